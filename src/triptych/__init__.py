@@ -1,0 +1,1 @@
+"""Triptych: an open, explainable graph-optimising compiler middle-end for PyTorch."""

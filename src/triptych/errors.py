@@ -1,0 +1,34 @@
+"""Errors a user can meet, each with what to do about it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TriptychError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class UnknownName(TriptychError, ValueError):
+    """A name nobody knows, with the names that come nearest."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        self.kind, self.name = kind, name
+        names = sorted(known)
+        self.near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
+        if not self.near:
+            self.near = [n for n in names if str(name).lower() in n.lower()][:3]
+        if self.near:
+            hint = "did you mean " + " or ".join(repr(n) for n in self.near) + "?"
+        else:
+            hint = "known: " + ", ".join(names)
+        super().__init__(f"unknown {kind} {name!r}; {hint}")
+
+
+class VerificationError(TriptychError):
+    """A graph that breaks an invariant after a pass ran over it."""
+
+
+class RuleError(TriptychError):
+    """A rule or a user's pass that raised, named with its pass, node and source line."""

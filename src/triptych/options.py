@@ -1,0 +1,114 @@
+"""Every option of the compiler: typed, documented, validated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from .errors import TriptychError, UnknownName
+
+CustomPass = Callable[..., Any]
+CustomPasses = CustomPass | Sequence[CustomPass] | None
+
+CODEGENS = ("inductor", "eager")
+VERIFY_LEVELS = ("off", "final", "each")
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+def _doc(text: str, **kwargs: Any) -> Any:
+    return field(metadata={"doc": text}, **kwargs)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `torch.compile(model, backend="triptych", options={...})` takes, under the same names."""
+
+    codegen: str = _doc("who makes the kernels: 'inductor' or 'eager'", default="inductor")
+    freeze: bool = _doc("the user's promise that weights stay as they are (not available yet)", default=False)
+    verify: str = _doc("check graphs: 'off', 'final' (after a stage), 'each' (after every pass)", default="off")
+    add_passes: tuple[str, ...] = _doc("optional passes to run as well, by name", default=())
+    remove_passes: tuple[str, ...] = _doc("passes to leave out, by exact name", default=())
+    pre_grad_custom_pass: CustomPasses = _doc("your passes at the end of stage 1", default=None)
+    joint_custom_pre_pass: CustomPasses = _doc("your passes early in stage 2", default=None)
+    joint_custom_post_pass: CustomPasses = _doc("your passes late in stage 2", default=None)
+    post_grad_custom_pre_pass: CustomPasses = _doc("your passes early in stage 3", default=None)
+    post_grad_custom_post_pass: CustomPasses = _doc("your passes late in stage 3", default=None)
+    fallback_random: bool = _doc("keep eager's own random stream", default=False)
+    stabilize_relu: bool = _doc("replace NaN after every relu (changes results on NaN)", default=False)
+    mode: str | None = _doc("torch.compile's mode: " + ", ".join(MODES), default=None)
+    pass_options: Mapping[str, Any] = _doc("a pass's own options, as 'pass_name.option'", default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _one_of("codegen", self.codegen, CODEGENS)
+        _one_of("verify level", self.verify, VERIFY_LEVELS)
+        if self.mode is not None:
+            _one_of("mode", self.mode, MODES)
+        if self.freeze:
+            raise TriptychError("freeze=True is not available in this release: weights are read on every call")
+        object.__setattr__(self, "add_passes", name_list(self.add_passes))
+        object.__setattr__(self, "remove_passes", name_list(self.remove_passes))
+
+    @staticmethod
+    def make(options: Mapping[str, Any] | Options | None = None, mode: str | None = None) -> Options:
+        """Options from what `torch.compile` hands over; an unknown name is an error that names the near ones."""
+        if isinstance(options, Options):
+            return options
+        known = {f.name for f in fields(Options)}
+        plain: dict[str, Any] = {}
+        dotted: dict[str, Any] = {}
+        for name, value in dict(options or {}).items():
+            if "." in name:
+                dotted[name] = value
+            elif name in known:
+                plain[name] = value
+            else:
+                raise UnknownName("option", name, known | set(_pass_option_names()))
+        if mode is not None:
+            plain["mode"] = mode
+        dotted.update(plain.pop("pass_options", {}))
+        made = Options(**plain, pass_options=dotted)
+        made.check_names()
+        return made
+
+    def check_names(self) -> None:
+        """Pass names and pass options must exist; asked late, because the pipeline imports this module."""
+        from .pipeline import option_names, pass_names
+
+        for name in (*self.add_passes, *self.remove_passes):
+            if name not in pass_names():
+                raise UnknownName("pass", name, pass_names())
+        for name in self.pass_options:
+            if name not in option_names():
+                raise UnknownName("option", name, option_names())
+
+    def custom_passes(self, hook: str) -> tuple[CustomPass, ...]:
+        """The user's passes of one hook, in the order given."""
+        given = getattr(self, hook)
+        if given is None:
+            return ()
+        passes = (given,) if callable(given) else tuple(given)
+        for one in passes:
+            if not callable(one):
+                raise TriptychError(f"{hook} takes a callable or a list of callables, not {type(one).__name__}")
+        return passes
+
+
+def name_list(names: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Names from a comma-separated string or a sequence."""
+    if names is None:
+        return ()
+    if isinstance(names, str):
+        names = names.split(",")
+    return tuple(n.strip() for n in names if n.strip())
+
+
+def _one_of(kind: str, value: Any, known: Sequence[str]) -> None:
+    if value not in known:
+        raise UnknownName(kind, value, known)
+
+
+def _pass_option_names() -> list[str]:
+    from .pipeline import option_names
+
+    return list(option_names())

@@ -1,0 +1,108 @@
+"""What a pass did, as a value: counts, reasons, time, and the graph before and after."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Decline:
+    """A site that a rule looked at and left alone, and why."""
+
+    rule: str
+    node: str
+    reason: str
+    source: str = ""
+
+    def __str__(self) -> str:
+        where = f"  # {self.source}" if self.source else ""
+        return f"{self.rule} at {self.node}: {self.reason}{where}"
+
+
+@dataclass(frozen=True)
+class Delta:
+    """One listing as the difference from another: lines kept at both ends, the middle replaced."""
+
+    head: int
+    tail: int
+    removed: tuple[str, ...]
+    added: tuple[str, ...]
+
+    @staticmethod
+    def between(before: list[str], after: list[str]) -> Delta:
+        head = 0
+        shortest = min(len(before), len(after))
+        while head < shortest and before[head] == after[head]:
+            head += 1
+        tail = 0
+        while tail < shortest - head and before[-1 - tail] == after[-1 - tail]:
+            tail += 1
+        return Delta(
+            head, tail, tuple(before[head : len(before) - tail]), tuple(after[head : len(after) - tail])
+        )
+
+    def apply(self, before: list[str]) -> list[str]:
+        return before[: self.head] + list(self.added) + before[len(before) - self.tail :]
+
+
+class Listing:
+    """The text of one graph through its passes: the first version whole, then deltas."""
+
+    def __init__(self, first: list[str]) -> None:
+        self.first = first
+        self.latest = first
+        self.deltas: list[Delta] = []
+
+    def add(self, lines: list[str]) -> int:
+        """Append a version; its number."""
+        self.deltas.append(Delta.between(self.latest, lines))
+        self.latest = lines
+        return len(self.deltas)
+
+    def version(self, number: int) -> str:
+        lines = self.first
+        for delta in self.deltas[:number]:
+            lines = delta.apply(lines)
+        return "\n".join(lines)
+
+
+@dataclass
+class PassRecord:
+    """One run of one pass over one graph."""
+
+    stage: str
+    name: str
+    graph: str
+    nodes_before: int = 0
+    nodes_after: int = 0
+    tried: int = 0
+    matched: int = 0
+    rewrites: int = 0
+    seconds: float = 0.0
+    ordinal: int = 0
+    """How many rewrites the session had made before this pass: the base of a bisection."""
+    stop: str = ""
+    changed: bool = False
+    error: str | None = None
+    declines: list[Decline] = field(default_factory=list)
+    fired: Counter[str] = field(default_factory=Counter)
+    """Rewrites by rule."""
+    listing: Listing | None = field(default=None, repr=False)
+    versions: tuple[int, int] = (0, 0)
+
+    @property
+    def declined(self) -> int:
+        return len(self.declines)
+
+    @property
+    def reasons(self) -> Counter[str]:
+        return Counter(d.reason for d in self.declines)
+
+    @property
+    def before(self) -> str:
+        return self.listing.version(self.versions[0]) if self.listing else ""
+
+    @property
+    def after(self) -> str:
+        return self.listing.version(self.versions[1]) if self.listing else ""
