@@ -1,8 +1,9 @@
 """Eager and compiled, side by side: everything a caller could tell them apart by.
 
-Outputs (value, dtype, device, shape, stride, requires_grad), which tensors share storage, which results are the very same
-object, what became of the inputs, parameters and buffers, and all gradients. `differences` lists every difference;
-`check_inference` and `check_training` run both sides on deep copies and fail with that list.
+Outputs (value, dtype, device, shape, stride, requires_grad), which tensors share storage, which results are
+the very same object, what became of the inputs, parameters and buffers, and all gradients. `differences`
+lists every difference; `check_inference` and `check_training` run both sides on deep copies and fail with
+that list.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from tests.models import Call
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far two values may be apart: `relative * |want| + scaled * max|tensor| + group * max|all tensors of the group|`.
+    """How far two values may be apart: relative * |want| + scaled * max|tensor| + group * max|all tensors|.
 
     - `relative` covers the rounding of one value.
-    - `scaled` covers cancellation: an element near zero carries the rounding error of the large terms it was summed from. It
-      goes by the tensor's largest element rather than being absolute, because with an absolute one a tensor of small gradients
-      would pass whatever it holds.
-    - `group` covers a tensor that is zero but for rounding (a key's bias under softmax, a bias before a batch norm): its noise
-      goes by the other gradients of the model.
+    - `scaled` covers cancellation: an element near zero carries the rounding error of the large terms it was
+      summed from. It goes by the tensor's largest element rather than being absolute, because with an
+      absolute one a tensor of small gradients would pass whatever it holds.
+    - `group` covers a tensor that is zero but for rounding (a key's bias under softmax, a bias before a batch
+      norm): its noise goes by the other gradients of the model.
     """
 
     relative: float
@@ -37,9 +38,9 @@ class Tolerance:
     group: float
 
 
-# float32 rounds at 6e-8; sums of some thousand terms, taken in another order through a few layers, were seen to differ by 1e-6
-# of the largest element. A wrong rewrite (a lost factor, a wrong dimension, a wrong mask) changes the models here by 1e-2 and
-# more. The limits stand between, nearer to the rounding.
+# float32 rounds at 6e-8; sums of some thousand terms, taken in another order through a few layers, were seen
+# to differ by 1e-6 of the largest element. A wrong rewrite (a lost factor, a wrong dimension, a wrong mask)
+# changes the models here by 1e-2 and more. The limits stand between, nearer to the rounding.
 TOLERANCES = {
     torch.float64: Tolerance(1e-9, 1e-10, 1e-12),
     torch.float32: Tolerance(1e-4, 1e-5, 1e-6),
@@ -75,7 +76,7 @@ def check_inference(
     context: Callable[[], contextlib.AbstractContextManager[Any]] = torch.no_grad,
     fullgraph: bool = False,
 ) -> None:
-    """Call the model eagerly and compiled, with `args` and then each of `more`, and compare after every call."""
+    """Call the model eagerly and compiled, with `args` and then each of `more`; compare after every call."""
     if isinstance(model, nn.Module):
         model = copy.deepcopy(model).eval()
     with context():
@@ -94,10 +95,10 @@ def check_training(
     input_gradients: bool = True,
     fullgraph: bool = False,
 ) -> None:
-    """As `check_inference` in training mode, with a backward pass and a step of gradient descent after every call.
+    """As `check_inference`, in training mode: a backward pass and a step of gradient descent in every call.
 
-    `input_gradients` asks for the gradient of every floating-point input as well; an input that the model writes to cannot
-    have one.
+    `input_gradients` asks for the gradient of every floating-point input as well; an input that the model
+    writes to cannot have one.
     """
     if isinstance(model, nn.Module):
         model = copy.deepcopy(model).train()
@@ -179,8 +180,9 @@ def _tensors(tree: Any) -> list[Tensor]:
 def _backward(outcome: Outcome) -> dict[str, Tensor | None]:
     """Gradients for random weights on the outputs, then one step of gradient descent.
 
-    A plain sum would not do: the sum over a softmax or a layer norm is constant, and its gradient zero whatever the graph.
-    The step lets the next call see other weights, so a weight that was folded into the graph shows.
+    A plain sum would not do: the sum over a softmax or a layer norm is constant, and its gradient zero
+    whatever the graph. The step lets the next call see other weights, so a weight that was folded into the
+    graph shows.
     """
     generator = torch.Generator().manual_seed(2)
     roots, weights = [], []
@@ -247,16 +249,23 @@ def _tensor_differences(want: dict[str, Tensor], got: dict[str, Tensor]) -> list
 
 
 def _one_tensor(want: Tensor, got: Tensor, group_scale: float) -> list[str]:
-    found = []
-    for what in ("dtype", "device", "shape", "layout", "requires_grad"):
-        if getattr(want, what) != getattr(got, what):
-            found.append(f"{what} {getattr(got, what)}, expected {getattr(want, what)}")
-    if found:
+    found = metadata_differences(want, got)
+    if want.dtype != got.dtype or want.shape != got.shape or want.device != got.device:
         return found
-    if want.layout == torch.strided and _visible_stride(want) != _visible_stride(got):
-        found.append(f"stride {got.stride()}, expected {want.stride()}")
     wrong = _value_difference(want.detach(), got.detach(), group_scale)
     return found + ([wrong] if wrong else [])
+
+
+def metadata_differences(want: Tensor, got: Tensor) -> list[str]:
+    """What is different about two tensors besides their values."""
+    found = [
+        f"{what} {getattr(got, what)}, expected {getattr(want, what)}"
+        for what in ("dtype", "device", "shape", "layout", "requires_grad")
+        if getattr(want, what) != getattr(got, what)
+    ]
+    if not found and want.layout == torch.strided and _visible_stride(want) != _visible_stride(got):
+        found.append(f"stride {got.stride()}, expected {want.stride()}")
+    return found
 
 
 def _visible_stride(tensor: Tensor) -> list[int]:
@@ -284,7 +293,8 @@ def _value_difference(want: Tensor, got: Tensor, group_scale: float) -> str:
     place = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), want.shape))
     count = int((excess > 0).sum())
     return (
-        f"value {actual.flatten()[worst].item():.6g} at {place}, expected {exact.flatten()[worst].item():.6g} "
+        f"value {actual.flatten()[worst].item():.6g} at {place}, "
+        f"expected {exact.flatten()[worst].item():.6g} "
         f"({count} of {want.numel()} elements are off by more than allowed)"
     )
 

@@ -1,4 +1,4 @@
-"""What every test stands on: one thread, own caches, the same seed, and nothing left compiled by the test before."""
+"""What every test stands on: one thread, own caches, the same seed, nothing left of the test before."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 
-# before torch is imported, which reads them. The cache is new for every run and every worker: a kernel from an older source, or
-# one that another worker is just writing, would make the tests say something about another program.
+# before torch is imported, which reads them. The cache is new for every run and every worker: a kernel from
+# an older source, or one that another worker is just writing, would make the tests say something about
+# another program.
 _CACHE = tempfile.mkdtemp(prefix="triptych-tests-")
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = _CACHE
-os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

@@ -1,7 +1,7 @@
 """A small zoo: every model from random weights, without dropout, with inputs of two sizes.
 
-Sizes are chosen so that no two dimensions of one model are equal by accident: with dynamic shapes Dynamo would take equal
-sizes for one symbol, and a wrong dimension in a rewrite would go unseen.
+Sizes are chosen so that no two dimensions of one model are equal by accident: with dynamic shapes Dynamo
+would take equal sizes for one symbol, and a wrong dimension in a rewrite would go unseen.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class LSTM(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Sequence first: with the batch first, a whole layer is one opaque operation in inference, and shows a compiler nothing."""
+    """Sequence first: with the batch first, a layer in inference is one opaque operation."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -104,10 +104,12 @@ def mlp(width: int) -> Case:
 
 
 def conv_batchnorm(width: int) -> Case:
+    # Inductor fixes the size of an image when it lowers the backward of a convolution: only the batch may
+    # change
     return Case(
         ConvBatchNorm(width // 4),
         Call((torch.randn(4, 3, 11, 13),)),
-        Call((torch.randn(6, 3, 9, 14),)),
+        Call((torch.randn(6, 3, 11, 13),)),
     )
 
 
@@ -250,8 +252,8 @@ def build(name: str, width: int = 32) -> Case:
 def _stir(model: nn.Module, amount: float) -> None:
     """Move every weight away from its initial value.
 
-    Fresh models hide mistakes: biases are 0, norms multiply by 1, and weights are so small that attention is almost uniform,
-    whatever its scale or mask.
+    Fresh models hide mistakes: biases are 0, norms multiply by 1, and weights are so small that attention is
+    almost uniform, whatever its scale or mask.
     """
     for weight in model.parameters():
         weight += amount * torch.randn_like(weight)
