@@ -201,6 +201,7 @@ def t5(width: int) -> Case:
         d_kv=width // 4,
         d_ff=2 * width,
         num_layers=2,
+        num_decoder_layers=1,
         num_heads=4,
         dropout_rate=0.0,
         use_cache=False,

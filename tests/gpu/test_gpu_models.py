@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -29,10 +29,10 @@ ROUNDING = 2.0**-8
 
 
 @pytest.fixture(autouse=True)
-def exact_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+def exact_float32() -> Iterator[None]:
     """The reference must be float32 all the way: convolutions use TF32 unless told otherwise."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        yield
 
 
 def moved(call: Call, dtype: torch.dtype, train: bool) -> Call:
@@ -57,13 +57,17 @@ def on_gpu(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     return model
 
 
+def norm(tensor: Tensor) -> float:
+    return float(tensor.detach().norm())
+
+
 def assert_no_worse(reference: Outcome, eager: Outcome, compiled: Outcome) -> None:
     """The error of compiled bfloat16 against float32: at most twice that of eager, and a rounding."""
     assert compiled.structure == eager.structure
     found = []
     for title in ("outputs", "gradients"):
         group: dict[str, Tensor | None] = getattr(reference, title)
-        largest = max(float(t.norm()) for t in group.values() if t is not None) if group else 0.0
+        largest = max((norm(t) for t in group.values() if t is not None), default=0.0)
         for name, exact in group.items():
             one, other = getattr(eager, title)[name], getattr(compiled, title)[name]
             if exact is None or one is None or other is None:
@@ -72,13 +76,13 @@ def assert_no_worse(reference: Outcome, eager: Outcome, compiled: Outcome) -> No
             found += [f"{name}: {what}" for what in metadata_differences(one, other)]
             if one.shape != other.shape:
                 continue
-            eager_error, compiled_error = (float((t.float() - exact).norm()) for t in (one, other))
+            eager_error, compiled_error = (norm(t.float() - exact) for t in (one, other))
             # a gradient that is zero but for rounding is measured by the others of the model
-            allowed = 2 * eager_error + ROUNDING * max(float(exact.norm()), 1e-2 * largest)
+            allowed = 2 * eager_error + ROUNDING * max(norm(exact), 1e-2 * largest)
             if not compiled_error <= allowed:
                 found.append(
                     f"{name}: error {compiled_error:.3g}, of eager {eager_error:.3g}, allowed {allowed:.3g}, "
-                    f"norm {float(exact.norm()):.3g}"
+                    f"norm {norm(exact):.3g}"
                 )
     assert not found, "\n".join(found)
 
