@@ -1,0 +1,85 @@
+"""Every private name of torch that the package uses, in one place.
+
+A new torch release that moves one of these breaks here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+# ---- facts about operations and values ----
+
+
+def is_dispatched(overload: Any) -> bool:
+    """A real operator: packets also list TorchScript builtins such as `add.str`, which no graph calls."""
+    return torch._C._dispatch_has_kernel(overload.name())
+
+
+def is_composite(overload: Any) -> bool:
+    """An operator that torch itself takes apart before autograd (`linear`, `reshape`)."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
+
+
+def storage_id(tensor: torch.Tensor) -> int | None:
+    """The storage behind a tensor as a number; sparse and wrapped tensors have none."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def fake_mode_of(values: Any) -> Any:
+    """The fake-tensor mode that the given values belong to, or None."""
+    from torch._guards import detect_fake_mode
+
+    return detect_fake_mode(values)
+
+
+def new_fake_mode() -> Any:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def higher_order_operator() -> type:
+    """The class of `cond`, `checkpoint` and their like."""
+    from torch._ops import HigherOrderOperator
+
+    return HigherOrderOperator
+
+
+def region_functions() -> dict[Any, str]:
+    """Torch-level calls that open or close a region: what stands on either side must stay there."""
+    from torch._C import _set_grad_enabled
+    from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+    from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode
+
+    return {
+        _enter_autocast: "enter_autocast",
+        _exit_autocast: "exit_autocast",
+        _set_grad_enabled: "set_grad_enabled",
+        torch.set_grad_enabled: "set_grad_enabled",
+        _enter_inference_mode: "enter_inference_mode",
+        _exit_inference_mode: "exit_inference_mode",
+    }
+
+
+def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
+    """Compute on fake values even while somebody is tracing around us."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
+
+
+def prims() -> Any:
+    return torch.ops.prims
+
+
+def generator_prims() -> Any:
+    """Inductor's counter-based random generator: operations its code generator knows."""
+    from torch._inductor import inductor_prims
+
+    return inductor_prims
