@@ -32,10 +32,18 @@ def storage_id(tensor: torch.Tensor) -> int | None:
 
 
 def fake_mode_of(values: Any) -> Any:
-    """The fake-tensor mode that the given values belong to, or None."""
+    """The fake-tensor mode that the given values belong to, or None.
+
+    Asked of the values first: around a backend call torch also has a mode of its own that is another one.
+    """
     from torch._guards import detect_fake_mode
 
-    return detect_fake_mode(values)
+    for value in values:
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            mode = getattr(item, "fake_mode", None)
+            if mode is not None:
+                return mode
+    return detect_fake_mode([v for v in values if isinstance(v, torch.Tensor)])
 
 
 def new_fake_mode() -> Any:
@@ -83,3 +91,17 @@ def generator_prims() -> Any:
     from torch._inductor import inductor_prims
 
     return inductor_prims
+
+
+def trace_artifact(name: str, payload: Any) -> None:
+    """An artifact for TORCH_TRACE and tlparse; `payload` is only called if somebody traces."""
+    from torch._logging import trace_structured
+
+    trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "string"}, payload_fn=payload)
+
+
+def unlimited_recompiles() -> contextlib.AbstractContextManager[Any]:
+    """Many small programs through Dynamo in one process, without its limit on recompiles."""
+    import torch._dynamo
+
+    return torch._dynamo.config.patch(recompile_limit=100_000, accumulated_recompile_limit=1_000_000)
