@@ -40,3 +40,10 @@ def test_local_links_lead_somewhere(name):
     text = (ROOT / name).read_text()
     for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", text):
         assert (ROOT / link).exists(), f"{name} links to {link}, which is not there"
+
+
+def test_the_catalogue_is_current():
+    """`make docs` writes it; a change of a pass that is not in it fails here."""
+    from triptych.passes.document import document
+
+    assert (ROOT / "docs" / "passes.md").read_text() == document(), "docs/passes.md is stale: run make docs"
