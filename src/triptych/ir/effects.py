@@ -12,7 +12,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from .. import _private
-from .calls import Call, read
+from .calls import Call, op_parameters, read
 from .facts import fact
 from .schema import overloads, packet_tags
 
@@ -132,7 +132,10 @@ def _from_schema(node: Node, overload: torch._ops.OpOverload) -> Effects:
     writes = operands(known.written)
     if overload._schema.name in KEEPS_STATISTICS:
         writes += _running_stats(read(node))
-    return Effects(writes, operands(known.aliased), known.may_copy, known.random, known.kept, known.barrier)
+    random = known.random
+    if random and ((call := read(node)) is not None):
+        random = not _drops_nothing(call)
+    return Effects(writes, operands(known.aliased), known.may_copy, random, known.kept, known.barrier)
 
 
 def _running_stats(call: Call | None) -> tuple[Node, ...]:
@@ -165,9 +168,14 @@ def _op_is_random(op: str) -> bool:
 
 
 def _draws(call: Call) -> bool:
-    if call.op == "dropout" and call.args.get("train") is False:
-        return False
-    return _op_is_random(call.op.removesuffix("_"))
+    return _op_is_random(call.op.removesuffix("_")) and not _drops_nothing(call)
+
+
+def _drops_nothing(call: Call) -> bool:
+    """Attention and dropout are tagged random whatever their arguments; without dropout they draw nothing."""
+    if "dropout_p" in op_parameters(call.op):
+        return call.get("dropout_p") == 0.0 and not isinstance(call.get("dropout_p"), Node)
+    return call.get("train") is False
 
 
 def _from_call(node: Node) -> Effects:
