@@ -45,6 +45,8 @@ class Program:
         self.fact_key = "val" if self.dialect == ATEN else "example_value"
         self._calls: dict[Node, Call | None] = {}
         self._aliasing: Aliasing | None = None
+        self._has_autocast: bool | None = None
+        self._sizes: dict[Any, list[tuple[Node, int | None]]] | None = None
         self.fake_mode = _private.fake_mode_of([fact(n) for n in self.graph.nodes if n.op == "placeholder"])
         if example_inputs and not self._has_facts():
             self._learn_facts(example_inputs)
@@ -71,7 +73,27 @@ class Program:
         """The arguments of a node are others now."""
         self._calls.pop(node, None)
 
+    def size_sources(self, expr: Any) -> list[tuple[Node, int | None]]:
+        """Where a symbolic size can be had: a node that is it, or a dim of a tensor that comes in."""
+        if self._sizes is None:
+            self._sizes = {}
+            for node in self.graph.nodes:
+                self._note_sizes(node)
+        return self._sizes.get(expr, [])
+
+    def _note_sizes(self, node: Node) -> None:
+        if self._sizes is None:
+            return
+        value = fact(node)
+        if isinstance(value, torch.SymInt):
+            self._sizes.setdefault(value.node.expr, []).append((node, None))
+        elif node.op == "placeholder" and isinstance(value, torch.Tensor):
+            for dim, size in enumerate(value.shape):
+                if isinstance(size, torch.SymInt):
+                    self._sizes.setdefault(size.node.expr, []).append((node, dim))
+
     def added(self, node: Node) -> None:
+        self._note_sizes(node)
         if self._aliasing is not None:
             self._aliasing.add(node)
 
@@ -115,7 +137,9 @@ class Program:
             yield
 
     def _autocast_around(self, node: Node) -> list[tuple[Any, ...]]:
-        if not any(e for e in self.graph.nodes if getattr(e.target, "__name__", "") == "_enter_autocast"):
+        if self._has_autocast is None:
+            self._has_autocast = any(getattr(e.target, "__name__", "") == "_enter_autocast" for e in self.graph.nodes)
+        if not self._has_autocast:
             return []
         open_regions: dict[Node, tuple[Any, ...]] = {}
         for other in self.graph.nodes:
