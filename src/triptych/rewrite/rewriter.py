@@ -76,7 +76,7 @@ class Rewriter:
         self.touched = list(op.made)
         for was, now in zip(olds, made):
             self._swap(was, now)
-        self._erase_unused((*covered, *op.made))
+        self._erase_unused((*covered, *op.made), terms.takes_random)
 
     def require_sound(
         self, olds: Sequence[Node], new: Any, op: Emitter, covered: tuple[Node, ...], terms: Terms
@@ -176,8 +176,23 @@ class Rewriter:
             raise Refused("memory of the value is written")
         was_shares = aliasing.is_input(was)
         now_leaves = aliasing.is_input(now) or aliasing.is_output(now)
-        if aliasing.is_output(was) and (now_leaves or was_shares):
+        if aliasing.is_output(was) and (now_leaves or was_shares or self._returned_beside(was)):
             raise Refused("the value leaves the graph, and would share other memory than before")
+
+    def _returned_beside(self, was: Node) -> bool:
+        """Is memory of the value also returned by a way that does not go through it?"""
+        aliasing = self.program.aliasing
+        through, seen = 0, {was}
+        work = [was]
+        while work:
+            node = work.pop()
+            for user in node.users:
+                if user.op == "output":
+                    through += sum(n is node for n in node_operands(user.args))
+                elif user not in seen and node in aliasing.effects(user).aliases:
+                    seen.add(user)
+                    work.append(user)
+        return through < aliasing.output_uses(was)
 
     def _same_storage(self, was: Node, now: Node) -> bool:
         """`reshape` and its like may copy: at the torch level the facts tell whether they did."""
@@ -198,8 +213,11 @@ class Rewriter:
                 aliasing.refresh(user)
         self.touched.extend(users)
 
-    def _erase_unused(self, covered: Iterable[Node]) -> None:
+    def _erase_unused(self, covered: Iterable[Node], takes_random: bool) -> None:
         """Covered nodes, latest first, that the rewrite left without users."""
         for node in sorted(covered, reverse=True):
-            if not node.users and not node._erased and self.effect_free(node):
+            if node.users or node._erased or node.op in ("placeholder", "output"):
+                continue
+            seen = self.program.aliasing.effects(node)
+            if seen.pure or (takes_random and not (seen.writes or seen.kept or seen.barrier)):
                 self.erase(node)
