@@ -14,7 +14,7 @@ from ..errors import RuleError
 from ..ir.text import line, source_line
 from ..match.matcher import Matcher
 from ..passes.record import Decline
-from .refusal import Refused
+from .refusal import NotConcerned, Refused
 from .rewriter import Rewriter
 from .rule import CompiledRule, Match, Rule, compiled
 
@@ -116,11 +116,14 @@ def _apply(
                 found.roots,
                 rule.rewrite(op, match),
                 op,
-                covered=found.nodes,
+                covered=match.nodes,
                 keeps_strides=rule.rule.keeps_strides,
                 without_facts=rule.rule.without_facts,
                 takes_random=rule.rule.takes_random,
             )
+        except NotConcerned:
+            tally.matched -= 1
+            continue
         except Refused as refused:
             op.discard()
             declined = declined or Decline(rule.name, node.name, refused.reason, source_line(node))

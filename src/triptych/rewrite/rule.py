@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch.fx import Node
@@ -14,7 +14,7 @@ from ..errors import TriptychError
 from ..ir.program import Program, Value
 from ..match.matcher import Found
 from ..match.pattern import Pattern, build_pattern
-from .refusal import Refused
+from .refusal import NotConcerned, Refused
 
 
 class Match:
@@ -35,6 +35,15 @@ class Match:
         """Leave this site alone, for that reason, unless the condition holds."""
         if not condition:
             raise Refused(reason)
+
+    def applies(self, condition: Any, reason: str = "") -> None:
+        """What the pattern cannot say by its form (`a reshape to the same shape`); without it this is no match."""
+        if not condition:
+            raise NotConcerned(reason)
+
+    def cover(self, nodes: Iterable[Node]) -> None:
+        """More nodes whose work the rewrite does: found by `check` itself, beyond the pattern."""
+        self.nodes = tuple(dict.fromkeys((*self.nodes, *nodes)))
 
     def __getitem__(self, name: str) -> Any:
         return self.captures.get(name)
