@@ -120,9 +120,11 @@ def _apply(
                 keeps_strides=rule.rule.keeps_strides,
                 without_facts=rule.rule.without_facts,
                 takes_random=rule.rule.takes_random,
+                returns_operand=rule.rule.returns_operand,
             )
         except NotConcerned:
             tally.matched -= 1
+            op.discard()
             continue
         except Refused as refused:
             op.discard()

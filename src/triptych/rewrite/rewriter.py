@@ -45,6 +45,7 @@ class Rewriter:
         keeps_strides: bool = True,
         without_facts: bool = False,
         takes_random: bool = False,
+        returns_operand: bool = False,
     ) -> None:
         """Put `new` where `old` stands, if that is right; raises Refused and changes nothing if it is not.
 
@@ -61,8 +62,11 @@ class Rewriter:
             made = [self._node_of(n) for n in news]
             self._check_order(olds, made, covered, op, takes_random)
             for was, now in zip(olds, made):
-                self._check_value(was, now, keeps_strides, without_facts)
-                self._check_memory(was, now)
+                if not returns_operand:
+                    self._check_value(was, now, keeps_strides, without_facts)
+                    self._check_memory(was, now)
+                    if now not in op.made:
+                        self._check_identity(was, now)
         except Exception:
             op.discard()
             raise
@@ -72,7 +76,7 @@ class Rewriter:
             self._swap(was, now)
         self._erase_unused(covered)
         for node in op.made:
-            if not node.users and node in self.program.graph.nodes and self.effect_free(node):
+            if not node.users and not node._erased and self.effect_free(node):
                 self.erase(node)
 
     def erase(self, node: Node) -> None:
@@ -165,6 +169,24 @@ class Rewriter:
         if aliasing.is_output(was) and (now_leaves or was_shares):
             raise Refused("the value leaves the graph, and would share other memory than before")
 
+    def _check_identity(self, was: Node, now: Node) -> None:
+        """Where a value that was there already takes the place of another: is the difference seen from outside?
+
+        Two tensors the caller gets stay two, and a view of an input is not the input: `y.unsqueeze_(0)` on one of
+        them, after the call, must not show in the other. And `y = x * 1` under `no_grad`, used after it, cuts the
+        gradient; x in its place would not.
+        """
+        value = fact(was)
+        if value is not None and value is fact(now):
+            return  # `x.contiguous()` of a contiguous x is x
+        if (now.op in ("placeholder", "get_attr") or _is_returned(now)) and _is_returned(was):
+            raise Refused(f"the value is returned, and would be the very tensor {now.name}")
+        if self.program.dialect == ATEN:
+            return
+        for user in was.users:
+            if barrier := self.program.aliasing.barrier_between(was, user):
+                raise Refused(f"the value is used beyond {barrier.name}")
+
     def _same_storage(self, was: Node, now: Node) -> bool:
         """`reshape` and its like may copy: at the torch level the facts tell whether they did."""
         old, new = storage(fact(was)), storage(fact(now))
@@ -189,3 +211,7 @@ class Rewriter:
         for node in sorted(covered, reverse=True):
             if not node.users and not node._erased and self.effect_free(node):
                 self.erase(node)
+
+
+def _is_returned(node: Node) -> bool:
+    return any(user.op == "output" for user in node.users)

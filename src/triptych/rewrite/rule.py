@@ -74,6 +74,8 @@ class Rule:
     """The pattern covers random draws, and the rewrite keeps their meaning."""
     without_facts: ClassVar[bool] = False
     """Right even where shapes and dtypes are unknown: the rewrite keeps both by its form."""
+    returns_operand: ClassVar[bool] = False
+    """What is dropped hands back its very operand (`nn.Identity`): nothing about the value differs, known or not."""
     keeps_strides: ClassVar[bool] = True
     """False: the result may lie otherwise in memory where nobody can see it."""
     examples: ClassVar[list[Any]] = []
