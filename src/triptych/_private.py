@@ -6,6 +6,7 @@ A new torch release that moves one of these breaks here and nowhere else.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -83,3 +84,93 @@ def generator_prims() -> Any:
     from torch._inductor import inductor_prims
 
     return inductor_prims
+
+
+# ---- watching a compile: what explain, the command line and the demo need ----
+
+
+def flatten(tree: Any) -> list[Any]:
+    """The leaves of nested containers, of registered ones (a model's output classes) too."""
+    from torch.utils._pytree import tree_leaves
+
+    return tree_leaves(tree)
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """The same containers with other leaves."""
+    from torch.utils._pytree import tree_map
+
+    return tree_map(function, tree)
+
+
+NO_LIMIT = 1 << 20
+
+
+@contextlib.contextmanager
+def compiled_anew() -> Iterator[None]:
+    """Whatever is called inside is compiled from the beginning, for the sizes of that call, however often.
+
+    Only the caches of whole graphs are off: with them on no pass would run. Those of single kernels stay, so
+    that the kernels are the ones a user gets.
+    """
+    from torch._dynamo import config as dynamo
+    from torch._functorch import config as aot_autograd
+    from torch._inductor import config as inductor
+
+    with (
+        dynamo.patch(recompile_limit=NO_LIMIT, accumulated_recompile_limit=NO_LIMIT),
+        dynamo.patch(automatic_dynamic_shapes=False),
+        aot_autograd.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False),
+        inductor.patch(fx_graph_cache=False, fx_graph_remote_cache=False),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def forgotten(backend: Callable[..., Any]) -> Iterator[None]:
+    """What `backend` compiles inside is dropped at the end.
+
+    Dynamo keeps compiled code with the user's functions. There it would stay alive, and count against the
+    limit of recompilations of the user's own `torch.compile`.
+    """
+    from torch._dynamo.convert_frame import register_bytecode_hook
+    from torch._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
+    from torch._dynamo.guards import DeletedGuardManagerWrapper
+
+    codes: list[Any] = []
+    handle = register_bytecode_hook(lambda code, compiled: codes.append(code))
+    try:
+        yield
+    finally:
+        handle.remove()
+        for code in codes:
+            entries = _debug_get_cache_entry_list(code)
+            ours = [e for e in entries if getattr(e.backend, "compiler_fn", None) is backend]
+            if len(ours) == len(entries):
+                reset_code(code)
+                continue
+            for entry in ours:
+                holder: Any = entry.guard_manager.extra_state
+                holder.invalidate(entry, DeletedGuardManagerWrapper("compiled only to be explained"))
+
+
+# Inductor's three stages as its driver calls them, on a graph and on each graph inside it.
+INDUCTOR_STAGES = {
+    "pre_grad": "_recursive_pre_grad_passes",
+    "joint": "_recursive_joint_graph_passes",
+    "post_grad": "_recursive_post_grad_passes",
+}
+
+
+def inductor_driver() -> Any:
+    """The module that drives Inductor: where its stages are looked up when it runs them."""
+    import importlib
+
+    return importlib.import_module("torch._inductor.compile_fx")
+
+
+def inductor_lowering() -> Any:
+    """The class that writes kernels; its `save_output_code`, where set, gets every source."""
+    from torch._inductor.graph import GraphLowering
+
+    return GraphLowering
