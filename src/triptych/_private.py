@@ -1,15 +1,131 @@
-"""Every private name of torch that the package uses, in one place.
+"""Every private name of torch that the package uses: where it lives, and what it is for.
 
-A new torch release that moves one of these breaks here and nowhere else.
+A name resolves on its first use (`_private.compile_fx_inner`), so that importing the package loads neither
+Dynamo nor Inductor. `missing()` is what a test asks for each torch release that is supported.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
+
+NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        # AOTAutograd: decompose, functionalise, differentiate, partition
+        "aot_autograd": "torch._dynamo.backends.common:aot_autograd",
+        # AOTAutograd's settings: effect tokens, donated buffers, its cache
+        "functorch_config": "torch._functorch.config",
+        # the min-cut partitioner: joint graph -> forward and backward
+        "min_cut_rematerialization_partition": "torch._functorch.partitioners:min_cut_rematerialization_partition",
+        # the decompositions that Inductor's lowerings expect
+        "select_decomp_table": "torch._inductor.decomposition:select_decomp_table",
+        # the decompositions anybody can run, where Inductor's emit primitives of its own
+        "decomposition_table": "torch._decomp:decomposition_table",
+        # the fake mode and the per-compile facts (fw_metadata) of the graph being compiled
+        "TracingContext": "torch._guards:TracingContext",
+        # makes a TracingContext current
+        "tracing": "torch._guards:tracing",
+        # which compile of which frame this is
+        "CompileContext": "torch._guards:CompileContext",
+        # the fake mode of given inputs
+        "detect_fake_mode": "torch._guards:detect_fake_mode",
+        # a fake mode where nobody brought one
+        "FakeTensorMode": "torch._subclasses:FakeTensorMode",
+        # Inductor's current-state object: its passes and lowerings ask it for the fake mode
+        "virtualized": "torch._inductor.virtualized:V",
+        # puts off generating Python for intermediate graphs until somebody runs them
+        "use_lazy_graph_module": "torch.fx._lazy_graph_module:_use_lazy_graph_module",
+        # makes such a put-off graph runnable now
+        "LazyGraphModule": "torch.fx._lazy_graph_module:_LazyGraphModule",
+        # nested Python values as flat lists and back
+        "pytree": "torch.utils._pytree",
+        # the generated-code form of graphs from torch._dynamo.export: nested values in and out
+        "PyTreeCodeGen": "torch.fx.graph:_PyTreeCodeGen",
+        # the generated-code form whose inputs come in a list that is emptied, so that they can be freed early
+        "BoxedCodeGen": "torch.fx.graph:_BoxedCodeGen",
+        # a function of positional arguments as one of a list
+        "make_boxed_func": "torch._functorch._aot_autograd.utils:make_boxed_func",
+        # Inductor's settings
+        "inductor_config": "torch._inductor.config",
+        # torch.compile's mode names as Inductor's settings
+        "list_mode_options": "torch._inductor:list_mode_options",
+        # one ATen graph -> kernels
+        "compile_fx_inner": "torch._inductor.compile_fx:compile_fx_inner",
+        # what a forward or inference graph needs said before compile_fx_inner: fixed inputs, CUDA graphs
+        "compile_fx_forward": "torch._inductor.compile_fx:compile_fx_forward",
+        # the same for a backward graph
+        "compile_fx_backward": "torch._inductor.compile_fx:compile_fx_backward",
+        # what forward and backward share: the CUDA-graphs box, the graph number, the device
+        "create_compiler_config_extra": "torch._inductor.compile_fx:create_compiler_config_extra",
+        # what Inductor's C++ wrapper needs to be told
+        "get_cpp_wrapper_config": "torch._inductor.compile_fx:get_cpp_wrapper_config",
+        # an object whose uuid() is part of the FX graph cache's key
+        "CustomGraphPass": "torch._inductor.custom_graph_pass:CustomGraphPass",
+        # kernel compilation in worker processes, woken up early
+        "AsyncCompile": "torch._inductor.async_compile:AsyncCompile",
+        # forgets recorded CUDA graphs
+        "reset_cudagraph_trees": "torch._inductor.cudagraph_trees:reset_cudagraph_trees",
+        # -- watching a compile: explain, the command line, the demo --
+        # Dynamo's settings: how often a function may be compiled, and when sizes become symbols
+        "dynamo_config": "torch._dynamo.config",
+        # tells which functions Dynamo compiles
+        "register_bytecode_hook": "torch._dynamo.convert_frame:register_bytecode_hook",
+        # the compiled code that Dynamo keeps with a function
+        "cache_entries": "torch._dynamo.eval_frame:_debug_get_cache_entry_list",
+        # drops all of it
+        "reset_code": "torch._dynamo.eval_frame:reset_code",
+        # what takes the place of the guards of a dropped one
+        "DeletedGuardManagerWrapper": "torch._dynamo.guards:DeletedGuardManagerWrapper",
+        # the module that drives Inductor, where its stages are looked up when they run
+        "inductor_driver": "torch._inductor.compile_fx",
+        # Inductor's three stages as its driver calls them, on a graph and on each graph inside it
+        "inductor_pre_grad": "torch._inductor.compile_fx:_recursive_pre_grad_passes",
+        "inductor_joint": "torch._inductor.compile_fx:_recursive_joint_graph_passes",
+        "inductor_post_grad": "torch._inductor.compile_fx:_recursive_post_grad_passes",
+        # the class that writes kernels; its save_output_code, where set, is given every source
+        "GraphLowering": "torch._inductor.graph:GraphLowering",
+    }
+)
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        path = NAMES[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    value = globals()[name] = _find(path)
+    return value
+
+
+def missing() -> list[str]:
+    """The names that this torch does not have."""
+    gone = []
+    for name, path in NAMES.items():
+        try:
+            _find(path)
+        except (ImportError, AttributeError):
+            gone.append(name)
+    return gone
+
+
+def _find(path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    found = importlib.import_module(module)
+    return getattr(found, attribute) if attribute else found
+
+
+def compiler_config_extra(gm: Any) -> Any:
+    """What forward and backward share. Torch 2.11 wants Inductor's settings here, later releases the graph."""
+    create = __getattr__("create_compiler_config_extra")
+    wants_config = "config" in inspect.signature(create).parameters
+    return create(__getattr__("inductor_config") if wants_config else gm)
+
 
 # ---- facts about operations and values ----
 
@@ -33,10 +149,18 @@ def storage_id(tensor: torch.Tensor) -> int | None:
 
 
 def fake_mode_of(values: Any) -> Any:
-    """The fake-tensor mode that the given values belong to, or None."""
+    """The fake-tensor mode that the given values belong to, or None.
+
+    Asked of the values first: around a backend call torch also has a mode of its own that is another one.
+    """
     from torch._guards import detect_fake_mode
 
-    return detect_fake_mode(values)
+    for value in values:
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            mode = getattr(item, "fake_mode", None)
+            if mode is not None:
+                return mode
+    return detect_fake_mode([v for v in values if isinstance(v, torch.Tensor)])
 
 
 def new_fake_mode() -> Any:
@@ -86,22 +210,21 @@ def generator_prims() -> Any:
     return inductor_prims
 
 
+def trace_artifact(name: str, payload: Any) -> None:
+    """An artifact for TORCH_TRACE and tlparse; `payload` is only called if somebody traces."""
+    from torch._logging import trace_structured
+
+    trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "string"}, payload_fn=payload)
+
+
+def unlimited_recompiles() -> contextlib.AbstractContextManager[Any]:
+    """Many small programs through Dynamo in one process, without its limit on recompiles."""
+    import torch._dynamo
+
+    return torch._dynamo.config.patch(recompile_limit=100_000, accumulated_recompile_limit=1_000_000)
+
+
 # ---- watching a compile: what explain, the command line and the demo need ----
-
-
-def flatten(tree: Any) -> list[Any]:
-    """The leaves of nested containers, of registered ones (a model's output classes) too."""
-    from torch.utils._pytree import tree_leaves
-
-    return tree_leaves(tree)
-
-
-def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
-    """The same containers with other leaves."""
-    from torch.utils._pytree import tree_map
-
-    return tree_map(function, tree)
-
 
 NO_LIMIT = 1 << 20
 
@@ -113,10 +236,9 @@ def compiled_anew() -> Iterator[None]:
     Only the caches of whole graphs are off: with them on no pass would run. Those of single kernels stay, so
     that the kernels are the ones a user gets.
     """
-    from torch._dynamo import config as dynamo
-    from torch._functorch import config as aot_autograd
-    from torch._inductor import config as inductor
-
+    dynamo, aot_autograd, inductor = (
+        __getattr__(name) for name in ("dynamo_config", "functorch_config", "inductor_config")
+    )
     with (
         dynamo.patch(recompile_limit=NO_LIMIT, accumulated_recompile_limit=NO_LIMIT),
         dynamo.patch(automatic_dynamic_shapes=False),
@@ -133,44 +255,18 @@ def forgotten(backend: Callable[..., Any]) -> Iterator[None]:
     Dynamo keeps compiled code with the user's functions. There it would stay alive, and count against the
     limit of recompilations of the user's own `torch.compile`.
     """
-    from torch._dynamo.convert_frame import register_bytecode_hook
-    from torch._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
-    from torch._dynamo.guards import DeletedGuardManagerWrapper
-
     codes: list[Any] = []
-    handle = register_bytecode_hook(lambda code, compiled: codes.append(code))
+    handle = __getattr__("register_bytecode_hook")(lambda code, compiled: codes.append(code))
     try:
         yield
     finally:
         handle.remove()
         for code in codes:
-            entries = _debug_get_cache_entry_list(code)
+            entries = __getattr__("cache_entries")(code)
             ours = [e for e in entries if getattr(e.backend, "compiler_fn", None) is backend]
             if len(ours) == len(entries):
-                reset_code(code)
+                __getattr__("reset_code")(code)
                 continue
             for entry in ours:
-                holder: Any = entry.guard_manager.extra_state
-                holder.invalidate(entry, DeletedGuardManagerWrapper("compiled only to be explained"))
-
-
-# Inductor's three stages as its driver calls them, on a graph and on each graph inside it.
-INDUCTOR_STAGES = {
-    "pre_grad": "_recursive_pre_grad_passes",
-    "joint": "_recursive_joint_graph_passes",
-    "post_grad": "_recursive_post_grad_passes",
-}
-
-
-def inductor_driver() -> Any:
-    """The module that drives Inductor: where its stages are looked up when it runs them."""
-    import importlib
-
-    return importlib.import_module("torch._inductor.compile_fx")
-
-
-def inductor_lowering() -> Any:
-    """The class that writes kernels; its `save_output_code`, where set, gets every source."""
-    from torch._inductor.graph import GraphLowering
-
-    return GraphLowering
+                gone = __getattr__("DeletedGuardManagerWrapper")("compiled only to be explained")
+                entry.guard_manager.extra_state.invalidate(entry, gone)

@@ -174,7 +174,7 @@ def compare(what: str, actual: Sequence[Tensor | None], expected: Sequence[Tenso
 
 
 def _outputs(run: Run) -> list[Tensor]:
-    return [t.detach() for t in _private.flatten(run.outputs)]
+    return [t.detach() for t in _private.pytree.tree_leaves(run.outputs)]
 
 
 def _gradients(run: Run) -> dict[int, Tensor]:

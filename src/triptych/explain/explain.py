@@ -81,7 +81,7 @@ def run_once(
     of: Any = None,
 ) -> Run:
     """Call it, backward too if `train`, and leave the state of the model (`of`) as it was."""
-    args, kwargs = _private.map_leaves(_cut_off, (args, kwargs))
+    args, kwargs = _private.pytree.tree_map(_cut_off, (args, kwargs))
     with preserved(of if of is not None else function, (args, kwargs)):
         with torch.set_grad_enabled(train):
             outputs = function(*args, **kwargs)
@@ -99,7 +99,7 @@ def _gradients(outputs: Any) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
     """The gradient of the sum of all floating-point outputs; `.grad` fields are not touched."""
     roots = [
         t
-        for t in _private.flatten(outputs)
+        for t in _private.pytree.tree_leaves(outputs)
         if isinstance(t, torch.Tensor) and t.is_floating_point() and t.requires_grad
     ]
     leaves = _leaves(roots)

@@ -118,7 +118,7 @@ def _row(record: PassRecord, program: int, counted: bool) -> str:
 def _details(record: PassRecord) -> str:
     parts = []
     if record.error:
-        parts.append(f'<div class="error">{escape(record.error)}</div>')
+        parts.append(f'<details><summary class="error">error</summary><pre>{escape(record.error)}</pre></details>')
     if record.fired:
         fired = ", ".join(f"{rule} {times}x" for rule, times in record.fired.most_common())
         parts.append(f"<div>{escape(fired)}</div>")

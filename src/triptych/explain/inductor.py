@@ -9,16 +9,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule
 from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 
 from .. import _private
+from ..backend import snapshot
 from ..errors import TriptychError
 from ..ir.text import lines
 from ..options import Options
 from ..passes.record import Listing, PassRecord
 from ..passes.session import Session, open_session
 
+STAGES = ("pre_grad", "joint", "post_grad")
 UNNAMED = "(steps without a name)"
 
 
@@ -69,7 +71,7 @@ def observed_inductor(options: Mapping[str, Any] | Options | None) -> Iterator[C
     """A backend that compiles as plain Inductor does and records every pass; `options` are Inductor's."""
     if isinstance(options, Options):
         raise TriptychError("backend='inductor' takes Inductor's options as a dict, not triptych.Options")
-    driver, lowering, watch = _private.inductor_driver(), _private.inductor_lowering(), _Watch()
+    driver, watch = _private.inductor_driver, _Watch()
 
     def inner_compile(gm: GraphModule, example_inputs: Any, *, session: Session, **kwargs: Any) -> Any:
         graph = "backward" if kwargs.get("is_backward") else "forward"
@@ -88,11 +90,12 @@ def observed_inductor(options: Mapping[str, Any] | Options | None) -> Iterator[C
             watch.session.kernels[watch.graph] = source
 
     with contextlib.ExitStack() as patches:
-        for stage, name in _private.INDUCTOR_STAGES.items():
-            patches.enter_context(_replaced(driver, name, _staged(watch, stage, getattr(driver, name))))
+        for stage in STAGES:
+            original = getattr(_private, f"inductor_{stage}")
+            patches.enter_context(_replaced(driver, original.__name__, _staged(watch, stage, original)))
         patches.enter_context(_replaced(GraphTransformObserver, "__enter__", _entered(watch)))
         patches.enter_context(_replaced(GraphTransformObserver, "__exit__", _left(watch)))
-        patches.enter_context(_replaced(lowering, "save_output_code", staticmethod(keep_source)))
+        patches.enter_context(_replaced(_private.GraphLowering, "save_output_code", staticmethod(keep_source)))
         yield backend
 
 
@@ -106,7 +109,7 @@ def _staged(watch: _Watch, stage: str, original: Callable[..., Any]) -> Callable
         outer = watch.stages[-1] if watch.stages else None
         graph = (watch.graph or stage) if outer is None else f"{outer.graph}.{_inner_name(outer.gm, gm)}"
         session, listing = watch.session, Listing(lines(gm.graph))
-        session.listings[graph] = listing
+        session.listings[f"{stage}/{graph}"] = listing
         current = _Stage(session, stage, graph, gm, structure(gm.graph), listing, time.perf_counter())
         watch.stages.append(current)
         try:
@@ -163,13 +166,6 @@ def _catch_up(stage: _Stage, gm: GraphModule) -> None:
 def structure(graph: Graph) -> list[str]:
     """What must differ for a graph to have changed: the nodes, without what is known of their values."""
     return [f"{n.name} {n.op} {n.target} {n.args} {n.kwargs}" for n in graph.nodes]
-
-
-def snapshot(gm: GraphModule) -> GraphModule:
-    """The graph as it is now; constants and inner modules are shared."""
-    graph, copies = Graph(), dict[Node, Node]()
-    graph.output(graph.graph_copy(gm.graph, copies))
-    return GraphModule(gm, graph)
 
 
 def _inner_name(outer: GraphModule, inner: GraphModule) -> str:

@@ -72,7 +72,7 @@ def _tensors(modules: list[nn.Module], inputs: Any) -> list[torch.Tensor]:
     for module in modules:
         own = [*vars(module).values(), *(v for table in _TABLES for v in vars(module)[table].values())]
         found.update((id(v), v) for v in own if isinstance(v, torch.Tensor))
-    found.update((id(v), v) for v in _private.flatten(inputs) if isinstance(v, torch.Tensor))
+    found.update((id(v), v) for v in _private.pytree.tree_leaves(inputs) if isinstance(v, torch.Tensor))
     return [t for t in found.values() if t.device.type != "meta" and t.layout == torch.strided]
 
 

@@ -50,9 +50,6 @@ def render(explanation: Explanation) -> Iterator[RenderableType]:
         return
     yield Text(summary(explanation), style="bold")
     yield _table(explanation)
-    for record in explanation.passes:
-        if record.error:
-            yield Text(f"{FAILED} {record.stage} {record.name}: {record.error}", style="red")
     for warning in explanation.warnings:
         yield Text(f"! {warning}", style="yellow")
     refusals = explanation.refusals()
