@@ -73,11 +73,14 @@ class Options:
 
     def check_names(self) -> None:
         """Pass names and pass options must exist; asked late, because the pipeline imports this module."""
-        from .pipeline import option_names, pass_names
+        from .pipeline import option_names, pass_names, rule_names
 
-        for name in (*self.add_passes, *self.remove_passes):
+        for name in self.add_passes:
             if name not in pass_names():
                 raise UnknownName("pass", name, pass_names())
+        for name in self.remove_passes:
+            if name not in pass_names() | rule_names():
+                raise UnknownName("pass or rule", name, pass_names() | rule_names())
         for name in self.pass_options:
             if name not in option_names():
                 raise UnknownName("option", name, option_names())

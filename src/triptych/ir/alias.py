@@ -39,7 +39,7 @@ class Aliasing:
         seen = effects(node)
         self._effects[node] = seen
         self._parent.setdefault(node, node)
-        self._join((node, *seen.aliases))
+        self._join((node, *(a for a in seen.aliases if not (seen.may_copy and _surely_apart(node, a)))))
         if node.op in ("placeholder", "get_attr"):
             self._inputs.append(node)
             self._input_classes.add(self._root(node))
@@ -61,6 +61,11 @@ class Aliasing:
             self._writes = [w for w in self._writes if w[0] is not node]
         if seen.barrier:
             self._barriers.remove(node)
+
+    def refresh(self, node: Node) -> None:
+        """A node whose operands are others now may share and write other memory."""
+        self.forget(node)
+        self.add(node)
 
     def effects(self, node: Node) -> Effects:
         return self._effects[node] if node in self._effects else effects(node)
@@ -133,3 +138,9 @@ class Aliasing:
             key = storage(item)
             if key is not None:
                 self._join((self._storages.setdefault(key, node), node))
+
+
+def _surely_apart(left: Node, right: Node) -> bool:
+    """Both values are known and lie in different memory."""
+    first, second = storage(fact(left)), storage(fact(right))
+    return first is not None and second is not None and first != second

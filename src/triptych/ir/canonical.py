@@ -33,6 +33,7 @@ OWN_PARAMETERS: dict[str, Args] = {
     "log_softmax": {"self": REQUIRED, "dim": REQUIRED, "dtype": None},
     "clamp": {"self": REQUIRED, "min": None, "max": None},
     "getitem": {"self": REQUIRED, "index": REQUIRED},
+    "select": {"self": REQUIRED, "dim": REQUIRED, "index": REQUIRED},
     "slice": {"self": REQUIRED, "dim": 0, "start": 0, "end": None, "step": 1},
     "full": {"size": REQUIRED, "fill_value": REQUIRED, "dtype": None, "layout": None, "device": None,
              "pin_memory": None},

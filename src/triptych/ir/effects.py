@@ -23,6 +23,8 @@ class Effects:
     """Operands whose memory is changed."""
     aliases: tuple[Node, ...] = ()
     """Operands whose memory the result may share."""
+    may_copy: bool = False
+    """The result shares the operand's memory in some cases only (`reshape`, `to`): the facts tell which."""
     random: bool = False
     kept: bool = False
     """Has an effect that no user shows: dead-code elimination leaves it."""
@@ -78,6 +80,7 @@ def node_operands(value: Any) -> Iterator[Node]:
 class _SchemaEffects:
     written: tuple[int, ...]
     aliased: tuple[int, ...]
+    may_copy: bool
     random: bool
     kept: bool
     barrier: bool
@@ -107,7 +110,8 @@ def _schema_effects(overload: torch._ops.OpOverload) -> _SchemaEffects:
     kept = no_result or any(part in name for part in KEPT_NAMES) or "c10d" in name
     barrier = name.startswith("profiler::") or "c10d" in name
     plain = not (written or aliased or random or kept or barrier or name.startswith("aten::batch_norm"))
-    return _SchemaEffects(tuple(written), tuple(aliased), random, kept, barrier, plain)
+    may_copy = vague or _private.is_composite(overload)
+    return _SchemaEffects(tuple(written), tuple(aliased), may_copy, random, kept, barrier, plain)
 
 
 def _from_schema(node: Node, overload: torch._ops.OpOverload) -> Effects:
@@ -126,7 +130,7 @@ def _from_schema(node: Node, overload: torch._ops.OpOverload) -> Effects:
     writes = operands(known.written)
     if overload._schema.name == "aten::batch_norm":
         writes += _running_stats(read(node))
-    return Effects(writes, operands(known.aliased), known.random, known.kept, known.barrier)
+    return Effects(writes, operands(known.aliased), known.may_copy, known.random, known.kept, known.barrier)
 
 
 def _running_stats(call: Call | None) -> tuple[Node, ...]:
@@ -166,7 +170,7 @@ def _from_call(node: Node) -> Effects:
     if call.mutates:
         target = call.args.get("out", call.args.get("self", operands[:1]))
         written = tuple(node_operands(target)) or operands[:1]
-        return Effects(written, written, random, kept=True)
+        return Effects(written, written, random=random, kept=True)
     if call.op == "batch_norm":
         return Effects(writes=_running_stats(call), aliases=(), random=False)
     if not known_operation and not call.op.startswith("torch."):
@@ -175,7 +179,7 @@ def _from_call(node: Node) -> Effects:
     first = operands if call.op.startswith("torch.") or call.op == "einsum" else operands[:1]
     if "maybe_aliasing_or_mutating" in packet_tags(call.op):
         first = operands
-    return Effects((), first if may_alias else (), random)
+    return Effects((), first if may_alias else (), may_copy=True, random=random)
 
 
 def _has_tensor(node: Node) -> bool:

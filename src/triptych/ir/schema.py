@@ -141,7 +141,7 @@ class Signature:
                 return bound if len(bound) == len(positional) else None
             if param.grows and _is_int(value):
                 bound[param.name] = [value]
-            elif _same_constant(value, param.default):
+            elif same_constant(value, param.default):
                 del bound[param.name]
         return bound
 
@@ -168,7 +168,7 @@ class Signature:
         return None
 
 
-def _same_constant(value: Any, default: Any) -> bool:
+def same_constant(value: Any, default: Any) -> bool:
     """Equal as an argument: 1 and 1.0 are, True and 1 are not, nor -0.0 and 0.0."""
     if isinstance(value, Node) or default is REQUIRED:
         return False

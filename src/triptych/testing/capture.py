@@ -1,0 +1,59 @@
+"""Small programs as graphs: at the torch level as Dynamo captures them, and in ATen."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from .. import _private
+
+
+def capture_torch(
+    program: Callable[..., Any], inputs: Sequence[Any], dynamic: bool = False
+) -> tuple[GraphModule, list[Any]]:
+    """The graph Dynamo hands to a backend, and the inputs it would call it with."""
+    seen: list[tuple[GraphModule, list[Any]]] = []
+
+    def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            seen.append((gm, list(args)))
+            return gm(*args)
+
+        return run
+
+    with _private.unlimited_recompiles():
+        # a fresh function object each time: Dynamo keeps its caches by code and backend
+        torch.compile(program, backend=backend, fullgraph=True, dynamic=dynamic)(*[_copy(i) for i in inputs])
+    gm, args = seen[0]
+    # the run above may have written its inputs: hand out fresh ones, in the order of the graph
+    fresh = [_copy(i) for i in inputs if isinstance(i, torch.Tensor)]
+    tensors = iter(fresh)
+    ordered = [next(tensors, a) if isinstance(a, torch.Tensor) else a for a in args]
+    same_order = len(fresh) == sum(isinstance(a, torch.Tensor) for a in args)
+    return gm, ordered if same_order else args
+
+
+def capture_aten(
+    program: Callable[..., Any], inputs: Sequence[Any], dynamic: bool = False
+) -> tuple[GraphModule, list[Any]]:
+    """The functional ATen graph of a program."""
+    mode = "symbolic" if dynamic else "fake"
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        traced = make_fx(torch.func.functionalize(program), tracing_mode=mode)(*[_copy(i) for i in inputs])
+    return traced, [_copy(i) for i in inputs]
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone().requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
+
+
+def capture(
+    program: Callable[..., Any], inputs: Sequence[Any], dialect: str, dynamic: bool = False
+) -> tuple[GraphModule, list[Any]]:
+    return (capture_torch if dialect == "torch" else capture_aten)(program, inputs, dynamic)
