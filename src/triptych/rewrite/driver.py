@@ -112,15 +112,7 @@ def _apply(
         op = rewriter.emitter(max(found.roots), rule.name)
         try:
             rule.check(match)
-            rewriter.replace(
-                found.roots,
-                rule.rewrite(op, match),
-                op,
-                covered=found.nodes,
-                keeps_strides=rule.rule.keeps_strides,
-                without_facts=rule.rule.without_facts,
-                takes_random=rule.rule.takes_random,
-            )
+            rewriter.replace(found.roots, rule.rewrite(op, match), op, found.nodes, rule.rule)
         except Refused as refused:
             op.discard()
             declined = declined or Decline(rule.name, node.name, refused.reason, source_line(node))

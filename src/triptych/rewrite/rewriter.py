@@ -7,7 +7,8 @@ writes and random draws) and takes a rewrite back whole if it is not.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from torch.fx import Node
 
@@ -17,6 +18,26 @@ from ..ir.program import ATEN, Program, Value
 from ..ir.traits import is_gemm, is_pointwise, is_reduction
 from .emit import Emitter
 from .refusal import Refused
+
+
+class Terms(Protocol):
+    """What a rewrite says of itself; rules say it as class attributes."""
+
+    takes_random: bool
+    without_facts: bool
+    keeps_strides: bool
+
+
+@dataclass(frozen=True)
+class PlainTerms:
+    """No random draws, all facts known, strides as they were."""
+
+    takes_random: bool = False
+    without_facts: bool = False
+    keeps_strides: bool = True
+
+
+PLAIN = PlainTerms()
 
 
 class Rewriter:
@@ -36,33 +57,18 @@ class Rewriter:
         return Emitter(self.program, before, rule or self.pass_name)
 
     def replace(
-        self,
-        old: Node | Sequence[Node],
-        new: Any,
-        op: Emitter,
-        *,
-        covered: Iterable[Node] = (),
-        keeps_strides: bool = True,
-        without_facts: bool = False,
-        takes_random: bool = False,
+        self, old: Node | Sequence[Node], new: Any, op: Emitter, covered: Iterable[Node] = (), terms: Terms = PLAIN
     ) -> None:
         """Put `new` where `old` stands, if that is right; raises Refused and changes nothing if it is not.
 
         `covered` are the nodes whose work the new value does; those nobody uses any more are erased.
         """
         olds = [old] if isinstance(old, Node) else list(old)
-        news = list(new) if isinstance(new, (tuple, list)) else [new]
         covered = tuple(dict.fromkeys((*olds, *covered)))
         try:
             if self.limit is not None and self.rewrites >= self.limit:
                 raise Refused("the limit of rewrites is reached")
-            if len(olds) != len(news):
-                raise Refused(f"{len(olds)} values replaced by {len(news)}")
-            made = [self._node_of(n) for n in news]
-            self._check_order(olds, made, covered, op, takes_random)
-            for was, now in zip(olds, made):
-                self._check_value(was, now, keeps_strides, without_facts)
-                self._check_memory(was, now)
+            made = self.require_sound(olds, new, op, covered, terms)
         except Exception:
             op.discard()
             raise
@@ -70,10 +76,21 @@ class Rewriter:
         self.touched = list(op.made)
         for was, now in zip(olds, made):
             self._swap(was, now)
-        self._erase_unused(covered)
-        for node in op.made:
-            if not node.users and node in self.program.graph.nodes and self.effect_free(node):
-                self.erase(node)
+        self._erase_unused((*covered, *op.made))
+
+    def require_sound(
+        self, olds: Sequence[Node], new: Any, op: Emitter, covered: tuple[Node, ...], terms: Terms
+    ) -> list[Node]:
+        """The nodes to put in place, if the rewrite keeps the program's meaning; raises Refused if not."""
+        news = list(new) if isinstance(new, (tuple, list)) else [new]
+        if len(olds) != len(news):
+            raise Refused(f"{len(olds)} values replaced by {len(news)}")
+        made = [self._node_of(n) for n in news]
+        self._check_order(olds, made, covered, op, terms)
+        for was, now in zip(olds, made):
+            self._check_value(was, now, terms)
+            self._check_memory(was, now)
+        return made
 
     def erase(self, node: Node) -> None:
         """Remove a node that nobody uses."""
@@ -107,7 +124,7 @@ class Rewriter:
         raise Refused(f"a rewrite must return values of the graph, not {type(value).__name__}")
 
     def _check_order(
-        self, olds: list[Node], made: list[Node], covered: tuple[Node, ...], op: Emitter, takes_random: bool
+        self, olds: Sequence[Node], made: list[Node], covered: tuple[Node, ...], op: Emitter, terms: Terms
     ) -> None:
         """Nothing between the first covered node and the place of the new ones may write what they read."""
         aliasing = self.program.aliasing
@@ -115,7 +132,7 @@ class Rewriter:
             seen = aliasing.effects(node)
             if seen.writes or seen.kept or seen.barrier:
                 raise Refused(f"{node.name} has effects of its own")
-            if seen.random and not takes_random:
+            if seen.random and not terms.takes_random:
                 raise Refused(f"{node.name} draws random numbers")
         place = op.anchor
         first = min(covered)
@@ -129,10 +146,10 @@ class Rewriter:
             if user < place and user not in covered:
                 raise Refused(f"{user.name} uses the value before the replacement can stand")
 
-    def _check_value(self, was: Node, now: Node, keeps_strides: bool, without_facts: bool) -> None:
+    def _check_value(self, was: Node, now: Node, terms: Terms) -> None:
         old, new = fact(was), fact(now)
         if old is None or new is None:
-            if not without_facts:
+            if not terms.without_facts:
                 raise Refused("shape and dtype are not known")
             if not self._strides_unseen(was):
                 raise Refused("strides are not known and could be seen")
@@ -140,7 +157,7 @@ class Rewriter:
         if problem := difference(old, new, strides=False):
             raise Refused(problem)
         problem = difference(old, new)
-        if problem and (keeps_strides or not self._strides_unseen(was)):
+        if problem and (terms.keeps_strides or not self._strides_unseen(was)):
             raise Refused(problem)
 
     def _strides_unseen(self, node: Node) -> bool:
