@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import GraphModule
 
 from .. import _private
 from ..errors import TriptychError, UnknownName
@@ -133,16 +134,26 @@ def _compiler(backend: str | Callable[..., Any], options: Any) -> Iterator[Calla
     if backend == "triptych":
         from ..backend import compile_fx
 
-        yield functools.partial(compile_fx, options=Options.make(options))
+        yield _bound(compile_fx, options=Options.make(options))
     elif backend == "inductor":
         from .inductor import observed_inductor
 
         with observed_inductor(options) as compiler:
             yield compiler
     elif callable(backend):
-        yield functools.partial(backend, **({"options": options} if options else {}))
+        yield _bound(backend, **({"options": options} if options else {}))
     else:
         raise UnknownName("backend", str(backend), BACKENDS)
+
+
+def _bound(backend: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """A function of its own with the backend's name, which Dynamo puts into its messages."""
+
+    @functools.wraps(backend)
+    def compiler(gm: GraphModule, example_inputs: Any) -> Any:
+        return backend(gm, example_inputs, **options)
+
+    return compiler
 
 
 @contextlib.contextmanager

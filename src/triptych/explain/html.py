@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..ir.text import text
 from ..passes.record import PassRecord
 from .diff import aligned, folded
-from .table import CHANGED, FAILED, count, duration, summary
+from .table import CHANGED, FAILED, count, duration, summary, title
 
 if TYPE_CHECKING:
     from .explanation import Explanation
@@ -50,14 +50,14 @@ _SIGN = {"+": "+", "-": "-", "~": "~", "@": "...", " ": " "}
 
 def page(*explanations: Explanation) -> str:
     """One page, self-contained; several explanations stand one below the other."""
-    title = escape(f"Triptych: {explanations[0].model or 'what each pass did'}")
+    name = escape(f"Triptych: {explanations[0].model or 'what each pass did'}")
     body = "\n".join(_report(explanation) for explanation in explanations)
     return (
         "<!doctype html>\n"
         '<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{title}</title>\n<style>body {{ margin: 0; }}{STYLE}</style></head>\n"
+        f"<title>{name}</title>\n<style>body {{ margin: 0; }}{STYLE}</style></head>\n"
         f"<body>\n{body}</body></html>\n"
     )
 
@@ -68,10 +68,9 @@ def fragment(explanation: Explanation) -> str:
 
 
 def _report(explanation: Explanation) -> str:
-    what = "training step" if explanation.train else "inference"
     parts = [
         '<div class="triptych">',
-        f"<h1>What each pass did: {escape(explanation.model)}, {what}</h1>",
+        f"<h1>What each pass did: {escape(title(explanation))}</h1>",
         f"<p>{escape(summary(explanation))}</p>",
         *(f'<p class="error">! {escape(warning)}</p>' for warning in explanation.warnings),
         '<label><input type="checkbox" class="hide" checked> hide passes that changed nothing</label>',
@@ -118,7 +117,7 @@ def _row(record: PassRecord, program: int, counted: bool) -> str:
 def _details(record: PassRecord) -> str:
     parts = []
     if record.error:
-        parts.append(f'<details><summary class="error">error</summary><pre>{escape(record.error)}</pre></details>')
+        parts.append(f"<details><summary>error</summary><pre>{escape(record.error)}</pre></details>")
     if record.fired:
         fired = ", ".join(f"{rule} {times}x" for rule, times in record.fired.most_common())
         parts.append(f"<div>{escape(fired)}</div>")

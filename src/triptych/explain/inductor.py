@@ -14,7 +14,7 @@ from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 
 from .. import _private
 from ..backend import snapshot
-from ..errors import TriptychError
+from ..errors import TriptychError, UnknownName
 from ..ir.text import lines
 from ..options import Options
 from ..passes.record import Listing, PassRecord
@@ -71,6 +71,10 @@ def observed_inductor(options: Mapping[str, Any] | Options | None) -> Iterator[C
     """A backend that compiles as plain Inductor does and records every pass; `options` are Inductor's."""
     if isinstance(options, Options):
         raise TriptychError("backend='inductor' takes Inductor's options as a dict, not triptych.Options")
+    known = _private.inductor_config.get_config_copy()
+    for name in options or {}:
+        if name not in known:
+            raise UnknownName("option of Inductor", name, known)
     driver, watch = _private.inductor_driver, _Watch()
 
     def inner_compile(gm: GraphModule, example_inputs: Any, *, session: Session, **kwargs: Any) -> Any:
@@ -95,7 +99,8 @@ def observed_inductor(options: Mapping[str, Any] | Options | None) -> Iterator[C
             patches.enter_context(_replaced(driver, original.__name__, _staged(watch, stage, original)))
         patches.enter_context(_replaced(GraphTransformObserver, "__enter__", _entered(watch)))
         patches.enter_context(_replaced(GraphTransformObserver, "__exit__", _left(watch)))
-        patches.enter_context(_replaced(_private.GraphLowering, "save_output_code", staticmethod(keep_source)))
+        keep = _replaced(_private.GraphLowering, "save_output_code", staticmethod(keep_source))
+        patches.enter_context(keep)
         yield backend
 
 

@@ -28,13 +28,16 @@ def count(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
+def title(explanation: Explanation) -> str:
+    what = "training step" if explanation.train else "inference"
+    return f"{explanation.model or 'model'}, {what}, compiled with {explanation.backend}"
+
+
 def summary(explanation: Explanation) -> str:
     """One line: how much was captured and what became of it."""
     passes = explanation.passes
     changed = sum(record.changed for record in passes)
-    what = "training step" if explanation.train else "inference"
     parts = [
-        f"{explanation.model or 'model'}, {what}, {explanation.backend}",
         count(len(explanation.sessions), "captured program"),
         f"{changed} of {count(len(passes), 'pass', 'passes')} changed something",
     ]
@@ -48,7 +51,8 @@ def render(explanation: Explanation) -> Iterator[RenderableType]:
     if not explanation.sessions:
         yield Text("Nothing was captured: Dynamo found no tensor operation to compile in this call.")
         return
-    yield Text(summary(explanation), style="bold")
+    yield Text(title(explanation), style="bold")
+    yield Text(summary(explanation))
     yield _table(explanation)
     for warning in explanation.warnings:
         yield Text(f"! {warning}", style="yellow")
@@ -87,9 +91,13 @@ def _section(table: Table, label: str, records: list[PassRecord], counted: bool)
     for record in shown:
         sign = FAILED if record.error else CHANGED
         counts = [str(record.rewrites), str(record.declined or "")] if counted else ["changed"]
+        rules = ", ".join(f"{rule} {times}" for rule, times in record.fired.most_common() if times)
+        name = Text(f"{sign} {record.name}")
+        if rules and rules != f"{record.name} {record.rewrites}":
+            name.append(f"  {rules}", style="dim")
         table.add_row(
             label,
-            f"{sign} {record.name}",
+            name,
             *counts,
             f"{record.nodes_before} -> {record.nodes_after}",
             duration(record.seconds),
