@@ -8,10 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.console import Console, ConsoleOptions, RenderResult
 from torch.fx import GraphModule
 
 from ..errors import UnknownName
@@ -19,6 +18,9 @@ from ..ir.text import text
 from ..passes.record import Decline, PassRecord
 from ..passes.session import Session
 from .diff import unified
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 SCHEMA = 1
 """Version of what `to_json` writes; it changes when a name in it does."""
@@ -134,6 +136,9 @@ class Explanation:
         return path
 
     def __str__(self) -> str:
+        # here and not above: to compile a model needs no terminal
+        from rich.console import Console
+
         out = io.StringIO()
         Console(file=out, width=PRINTED_WIDTH, color_system=None, legacy_windows=False).print(self)
         return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..ir.text import text
 from ..passes.record import PassRecord
 from .diff import aligned, folded
-from .table import CHANGED, FAILED, count, duration, summary, title
+from .wording import CHANGED, FAILED, count, duration, summary, title
 
 if TYPE_CHECKING:
     from .explanation import Explanation
