@@ -25,6 +25,7 @@ class Aliasing:
         self._writes: list[tuple[Node, tuple[Node, ...]]] = []
         self._barriers: list[Node] = []
         self._inputs: list[Node] = []
+        self._fresh: set[Node] = set()
         self._input_classes: set[Node] = set()
         self._output_uses: Counter[Node] = Counter()
         for node in graph.nodes:
@@ -39,7 +40,10 @@ class Aliasing:
         seen = effects(node)
         self._effects[node] = seen
         self._parent.setdefault(node, node)
-        self._join((node, *(a for a in seen.aliases if not (seen.may_copy and _surely_apart(node, a)))))
+        shared = [a for a in seen.aliases if not (seen.may_copy and _surely_apart(node, a))]
+        if not shared and not seen.writes and node.op not in ("placeholder", "get_attr"):
+            self._fresh.add(node)
+        self._join((node, *shared))
         if node.op in ("placeholder", "get_attr"):
             self._inputs.append(node)
             self._input_classes.add(self._root(node))
@@ -55,6 +59,7 @@ class Aliasing:
     def forget(self, node: Node) -> None:
         """A node that was erased writes no more; its class stays, which is safe."""
         seen = self._effects.pop(node, None)
+        self._fresh.discard(node)
         if seen is None:
             return
         if seen.writes:
@@ -73,6 +78,10 @@ class Aliasing:
     @property
     def any_write(self) -> bool:
         return bool(self._writes)
+
+    def is_fresh(self, node: Node) -> bool:
+        """Is the value new memory, shared with nothing that was there before?"""
+        return node in self._fresh
 
     def same(self, left: Node, right: Node) -> bool:
         """May the two share memory?"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -86,9 +87,10 @@ class Program:
     # ---- facts for graphs that come without ----
 
     def _has_facts(self) -> bool:
-        return all(
-            fact(n) is not None for n in self.graph.nodes if n.op in ("call_function", "call_method", "call_module")
-        )
+        """Some calls have no value (a store, a region's end), so not every node can be asked."""
+        inputs = [n for n in self.graph.nodes if n.op == "placeholder"]
+        calls = [n for n in self.graph.nodes if n.op in ("call_function", "call_method", "call_module")]
+        return all(fact(n) is not None for n in inputs) and (not calls or any(fact(n) is not None for n in calls))
 
     def _learn_facts(self, example_inputs: Sequence[Any]) -> None:
         """Run the graph on fake inputs; a graph that cannot run so keeps what it had."""
@@ -115,7 +117,7 @@ class Program:
             yield
 
     def _autocast_around(self, node: Node) -> list[tuple[Any, ...]]:
-        if not any(e for e in self.graph.nodes if getattr(e.target, "__name__", "") == "_enter_autocast"):
+        if not self._has_autocast:
             return []
         open_regions: dict[Node, tuple[Any, ...]] = {}
         for other in self.graph.nodes:
@@ -127,6 +129,36 @@ class Program:
             elif name == "_exit_autocast":
                 open_regions.pop(other.args[0], None)
         return list(open_regions.values())
+
+    @functools.cached_property
+    def _has_autocast(self) -> bool:
+        return any(getattr(n.target, "__name__", "") == "_enter_autocast" for n in self.graph.nodes)
+
+    @functools.cached_property
+    def has_composites(self) -> bool:
+        """A graph from `torch.export` keeps `linear` and its like; one from AOTAutograd has none."""
+        overloads = {n.target for n in self.graph.nodes if isinstance(n.target, torch._ops.OpOverload)}
+        return any(_private.is_composite(o) for o in overloads)
+
+    def size_source(self, size: torch.SymInt, before: Node) -> tuple[Node, int | None] | None:
+        """Where a symbolic size can be read: a node that computes it, or an input and its dim."""
+        for node, dim in self._size_sources.get(size.node.expr, ()):
+            if not node._erased and node < before:
+                return node, dim
+        return None
+
+    @functools.cached_property
+    def _size_sources(self) -> dict[Any, list[tuple[Node, int | None]]]:
+        sources: dict[Any, list[tuple[Node, int | None]]] = {}
+        for node in self.graph.nodes:
+            value = fact(node)
+            if isinstance(value, torch.SymInt):
+                sources.setdefault(value.node.expr, []).append((node, None))
+            elif node.op == "placeholder" and isinstance(value, torch.Tensor):
+                for dim, size in enumerate(value.shape):
+                    if isinstance(size, torch.SymInt):
+                        sources.setdefault(size.node.expr, []).append((node, dim))
+        return sources
 
 
 def _fake(mode: Any, value: Any) -> Any:

@@ -16,7 +16,7 @@ from torch.fx import Node
 from .. import _private
 from ..errors import UnknownName
 from ..ir.calls import op_parameters
-from ..ir.facts import fact, known_equal, set_fact
+from ..ir.facts import fact, set_fact
 from ..ir.program import ATEN, Program, Value
 from ..ir.schema import REQUIRED, overloads
 from ..ir.text import RULE
@@ -83,18 +83,14 @@ class Emitter:
     def _size_node(self, size: torch.SymInt) -> Any:
         if size.node.is_constant():
             return int(size)
-        for node in self.program.graph.nodes:
-            if node is self.anchor:
-                break
-            value = fact(node)
-            if isinstance(value, torch.SymInt) and known_equal(value, size):
+        found = self.program.size_source(size, self.anchor)
+        if found is not None:
+            node, dim = found
+            if dim is None:
                 return node
-            if node.op == "placeholder" and isinstance(value, torch.Tensor):
-                for dim, here in enumerate(value.shape):
-                    if isinstance(here, torch.SymInt) and known_equal(here, size):
-                        if self.program.dialect == ATEN:
-                            return self.node("call_function", aten.sym_size.int, (node, dim), {}).node
-                        return self.node("call_method", "size", (node, dim), {}).node
+            if self.program.dialect == ATEN:
+                return self.node("call_function", aten.sym_size.int, (node, dim), {}).node
+            return self.node("call_method", "size", (node, dim), {}).node
         raise Refused(f"no node computes the size {size}")
 
     def node(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
@@ -165,7 +161,7 @@ class Emitter:
             as_tensor = name in AS_TENSOR_OVERLOAD and sig.overload._overloadname == "Tensor"
             if sig.bind((), bound, check=not as_tensor) is None:
                 continue
-            if _private.is_composite(sig.overload) and not self._takes_composites():
+            if _private.is_composite(sig.overload) and not self.program.has_composites:
                 continue
             args = tuple(bound[p.name] for p in sig.params if not p.keyword_only and p.name in bound)
             gap = [p.name in bound for p in sig.params if not p.keyword_only]
@@ -178,14 +174,6 @@ class Emitter:
             rest |= {p.name: bound[p.name] for p in sig.params if p.keyword_only and p.name in bound}
             return self.node("call_function", sig.overload, args, rest)
         raise Refused(f"{name} has no form in an ATen graph for these arguments")
-
-    def _takes_composites(self) -> bool:
-        """A graph from `torch.export` keeps `linear` and its like; one from AOTAutograd has none."""
-        return any(
-            isinstance(n.target, torch._ops.OpOverload) and _private.is_composite(n.target)
-            for n in self.program.graph.nodes
-            if n not in self.made
-        )
 
 
 TORCH_HOMES: dict[Any, frozenset[str]] = {

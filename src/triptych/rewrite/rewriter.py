@@ -6,7 +6,7 @@ writes and random draws) and takes a rewrite back whole if it is not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from torch.fx import Node
 from ..ir.effects import node_operands
 from ..ir.facts import difference, fact, storage
 from ..ir.program import ATEN, Program, Value
-from ..ir.traits import is_gemm, is_pointwise, is_reduction
+from ..ir.traits import is_gemm, is_pointwise
 from .emit import Emitter
 from .refusal import Refused
 
@@ -89,7 +89,7 @@ class Rewriter:
         self._check_order(olds, made, covered, op, terms)
         for was, now in zip(olds, made):
             self._check_value(was, now, terms)
-            self._check_memory(was, now)
+            self._check_memory(was, now, now in op.made)
         return made
 
     def erase(self, node: Node) -> None:
@@ -151,30 +151,27 @@ class Rewriter:
         if old is None or new is None:
             if not terms.without_facts:
                 raise Refused("shape and dtype are not known")
-            if not self._strides_unseen(was):
+            if not self._strides_unseen(was, lambda op: is_pointwise(op) or is_gemm(op)):
                 raise Refused("strides are not known and could be seen")
             return
         if problem := difference(old, new, strides=False):
             raise Refused(problem)
         problem = difference(old, new)
-        if problem and (terms.keeps_strides or not self._strides_unseen(was)):
+        if problem and (terms.keeps_strides or not self._strides_unseen(was, is_gemm)):
             raise Refused(problem)
 
-    def _strides_unseen(self, node: Node) -> bool:
-        """Every user computes the same whatever the strides: no views, no outputs, no unknown kernels."""
-        for user in node.users:
-            call = self.program.call(user)
-            if call is None or not (is_pointwise(call.op) or is_reduction(call.op) or is_gemm(call.op)):
-                return False
-            if is_pointwise(call.op) and fact(user) is not None and self.program.aliasing.is_output(user):
-                return False  # a pointwise result takes over its operand's layout
-        return True
+    def _strides_unseen(self, node: Node, users: Callable[[str], bool]) -> bool:
+        """Is every user an operation of that kind, whose result does not tell how this operand lies in memory?"""
+        calls = [self.program.call(user) for user in node.users]
+        return all(call is not None and users(call.op) for call in calls)
 
-    def _check_memory(self, was: Node, now: Node) -> None:
+    def _check_memory(self, was: Node, now: Node, is_new: bool) -> None:
         """No new sharing of memory that a write or a caller could notice, and none lost."""
         aliasing = self.program.aliasing
         if aliasing.same(was, now) and self._same_storage(was, now):
             return
+        if is_new and aliasing.is_fresh(was) and aliasing.is_fresh(now):
+            return  # one new tensor for another: later writes and views follow it
         if aliasing.written(was) or aliasing.written(now):
             raise Refused("memory of the value is written")
         was_shares = aliasing.is_input(was)
