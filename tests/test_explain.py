@@ -200,6 +200,74 @@ def test_graphs_of_every_stage():
     json.loads(training.to_json())
 
 
+def test_a_pass_that_changes_a_graph_is_shown_with_both_graphs():
+    def sine_to_cosine(graph):
+        for node in graph.nodes:
+            if node.target is torch.sin:
+                node.target = torch.cos
+
+    hooks = {**EAGER, "pre_grad_custom_pass": sine_to_cosine}
+    explanation = triptych.explain(lambda x: torch.sin(x), torch.randn(3), options=hooks)
+    (record,) = explanation.runs_of("pre_grad_custom_pass")
+    assert record.changed and record.rewrites == 1 and record.stage == "pre_grad"
+    assert "sin(" in record.before and "cos(" in record.after and "sin(" not in record.after
+    assert "● pre_grad_custom_pass" in str(explanation)
+    assert "before and after" in explanation._repr_html_()
+
+
+def test_a_pass_that_raises_is_shown_and_the_compile_goes_on():
+    def clumsy(graph):
+        raise ValueError("no such node")
+
+    explanation = triptych.explain(
+        lambda x: torch.sin(x), torch.randn(3), options={**EAGER, "joint_custom_pre_pass": clumsy}
+    )
+    (record,) = explanation.runs_of("joint_custom_pre_pass")
+    assert "ValueError: no such node" in record.error
+    assert "✗ joint_custom_pre_pass" in str(explanation)
+    assert any("clumsy" in warning for warning in explanation.warnings)
+    assert "forward" in explanation.graphs
+
+
+def test_rules_and_declines_reach_the_table(monkeypatch):
+    from triptych import pipeline
+    from triptych.passes.base import Pass
+
+    class SineOfSine(triptych.Rule):
+        """sin(sin(x)) -> cos(x)"""
+
+        def pattern(self, op, x):
+            return op.sin(op.sin(x))
+
+        def check(self, m, x):
+            m.require(x.shape[0] == 3, "not three rows")
+
+        def rewrite(self, op, x):
+            return op.cos(x)
+
+    class MakeCosine(Pass):
+        """turns sines into cosines"""
+
+        name = "make_cosine"
+
+        def rules(self):
+            return (SineOfSine(),)
+
+    monkeypatch.setattr(pipeline, "STAGES", {**pipeline.STAGES, "pre_grad": (MakeCosine,)})
+
+    def program(x, y):
+        return x.sin().sin(), y.sin().sin()
+
+    explanation = triptych.explain(program, torch.randn(3), torch.randn(4), options=EAGER)
+    (record,) = explanation.runs_of("make_cosine")
+    assert (record.rewrites, record.declined) == (1, 1)
+    (refusal,) = explanation.refusals()
+    assert (refusal.count, refusal.rule, refusal.reason) == (1, "sine_of_sine", "not three rows")
+    assert refusal.source.startswith("test_explain.py:")
+    row = next(line.split() for line in str(explanation).splitlines() if "make_cosine" in line)
+    assert row[:8] == ["pre_grad", "●", "make_cosine", "sine_of_sine", "1", "1", "1", "7"]
+
+
 def test_a_graph_break_makes_a_second_program():
     def program(x, *, scale):
         y = x.sin()
