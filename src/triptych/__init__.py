@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .errors import RuleError, TriptychError, UnknownName, VerificationError
+
+# at once, not later: the function must be here before anybody imports the sub-package of the same name
+from .explain.explain import explain
+from .explain.why_not import find, why_not
 from .options import Options
 from .passes.catalogue import list_passes
 from .rewrite.rule import Match, Rule
@@ -12,8 +16,6 @@ from .stages import joint_graph_passes, post_grad_passes, pre_grad_passes
 
 if TYPE_CHECKING:
     from .backend import compile_fx, make_backend
-    from .explain.explain import explain
-    from .explain.why_not import find, why_not
 
 __version__ = "0.1.0"
 
@@ -23,10 +25,7 @@ __all__ = [
     "why_not",
 ]  # fmt: skip
 
-_LATER = {
-    "compile_fx": ".backend", "make_backend": ".backend", "explain": ".explain.explain",
-    "find": ".explain.why_not", "why_not": ".explain.why_not",
-}  # fmt: skip
+_LATER = {"compile_fx": ".backend", "make_backend": ".backend"}
 
 
 def __getattr__(name: str) -> Any:
