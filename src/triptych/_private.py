@@ -17,6 +17,21 @@ import torch
 
 NAMES: Mapping[str, str] = MappingProxyType(
     {
+        # -- what a graph calls --
+        # one operator as a graph calls it, and all operators of one name
+        "OpOverload": "torch._ops:OpOverload",
+        "OpOverloadPacket": "torch._ops:OpOverloadPacket",
+        # the class of `cond`, `checkpoint` and their like
+        "HigherOrderOperator": "torch._ops:HigherOrderOperator",
+        # the memory format that torch's kernels read from a tensor's strides
+        "memory_format_of": "torch._prims_common:suggest_memory_format",
+        # facts are computed on fake values even while somebody is tracing around us
+        "without_dispatch_modes": "torch.utils._python_dispatch:_disable_current_modes",
+        # Inductor's counter-based random generator: operations its code generator knows
+        "generator_prims": "torch._inductor.inductor_prims",
+        # artifacts for TORCH_TRACE and tlparse
+        "trace_structured": "torch._logging:trace_structured",
+        # -- the flow --
         # AOTAutograd: decompose, functionalise, differentiate, partition
         "aot_autograd": "torch._dynamo.backends.common:aot_autograd",
         # AOTAutograd's settings: effect tokens, donated buffers, its cache
@@ -148,39 +163,17 @@ def storage_id(tensor: torch.Tensor) -> int | None:
         return None
 
 
-def memory_format_of(tensor: torch.Tensor) -> torch.memory_format:
-    """The memory format that torch's kernels read from a tensor's strides."""
-    from torch._prims_common import suggest_memory_format
-
-    return suggest_memory_format(tensor)
-
-
 def fake_mode_of(values: Any) -> Any:
     """The fake-tensor mode that the given values belong to, or None.
 
     Asked of the values first: around a backend call torch also has a mode of its own that is another one.
     """
-    from torch._guards import detect_fake_mode
-
     for value in values:
         for item in value if isinstance(value, (list, tuple)) else (value,):
             mode = getattr(item, "fake_mode", None)
             if mode is not None:
                 return mode
-    return detect_fake_mode([v for v in values if isinstance(v, torch.Tensor)])
-
-
-def new_fake_mode() -> Any:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    return FakeTensorMode(allow_non_fake_inputs=True)
-
-
-def higher_order_operator() -> type:
-    """The class of `cond`, `checkpoint` and their like."""
-    from torch._ops import HigherOrderOperator
-
-    return HigherOrderOperator
+    return __getattr__("detect_fake_mode")([v for v in values if isinstance(v, torch.Tensor)])
 
 
 def region_functions() -> dict[Any, str]:
@@ -199,42 +192,21 @@ def region_functions() -> dict[Any, str]:
     }
 
 
-def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
-    """Compute on fake values even while somebody is tracing around us."""
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    return _disable_current_modes()
-
-
-def prims() -> Any:
-    return torch.ops.prims
-
-
-def generator_prims() -> Any:
-    """Inductor's counter-based random generator: operations its code generator knows."""
-    from torch._inductor import inductor_prims
-
-    return inductor_prims
-
-
 def trace_artifact(name: str, payload: Any) -> None:
     """An artifact for TORCH_TRACE and tlparse; `payload` is only called if somebody traces."""
-    from torch._logging import trace_structured
-
+    trace_structured = __getattr__("trace_structured")
     trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "string"}, payload_fn=payload)
+
+
+NO_LIMIT = 1 << 20
 
 
 def unlimited_recompiles() -> contextlib.AbstractContextManager[Any]:
     """Many small programs through Dynamo in one process, without its limit on recompiles."""
-    import torch._dynamo
-
-    return torch._dynamo.config.patch(recompile_limit=100_000, accumulated_recompile_limit=1_000_000)
+    return __getattr__("dynamo_config").patch(recompile_limit=NO_LIMIT, accumulated_recompile_limit=NO_LIMIT)
 
 
 # ---- watching a compile: what explain, the command line and the demo need ----
-
-NO_LIMIT = 1 << 20
-
 
 @contextlib.contextmanager
 def compiled_anew() -> Iterator[None]:
@@ -247,7 +219,7 @@ def compiled_anew() -> Iterator[None]:
         __getattr__(name) for name in ("dynamo_config", "functorch_config", "inductor_config")
     )
     with (
-        dynamo.patch(recompile_limit=NO_LIMIT, accumulated_recompile_limit=NO_LIMIT),
+        unlimited_recompiles(),
         dynamo.patch(automatic_dynamic_shapes=False),
         aot_autograd.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False),
         inductor.patch(fx_graph_cache=False, fx_graph_remote_cache=False),

@@ -60,15 +60,15 @@ def read(node: Node) -> Call | None:
     """The call a node makes, or None for placeholders, attributes, modules and outputs."""
     if node.op == "call_function":
         target = node.target
-        if isinstance(target, torch._ops.OpOverload):
+        if isinstance(target, _private.OpOverload):
             sig = signature(target)
             bound = sig.bind(node.args, node.kwargs, check=False)
             return None if bound is None else _canonical(node, sig.name, bound, sig.mutates)
-        if isinstance(target, torch._ops.OpOverloadPacket):
+        if isinstance(target, _private.OpOverloadPacket):
             return _by_name(node, target.__name__)
         if target in OPERATORS:
             return _operator(node, OPERATORS[target])
-        if isinstance(target, _private.higher_order_operator()):
+        if isinstance(target, _private.HigherOrderOperator):
             return Call(f"higher_order.{target}", {"operands": node.args, **node.kwargs}, mutates=False)
         return _function(node, target)
     if node.op == "call_method":

@@ -43,11 +43,11 @@ BARRIER = Effects(kept=True, barrier=True)
 def effects(node: Node) -> Effects:
     if node.op == "call_function":
         target = node.target
-        if isinstance(target, torch._ops.OpOverload):
+        if isinstance(target, _private.OpOverload):
             return _from_schema(node, target)
         if target in _regions():
             return BARRIER
-        if isinstance(target, _private.higher_order_operator()):
+        if isinstance(target, _private.HigherOrderOperator):
             return _higher_order(node)
         return _from_call(node)
     if node.op == "call_method":
@@ -93,7 +93,7 @@ KEEPS_STATISTICS = ("aten::batch_norm", "aten::instance_norm", "aten::native_bat
 
 
 @functools.cache
-def _schema_effects(overload: torch._ops.OpOverload) -> _SchemaEffects:
+def _schema_effects(overload: _private.OpOverload) -> _SchemaEffects:
     schema = overload._schema
     tags = overload.tags
     returned = {name for r in schema.returns if r.alias_info for name in r.alias_info.before_set}
@@ -116,7 +116,7 @@ def _schema_effects(overload: torch._ops.OpOverload) -> _SchemaEffects:
     return _SchemaEffects(tuple(written), tuple(aliased), may_copy, random, kept, barrier, plain)
 
 
-def _from_schema(node: Node, overload: torch._ops.OpOverload) -> Effects:
+def _from_schema(node: Node, overload: _private.OpOverload) -> Effects:
     known = _schema_effects(overload)
     if known.plain:
         return PURE

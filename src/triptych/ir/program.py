@@ -22,11 +22,11 @@ TORCH, ATEN = "torch", "aten"
 
 def dialect_of(gm: GraphModule) -> str:
     """`aten` if every call is an ATen overload, a higher-order operator or Python arithmetic; else `torch`."""
-    hop = _private.higher_order_operator()
+    hop = _private.HigherOrderOperator
     for node in gm.graph.nodes:
         if node.op in ("call_method", "call_module"):
             return TORCH
-        if node.op == "call_function" and not isinstance(node.target, (torch._ops.OpOverload, hop)):
+        if node.op == "call_function" and not isinstance(node.target, (_private.OpOverload, hop)):
             value = fact(node)
             is_arithmetic = getattr(node.target, "__module__", "") in ("_operator", "math", "torch", "builtins")
             if not is_arithmetic or (value is None and node.target is not operator.getitem):
@@ -115,7 +115,7 @@ class Program:
 
     def _learn_facts(self, example_inputs: Sequence[Any]) -> None:
         """Run the graph on fake inputs; a graph that cannot run so keeps what it had."""
-        mode = self.fake_mode or _private.fake_mode_of(list(example_inputs)) or _private.new_fake_mode()
+        mode = self.fake_mode or _private.fake_mode_of(list(example_inputs)) or _private.FakeTensorMode(allow_non_fake_inputs=True)
         try:
             with mode, torch.no_grad():
                 fakes = [_fake(mode, v) for v in example_inputs]
@@ -158,7 +158,7 @@ class Program:
     @functools.cached_property
     def has_composites(self) -> bool:
         """A graph from `torch.export` keeps `linear` and its like; one from AOTAutograd has none."""
-        overloads = {n.target for n in self.graph.nodes if isinstance(n.target, torch._ops.OpOverload)}
+        overloads = {n.target for n in self.graph.nodes if isinstance(n.target, _private.OpOverload)}
         return any(_private.is_composite(o) for o in overloads)
 
 

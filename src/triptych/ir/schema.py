@@ -104,7 +104,7 @@ def _param(argument: Any) -> Param:
 class Signature:
     """The parameters of one overload."""
 
-    def __init__(self, overload: torch._ops.OpOverload) -> None:
+    def __init__(self, overload: _private.OpOverload) -> None:
         schema = overload._schema
         self.overload = overload
         self.name = schema.name.removeprefix("aten::").replace("::", ".")
@@ -182,7 +182,7 @@ def same_constant(value: Any, default: Any) -> bool:
 
 
 @functools.cache
-def signature(overload: torch._ops.OpOverload) -> Signature:
+def signature(overload: _private.OpOverload) -> Signature:
     return Signature(overload)
 
 
