@@ -148,6 +148,13 @@ def storage_id(tensor: torch.Tensor) -> int | None:
         return None
 
 
+def memory_format_of(tensor: torch.Tensor) -> torch.memory_format:
+    """The memory format that torch's kernels read from a tensor's strides."""
+    from torch._prims_common import suggest_memory_format
+
+    return suggest_memory_format(tensor)
+
+
 def fake_mode_of(values: Any) -> Any:
     """The fake-tensor mode that the given values belong to, or None.
 

@@ -28,6 +28,7 @@ class Aliasing:
         self._fresh: set[Node] = set()
         self._input_classes: set[Node] = set()
         self._output_uses: Counter[Node] = Counter()
+        self._written: frozenset[Node] | None = None
         for node in graph.nodes:
             self.add(node)
         if self._writes and any(fact(n) is None for n in self._inputs):
@@ -51,6 +52,7 @@ class Aliasing:
             self._output_uses.update(self._root(n) for n in node_operands(node.args))
         if seen.writes:
             self._writes.append((node, seen.writes))
+            self._written = None
         if seen.barrier:
             self._barriers.append(node)
         if "val" not in node.meta or seen.aliases or node.op == "placeholder":
@@ -64,6 +66,7 @@ class Aliasing:
             return
         if seen.writes:
             self._writes = [w for w in self._writes if w[0] is not node]
+            self._written = None
         if seen.barrier:
             self._barriers.remove(node)
 
@@ -87,12 +90,17 @@ class Aliasing:
         """May the two share memory?"""
         return self._root(left) is self._root(right)
 
+    def memory(self, node: Node) -> Node:
+        """A name for the memory of a value: values that may share have the same one."""
+        return self._root(node)
+
     def written(self, node: Node) -> bool:
         """Does anything in the graph write memory that this value may share?"""
         if not self._writes:
             return False
-        root = self._root(node)
-        return any(self._root(t) is root for _, targets in self._writes for t in targets)
+        if self._written is None:
+            self._written = frozenset(self._root(t) for _, targets in self._writes for t in targets)
+        return self._root(node) in self._written
 
     def written_between(self, values: Iterable[Node], first: Node, last: Node) -> Node | None:
         """A node from `first` up to `last`, itself left out, that writes memory one of the values may share."""
@@ -114,6 +122,10 @@ class Aliasing:
     def is_output(self, node: Node) -> bool:
         """May memory of this value leave the graph?"""
         return self._output_uses[self._root(node)] > 0
+
+    def output_uses(self, node: Node) -> int:
+        """How many of the returned values may share memory with this one."""
+        return self._output_uses[self._root(node)]
 
     def output_replaced(self, old: Node, new: Node) -> None:
         """The graph returns `new` where it returned `old`."""
@@ -137,6 +149,7 @@ class Aliasing:
                 first = root
                 continue
             self._parent[root] = first
+            self._written = None
             if root in self._input_classes:
                 self._input_classes.add(first)
             self._output_uses[first] += self._output_uses.pop(root, 0)

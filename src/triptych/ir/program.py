@@ -46,6 +46,7 @@ class Program:
         self.fact_key = "val" if self.dialect == ATEN else "example_value"
         self._calls: dict[Node, Call | None] = {}
         self._aliasing: Aliasing | None = None
+        self._sizes: dict[Any, list[tuple[Node, int | None]]] | None = None
         self.fake_mode = _private.fake_mode_of([fact(n) for n in self.graph.nodes if n.op == "placeholder"])
         if example_inputs and not self._has_facts():
             self._learn_facts(example_inputs)
@@ -72,7 +73,27 @@ class Program:
         """The arguments of a node are others now."""
         self._calls.pop(node, None)
 
+    def size_sources(self, expr: Any) -> list[tuple[Node, int | None]]:
+        """Where a symbolic size can be had: a node that is it, or a dim of a tensor that comes in."""
+        if self._sizes is None:
+            self._sizes = {}
+            for node in self.graph.nodes:
+                self._note_sizes(node)
+        return self._sizes.get(expr, [])
+
+    def _note_sizes(self, node: Node) -> None:
+        if self._sizes is None:
+            return
+        value = fact(node)
+        if isinstance(value, torch.SymInt):
+            self._sizes.setdefault(value.node.expr, []).append((node, None))
+        elif node.op == "placeholder" and isinstance(value, torch.Tensor):
+            for dim, size in enumerate(value.shape):
+                if isinstance(size, torch.SymInt):
+                    self._sizes.setdefault(size.node.expr, []).append((node, dim))
+
     def added(self, node: Node) -> None:
+        self._note_sizes(node)
         if self._aliasing is not None:
             self._aliasing.add(node)
 
@@ -139,26 +160,6 @@ class Program:
         """A graph from `torch.export` keeps `linear` and its like; one from AOTAutograd has none."""
         overloads = {n.target for n in self.graph.nodes if isinstance(n.target, torch._ops.OpOverload)}
         return any(_private.is_composite(o) for o in overloads)
-
-    def size_source(self, size: torch.SymInt, before: Node) -> tuple[Node, int | None] | None:
-        """Where a symbolic size can be read: a node that computes it, or an input and its dim."""
-        for node, dim in self._size_sources.get(size.node.expr, ()):
-            if not node._erased and node < before:
-                return node, dim
-        return None
-
-    @functools.cached_property
-    def _size_sources(self) -> dict[Any, list[tuple[Node, int | None]]]:
-        sources: dict[Any, list[tuple[Node, int | None]]] = {}
-        for node in self.graph.nodes:
-            value = fact(node)
-            if isinstance(value, torch.SymInt):
-                sources.setdefault(value.node.expr, []).append((node, None))
-            elif node.op == "placeholder" and isinstance(value, torch.Tensor):
-                for dim, size in enumerate(value.shape):
-                    if isinstance(size, torch.SymInt):
-                        sources.setdefault(size.node.expr, []).append((node, dim))
-        return sources
 
 
 def _fake(mode: Any, value: Any) -> Any:

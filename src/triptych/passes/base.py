@@ -33,6 +33,12 @@ class PassRun:
     def program(self) -> Program:
         return self.rewriter.program
 
+    @property
+    def spent(self) -> bool:
+        """The limit of rewrites is reached; a pass that does not go through `replace` asks for itself."""
+        limit = self.rewriter.limit
+        return limit is not None and self.tally.fired.total() >= limit
+
     def fired(self, what: str) -> None:
         """Count a change made by a pass that is not made of rules."""
         self.tally.fired[what] += 1

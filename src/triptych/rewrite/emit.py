@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -83,15 +85,25 @@ class Emitter:
     def _size_node(self, size: torch.SymInt) -> Any:
         if size.node.is_constant():
             return int(size)
-        found = self.program.size_source(size, self.anchor)
-        if found is not None:
-            node, dim = found
+        return self._expression(size.node.expr)
+
+    def _expression(self, expr: Any) -> Any:
+        """A node that computes a symbolic size: one of the graph, else arithmetic on such."""
+        if expr.is_Integer:
+            return int(expr)
+        for node, dim in self.program.size_sources(expr):
+            if node._erased or not node < self.anchor:
+                continue
             if dim is None:
                 return node
             if self.program.dialect == ATEN:
                 return self.node("call_function", aten.sym_size.int, (node, dim), {}).node
             return self.node("call_method", "size", (node, dim), {}).node
-        raise Refused(f"no node computes the size {size}")
+        if expr.is_Add or expr.is_Mul:
+            parts = [self._expression(part) for part in expr.args]
+            combine = operator.add if expr.is_Add else operator.mul
+            return functools.reduce(lambda a, b: self.node("call_function", combine, (a, b), {}).node, parts)
+        raise Refused(f"no node computes the size {expr}")
 
     def node(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
         graph = self.program.graph

@@ -25,6 +25,7 @@ class Terms(Protocol):
 
     takes_random: bool
     without_facts: bool
+    returns_operand: bool
     keeps_strides: bool
 
 
@@ -34,6 +35,7 @@ class PlainTerms:
 
     takes_random: bool = False
     without_facts: bool = False
+    returns_operand: bool = False
     keeps_strides: bool = True
 
 
@@ -76,7 +78,7 @@ class Rewriter:
         self.touched = list(op.made)
         for was, now in zip(olds, made):
             self._swap(was, now)
-        self._erase_unused((*covered, *op.made))
+        self._erase_unused((*covered, *op.made), terms.takes_random)
 
     def require_sound(
         self, olds: Sequence[Node], new: Any, op: Emitter, covered: tuple[Node, ...], terms: Terms
@@ -88,8 +90,12 @@ class Rewriter:
         made = [self._node_of(n) for n in news]
         self._check_order(olds, made, covered, op, terms)
         for was, now in zip(olds, made):
+            if terms.returns_operand:
+                continue
             self._check_value(was, now, terms)
             self._check_memory(was, now, now in op.made)
+            if now not in op.made:
+                self._check_identity(was, now)
         return made
 
     def erase(self, node: Node) -> None:
@@ -176,8 +182,41 @@ class Rewriter:
             raise Refused("memory of the value is written")
         was_shares = aliasing.is_input(was)
         now_leaves = aliasing.is_input(now) or aliasing.is_output(now)
-        if aliasing.is_output(was) and (now_leaves or was_shares):
+        if aliasing.is_output(was) and (now_leaves or was_shares or self._returned_beside(was)):
             raise Refused("the value leaves the graph, and would share other memory than before")
+
+    def _returned_beside(self, was: Node) -> bool:
+        """Is memory of the value also returned by a way that does not go through it?"""
+        aliasing = self.program.aliasing
+        through, seen = 0, {was}
+        work = [was]
+        while work:
+            node = work.pop()
+            for user in node.users:
+                if user.op == "output":
+                    through += sum(n is node for n in node_operands(user.args))
+                elif user not in seen and node in aliasing.effects(user).aliases:
+                    seen.add(user)
+                    work.append(user)
+        return through < aliasing.output_uses(was)
+
+    def _check_identity(self, was: Node, now: Node) -> None:
+        """Where a value that was there already takes the place of another: is the difference seen from outside?
+
+        Two tensors the caller gets stay two, and a view of an input is not the input: `y.unsqueeze_(0)` on one of
+        them, after the call, must not show in the other. And `y = x * 1` under `no_grad`, used after it, cuts the
+        gradient; x in its place would not.
+        """
+        value = fact(was)
+        if value is not None and value is fact(now):
+            return  # `x.contiguous()` of a contiguous x is x
+        if (now.op in ("placeholder", "get_attr") or _is_returned(now)) and _is_returned(was):
+            raise Refused(f"the value is returned, and would be the very tensor {now.name}")
+        if self.program.dialect == ATEN:
+            return
+        for user in was.users:
+            if barrier := self.program.aliasing.barrier_between(was, user):
+                raise Refused(f"the value is used beyond {barrier.name}")
 
     def _same_storage(self, was: Node, now: Node) -> bool:
         """`reshape` and its like may copy: at the torch level the facts tell whether they did."""
@@ -198,8 +237,15 @@ class Rewriter:
                 aliasing.refresh(user)
         self.touched.extend(users)
 
-    def _erase_unused(self, covered: Iterable[Node]) -> None:
+    def _erase_unused(self, covered: Iterable[Node], takes_random: bool) -> None:
         """Covered nodes, latest first, that the rewrite left without users."""
         for node in sorted(covered, reverse=True):
-            if not node.users and not node._erased and self.effect_free(node):
+            if node.users or node._erased or node.op in ("placeholder", "output"):
+                continue
+            seen = self.program.aliasing.effects(node)
+            if seen.pure or (takes_random and not (seen.writes or seen.kept or seen.barrier)):
                 self.erase(node)
+
+
+def _is_returned(node: Node) -> bool:
+    return any(user.op == "output" for user in node.users)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch.fx import Node
@@ -13,7 +13,7 @@ from ..errors import TriptychError
 from ..ir.program import Program, Value
 from ..match.matcher import Found
 from ..match.pattern import Pattern, build_pattern
-from .refusal import Refused
+from .refusal import NotConcerned, Refused
 
 
 class Match:
@@ -34,6 +34,15 @@ class Match:
         """Leave this site alone, for that reason, unless the condition holds."""
         if not condition:
             raise Refused(reason)
+
+    def applies(self, condition: Any, reason: str = "") -> None:
+        """What the pattern cannot say by its form (`a reshape to the same shape`); without it this is no match."""
+        if not condition:
+            raise NotConcerned(reason)
+
+    def cover(self, nodes: Iterable[Node]) -> None:
+        """More nodes whose work the rewrite does: found by `check` itself, beyond the pattern."""
+        self.nodes = tuple(dict.fromkeys((*self.nodes, *nodes)))
 
     def __getitem__(self, name: str) -> Any:
         return self.captures.get(name)
@@ -64,6 +73,8 @@ class Rule:
     """The pattern covers random draws, and the rewrite keeps their meaning."""
     without_facts: ClassVar[bool] = False
     """Right even where shapes and dtypes are unknown: the rewrite keeps both by its form."""
+    returns_operand: ClassVar[bool] = False
+    """What is dropped hands back its very operand (`nn.Identity`): nothing about the value differs, known or not."""
     keeps_strides: ClassVar[bool] = True
     """False: the result may lie otherwise in memory where nobody can see it."""
     examples: ClassVar[list[Any]] = []
