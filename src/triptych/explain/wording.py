@@ -21,7 +21,7 @@ def count(number: int, one: str, many: str = "") -> str:
 
 
 def place(record: PassRecord, program: int) -> str:
-    """Where a pass ran: its stage, the graph if that says more, and which captured program if not the first."""
+    """Where a pass ran: the stage, the graph if that says more, the captured program if not the first."""
     # the graph of a stage bears its name, and a graph inside that one begins with it
     says_it_all = not record.graph or record.graph.startswith(record.stage)
     where = (record.graph or record.stage) if says_it_all else f"{record.stage} {record.graph}"
