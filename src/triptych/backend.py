@@ -49,7 +49,11 @@ def make_backend(compile_fn: CompileFn) -> Callable[..., Any]:
     """
 
     def backend(
-        gm: GraphModule, example_inputs: Sequence[Any], *, options: OptionsLike = None, mode: str | None = None
+        gm: GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        options: OptionsLike = None,
+        mode: str | None = None,
     ) -> Callable[..., Any]:
         # not "inductor": no pass may emit what only Inductor can lower
         made = replace(Options.make(options, mode), codegen="eager")

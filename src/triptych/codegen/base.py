@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch.fx import GraphModule
 
 from .. import _private
@@ -16,10 +17,15 @@ Decompositions = dict[Any, Callable[..., Any]]
 class CodeGenerator(Protocol):
     """Turns the optimised ATen graphs of one program into callables."""
 
-    settings: Mapping[str, Any]
-    """Inductor's settings that hold while the program is traced and partitioned."""
-    reuses_saved_tensors: bool
-    """Whether the backward may overwrite what the forward saved, which rules out a second backward."""
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Inductor's settings that hold while the program is traced and partitioned."""
+        ...
+
+    @property
+    def reuses_saved_tensors(self) -> bool:
+        """Whether the backward may overwrite what the forward saved, which rules out a second backward."""
+        ...
 
     def decompositions(self) -> Decompositions:
         """Which operations are broken up, and how, before the joint stage."""
@@ -35,8 +41,6 @@ def portable_decompositions() -> Decompositions:
 
     Whoever is not Inductor gets graphs of ATen and standard prims, with eager's own random stream.
     """
-    import torch
-
     aten = torch.ops.aten
     with _private.inductor_config.patch(fallback_random=True):
         table = dict(_private.select_decomp_table())

@@ -74,9 +74,11 @@ class InductorCodegen:
         self, gm: GraphModule, example_inputs: Sequence[Any], **facts: Any
     ) -> Compiled:
         output = gm.graph.output_node()
-        visible = visible_outputs(len(output.args[0]), facts.get("is_inference", False))
+        returned: Any = output.args[0]
         output.meta["user_visible_output_idxs"] = [
-            i for i in visible if isinstance(output.args[0][i], torch.fx.Node)
+            i
+            for i in visible_outputs(len(returned), facts.get("is_inference", False))
+            if isinstance(returned[i], torch.fx.Node)
         ]
         return self._compile(gm, example_inputs, **facts)
 
