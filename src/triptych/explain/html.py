@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..ir.text import text
 from ..passes.record import PassRecord
 from .diff import aligned, folded
-from .wording import CHANGED, FAILED, count, duration, summary, title
+from .wording import CHANGED, FAILED, count, duration, place, summary, title
 
 if TYPE_CHECKING:
     from .explanation import Explanation
@@ -103,13 +103,11 @@ def _row(record: PassRecord, program: int, counted: bool) -> str:
     kind, sign = ("changed", CHANGED) if record.changed else ("same", "")
     if record.error:
         kind, sign = "failed", FAILED
-    stage = record.stage if record.graph in (record.stage, "") else f"{record.stage} {record.graph}"
-    stage += "" if program == 1 else f"#{program}"
     cells = [str(record.rewrites), str(record.declined or "")] if counted else []
     nodes = f"{record.nodes_before} &rarr; " * record.changed + str(record.nodes_after)
     numbers = "".join(f'<td class="number">{cell}</td>' for cell in [*cells, nodes, duration(record.seconds)])
     return (
-        f'<tr class="{kind}"><td>{escape(stage)}</td>'
+        f'<tr class="{kind}"><td>{escape(place(record, program))}</td>'
         f'<td><span class="name">{sign} {escape(record.name)}</span>{_details(record)}</td>{numbers}</tr>'
     )
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..passes.record import PassRecord
-from .wording import CHANGED, FAILED, count, duration, summary, title
+from .wording import CHANGED, FAILED, count, duration, place, summary, title
 
 if TYPE_CHECKING:
     from .explanation import Explanation
@@ -52,9 +52,9 @@ def _table(explanation: Explanation) -> Table:
     table.add_column("time", duration(explanation.seconds), justify="right", no_wrap=True)
 
     for number, session in enumerate(explanation.sessions, 1):
-        for (stage, graph), run in itertools.groupby(session.records, key=lambda r: (r.stage, r.graph)):
-            label = stage if graph in (stage, "") else f"{stage} {graph}"
-            _section(table, label + ("" if number == 1 else f"#{number}"), list(run), counted)
+        for _, run in itertools.groupby(session.records, key=lambda r: (r.stage, r.graph)):
+            records = list(run)
+            _section(table, place(records[0], number), records, counted)
     return table
 
 

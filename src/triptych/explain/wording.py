@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..passes.record import PassRecord
+
 if TYPE_CHECKING:
     from .explanation import Explanation
 
@@ -16,6 +18,14 @@ def duration(seconds: float) -> str:
 
 def count(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def place(record: PassRecord, program: int) -> str:
+    """Where a pass ran: the stage, the graph if that says more, the captured program if not the first."""
+    # the graph of a stage bears its name, and a graph inside that one begins with it
+    says_it_all = not record.graph or record.graph.startswith(record.stage)
+    where = (record.graph or record.stage) if says_it_all else f"{record.stage} {record.graph}"
+    return where if program == 1 else f"{where}#{program}"
 
 
 def title(explanation: Explanation) -> str:
