@@ -82,6 +82,11 @@ def region_functions() -> dict[Any, str]:
     }
 
 
+def enter_autocast() -> Any:
+    """The call that opens an autocast region in a torch-level graph."""
+    return torch.amp.autocast_mode._enter_autocast
+
+
 def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
     """Compute on fake values even while somebody is tracing around us."""
     from torch.utils._python_dispatch import _disable_current_modes

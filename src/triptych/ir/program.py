@@ -115,8 +115,8 @@ class Program:
             yield
 
     def _autocast_around(self, node: Node) -> list[tuple[Any, ...]]:
-        if not any(e for e in self.graph.nodes if getattr(e.target, "__name__", "") == "_enter_autocast"):
-            return []
+        if not self.graph.find_nodes(op="call_function", target=_private.enter_autocast(), sort=False):
+            return []  # asked for every new node: the whole graph is walked only where there is a region
         open_regions: dict[Node, tuple[Any, ...]] = {}
         for other in self.graph.nodes:
             if other is node:
