@@ -19,6 +19,7 @@ from torch.fx import Node
 from .. import _private
 from .canonical import CANONICAL, canonical_parameters
 from .facts import fact, tensor_fact
+from .modules import module_call
 from .schema import REQUIRED, overloads, parameters, signature
 
 
@@ -57,7 +58,7 @@ PYTHON_RENAMES = {"training": "train", "split_size_or_sections": "split_size", "
 
 
 def read(node: Node) -> Call | None:
-    """The call a node makes, or None for placeholders, attributes, modules and outputs."""
+    """The call a node makes, or None for placeholders, attributes, outputs and modules we do not read."""
     if node.op == "call_function":
         target = node.target
         if isinstance(target, _private.OpOverload):
@@ -73,6 +74,8 @@ def read(node: Node) -> Call | None:
         return _function(node, target)
     if node.op == "call_method":
         return _method(node, str(node.target))
+    if node.op == "call_module" and (called := module_call(node)) is not None:
+        return Call(*called)
     return None
 
 
@@ -139,7 +142,8 @@ def _python_function(node: Node, target: Any, name: str) -> Call | None:
         return None
     given.apply_defaults()
     known = parameters(name)
-    mutates = bool(given.arguments.get("inplace", False))
+    idle = "dropout" in name and given.arguments.get("training") is False  # in place, and yet nothing is written
+    mutates = bool(given.arguments.get("inplace", False)) and not idle
     bound: dict[str, Any] = {}
     for param, value in given.arguments.items():
         if param in ("_stacklevel", "inplace"):

@@ -22,6 +22,7 @@ Adapter = Callable[[Node, Args], "tuple[str, Args] | None"]
 CANONICAL: dict[str, Adapter] = {}
 
 OWN_PARAMETERS: dict[str, Args] = {
+    "identity": {"self": REQUIRED},
     "reshape": {"self": REQUIRED, "shape": REQUIRED},
     "permute": {"self": REQUIRED, "dims": REQUIRED},
     "to": {"self": REQUIRED, "dtype": None, "device": None, "layout": None, "non_blocking": False, "copy": False,
@@ -73,6 +74,8 @@ renamed("neg", "negative")
 renamed("abs", "absolute")
 renamed("matmul", "mm", "bmm", mat2="other")
 renamed("clamp", "clip")
+renamed("expand", "broadcast_to")
+renamed("alias", "prims.view_of", a="self")
 
 
 @spelled("rsub")
@@ -185,6 +188,27 @@ def _to(node: Node, args: Args) -> tuple[str, Args]:
     if isinstance(kept.get("device"), str):
         kept["device"] = torch.device(kept["device"])
     return "to", kept
+
+
+@spelled("cpu", "cuda")
+def _to_device(node: Node, args: Args) -> tuple[str, Args] | None:
+    result = tensor_fact(node)
+    if result is None or args.get("rest") or set(args) - {"self", "rest"}:
+        return None
+    return "to", {"self": args["self"], "device": result.device}
+
+
+@spelled("type")
+def _type(node: Node, args: Args) -> tuple[str, Args] | None:
+    rest = args.get("rest", ())
+    if len(rest) != 1 or not isinstance(rest[0], torch.dtype) or set(args) - {"self", "rest"}:
+        return None
+    return "to", {"self": args["self"], "dtype": rest[0]}
+
+
+@spelled(*(f"torch.nn.functional.dropout{n}d" for n in (1, 2, 3)))
+def _feature_dropout(node: Node, args: Args) -> tuple[str, Args]:
+    return "feature_dropout", {"input": args["input"], "p": args["p"], "train": args["training"]}
 
 
 CAST_METHODS = {

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from .. import _private
 from .calls import Call, op_parameters, read
 from .facts import fact
+from .modules import called_module
 from .schema import overloads, packet_tags
 
 
@@ -236,9 +237,8 @@ _PURE_MODULES = (
 
 def _from_module(node: Node) -> Effects:
     operands = tuple(node_operands((node.args, node.kwargs)))
-    owner = node.graph.owning_module
-    module = owner.get_submodule(str(node.target)) if isinstance(owner, GraphModule) else None
-    if isinstance(module, torch.nn.Dropout):
+    module = called_module(node)
+    if isinstance(module, torch.nn.modules.dropout._DropoutNd) and not (module.inplace and module.training):
         return Effects(aliases=operands, random=module.training)
     if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
         return Effects(kept=module.training, barrier=module.training)
