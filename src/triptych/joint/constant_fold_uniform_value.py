@@ -18,6 +18,7 @@ from ..ir.uniform import Uniforms, never_negative_zero
 from ..passes.base import Pass, PassRun
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
+from ..rewrite.rewriter import PlainTerms
 from ..testing.examples import declines, fires
 
 bf16, f32, f64 = torch.bfloat16, torch.float32, torch.float64
@@ -121,7 +122,7 @@ class _Folder:
         rewriter = self.run.rewriter
         op = rewriter.emitter(node, what)
         try:
-            rewriter.replace(node, make(op), op, keeps_strides=keeps_strides)
+            rewriter.replace(node, make(op), op, terms=PlainTerms(keeps_strides=keeps_strides))
         except Refused as refused:
             op.discard()
             self.run.declined(what, node, refused.reason)
