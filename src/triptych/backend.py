@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch.fx import Graph, GraphModule
 
@@ -145,17 +144,12 @@ def tracing(example_inputs: Sequence[Any], codegen: CodeGenerator) -> Iterator[N
         yield
 
 
-_attempts: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-
-
 def new_session(options: Options) -> Session:
     """The session of one call: Dynamo may compile a frame more than once, each time another attempt."""
     context = _private.CompileContext.try_get()
     if context is None:
         return open_session(options)
-    attempt = _attempts.get(context, 0)
-    _attempts[context] = attempt + 1
-    return open_session(options, str(context.compile_id), attempt)
+    return open_session(options, str(context.compile_id), context.attempt)
 
 
 def keep(session: Session, name: str, gm: GraphModule) -> None:
