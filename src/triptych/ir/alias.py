@@ -26,6 +26,7 @@ class Aliasing:
         self._writes: list[tuple[Node, tuple[Node, ...]]] = []
         self._barriers: list[Node] = []
         self._inputs: list[Node] = []
+        self._fresh: set[Node] = set()
         self._input_classes: set[Node] = set()
         self._output_uses: Counter[Node] = Counter()
         self._written: frozenset[Node] | None = None
@@ -43,7 +44,10 @@ class Aliasing:
         seen = effects(node)
         self._effects[node] = seen
         self._parent.setdefault(node, node)
-        self._join((node, *self._shared_with(node, seen)))
+        shared = self._shared_with(node, seen)
+        if not shared and not seen.writes and node.op not in ("placeholder", "get_attr"):
+            self._fresh.add(node)
+        self._join((node, *shared))
         if node.op in ("placeholder", "get_attr"):
             self._inputs.append(node)
             self._input_classes.add(self._root(node))
@@ -57,10 +61,11 @@ class Aliasing:
         if "val" not in node.meta or seen.aliases or node.op == "placeholder":
             self._join_by_storage(node)
 
-    def _shared_with(self, node: Node, seen: Effects) -> Iterable[Node]:
+    def _shared_with(self, node: Node, seen: Effects) -> list[Node]:
         if node.target is getitem and self._makes_several(node.args[0]):
-            return (self._pieces.setdefault((node.args[0], node.args[1]), node),)
-        return (a for a in seen.aliases if not (seen.may_copy and _surely_apart(node, a)))
+            first = self._pieces.setdefault((node.args[0], node.args[1]), node)
+            return [first] if first is not node else []
+        return [a for a in seen.aliases if not (seen.may_copy and _surely_apart(node, a))]
 
     def _makes_several(self, node: object) -> bool:
         """Several results, each in memory of its own, which are only taken apart: the pieces share nothing."""
@@ -78,6 +83,7 @@ class Aliasing:
     def forget(self, node: Node) -> None:
         """A node that was erased writes no more; its class stays, which is safe."""
         seen = self._effects.pop(node, None)
+        self._fresh.discard(node)
         if seen is None:
             return
         if seen.writes:
@@ -97,6 +103,10 @@ class Aliasing:
     @property
     def any_write(self) -> bool:
         return bool(self._writes)
+
+    def is_fresh(self, node: Node) -> bool:
+        """Is the value new memory, shared with nothing that was there before?"""
+        return node in self._fresh
 
     def same(self, left: Node, right: Node) -> bool:
         """May the two share memory?"""

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from .. import _private
 from .calls import Call, op_parameters, read
 from .facts import fact
+from .modules import called_module
 from .schema import overloads, packet_tags
 
 
@@ -43,11 +44,11 @@ BARRIER = Effects(kept=True, barrier=True)
 def effects(node: Node) -> Effects:
     if node.op == "call_function":
         target = node.target
-        if isinstance(target, torch._ops.OpOverload):
+        if isinstance(target, _private.OpOverload):
             return _from_schema(node, target)
         if target in _regions():
             return BARRIER
-        if isinstance(target, _private.higher_order_operator()):
+        if isinstance(target, _private.HigherOrderOperator):
             return _higher_order(node)
         return _from_call(node)
     if node.op == "call_method":
@@ -93,7 +94,7 @@ KEEPS_STATISTICS = ("aten::batch_norm", "aten::instance_norm", "aten::native_bat
 
 
 @functools.cache
-def _schema_effects(overload: torch._ops.OpOverload) -> _SchemaEffects:
+def _schema_effects(overload: _private.OpOverload) -> _SchemaEffects:
     schema = overload._schema
     tags = overload.tags
     returned = {name for r in schema.returns if r.alias_info for name in r.alias_info.before_set}
@@ -116,7 +117,7 @@ def _schema_effects(overload: torch._ops.OpOverload) -> _SchemaEffects:
     return _SchemaEffects(tuple(written), tuple(aliased), may_copy, random, kept, barrier, plain)
 
 
-def _from_schema(node: Node, overload: torch._ops.OpOverload) -> Effects:
+def _from_schema(node: Node, overload: _private.OpOverload) -> Effects:
     known = _schema_effects(overload)
     if known.plain:
         return PURE
@@ -236,9 +237,8 @@ _PURE_MODULES = (
 
 def _from_module(node: Node) -> Effects:
     operands = tuple(node_operands((node.args, node.kwargs)))
-    owner = node.graph.owning_module
-    module = owner.get_submodule(str(node.target)) if isinstance(owner, GraphModule) else None
-    if isinstance(module, torch.nn.Dropout):
+    module = called_module(node)
+    if isinstance(module, torch.nn.modules.dropout._DropoutNd) and not (module.inplace and module.training):
         return Effects(aliases=operands, random=module.training)
     if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
         return Effects(kept=module.training, barrier=module.training)

@@ -18,6 +18,7 @@ from ..ir.uniform import Uniforms, never_negative_zero
 from ..passes.base import Pass, PassRun
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
+from ..rewrite.rewriter import PlainTerms
 from ..testing.examples import declines, fires
 
 bf16, f32, f64 = torch.bfloat16, torch.float32, torch.float64
@@ -125,7 +126,7 @@ class _Folder:
             made.extend(op.made)
             return result
 
-        if self.run.replace(what, node, noting, keeps_strides=keeps_strides):
+        if self.run.replace(what, node, noting, terms=PlainTerms(keeps_strides=keeps_strides)):
             for new in made:
                 if not new._erased:
                     self.uniforms.look(new)

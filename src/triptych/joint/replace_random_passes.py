@@ -18,12 +18,15 @@ from ..ir.program import Value
 from ..passes.base import Pass, PassRun
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
+from ..rewrite.rewriter import PlainTerms
 from ..testing.examples import declines, fires
 
 bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 
 DTYPES = (f32, f16, bf16)
 """What 32-bit draws can make without losing resolution."""
+
+TERMS = PlainTerms(takes_random=True, without_facts=True)
 
 
 def _draw(program: Callable[..., Any], *inputs: Any, **how: Any) -> Any:
@@ -98,7 +101,7 @@ class _Replacer:
     def __init__(self, run: PassRun, draws: int) -> None:
         self.run = run
         self.draws = draws
-        self.prims = _private.generator_prims()
+        self.prims = _private.generator_prims
         self.seeds: dict[Any, tuple[Value, Any]] = {}
         self.taken: dict[Any, int] = {}
         self.forms: dict[str, Callable[[Emitter, Node, Call], Any]] = {
@@ -120,9 +123,8 @@ class _Replacer:
                 self.taken = before
 
     def _replace(self, node: Node, call: Call, form: Callable[[Emitter, Node, Call], Any]) -> bool:
-        gates: dict[str, Any] = {"takes_random": True, "without_facts": True, "before": node}
         if call.op != "native_dropout":
-            return self.run.replace(call.op, node, lambda op: form(op, node, call), **gates)
+            return self.run.replace(call.op, node, lambda op: form(op, node, call), terms=TERMS)
         pieces = {u.args[1]: u for u in node.users if u.target is operator.getitem}
         if len(pieces) != len(node.users):
             self.run.declined(call.op, node, "its results are not taken apart")
@@ -132,7 +134,7 @@ class _Replacer:
             made = form(op, node, call)
             return tuple(made[i] for i in pieces)
 
-        return self.run.replace(call.op, list(pieces.values()), both, covered=(node,), **gates)
+        return self.run.replace(call.op, list(pieces.values()), both, node, (node,), TERMS)
 
     def finish(self) -> None:
         """The number of seeds is known once every draw had its turn."""

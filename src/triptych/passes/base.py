@@ -16,7 +16,7 @@ from ..options import Options
 from ..rewrite.driver import Tally, run_rules
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
-from ..rewrite.rewriter import Rewriter
+from ..rewrite.rewriter import PLAIN, Rewriter, Terms
 from ..rewrite.rule import Rule
 from .record import Decline
 
@@ -49,12 +49,20 @@ class PassRun:
     def declined(self, what: str, node: Node, reason: str) -> None:
         self.tally.declines[what, node.name] = Decline(what, node.name, reason, source_line(node))
 
-    def replace(self, what: str, old: Node | Sequence[Node], make: Callable[[Emitter], Any], **gates: Any) -> bool:
+    def replace(
+        self,
+        what: str,
+        old: Node | Sequence[Node],
+        make: Callable[[Emitter], Any],
+        before: Node | None = None,
+        covered: Sequence[Node] = (),
+        terms: Terms = PLAIN,
+    ) -> bool:
         """Put what `make` builds where `old` stands, counted; where that is not right, the reason is kept instead."""
         site = old if isinstance(old, Node) else old[0]
-        op = self.rewriter.emitter(gates.pop("before", site), what)
+        op = self.rewriter.emitter(before or site, what)
         try:
-            self.rewriter.replace(old, make(op), op, **gates)
+            self.rewriter.replace(old, make(op), op, covered, terms)
         except Refused as refused:
             op.discard()
             self.declined(what, site, refused.reason)

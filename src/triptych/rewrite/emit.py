@@ -173,7 +173,7 @@ class Emitter:
             as_tensor = name in AS_TENSOR_OVERLOAD and sig.overload._overloadname == "Tensor"
             if sig.bind((), bound, check=not as_tensor) is None:
                 continue
-            if _private.is_composite(sig.overload) and not self._takes_composites():
+            if _private.is_composite(sig.overload) and not self.program.has_composites:
                 continue
             args = tuple(bound[p.name] for p in sig.params if not p.keyword_only and p.name in bound)
             gap = [p.name in bound for p in sig.params if not p.keyword_only]
@@ -186,14 +186,6 @@ class Emitter:
             rest |= {p.name: bound[p.name] for p in sig.params if p.keyword_only and p.name in bound}
             return self.node("call_function", sig.overload, args, rest)
         raise Refused(f"{name} has no form in an ATen graph for these arguments")
-
-    def _takes_composites(self) -> bool:
-        """A graph from `torch.export` keeps `linear` and its like; one from AOTAutograd has none."""
-        return any(
-            isinstance(n.target, torch._ops.OpOverload) and _private.is_composite(n.target)
-            for n in self.program.graph.nodes
-            if n not in self.made
-        )
 
 
 TORCH_HOMES: dict[Any, frozenset[str]] = {
