@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from operator import getitem
 
 from torch.fx import Graph, Node
 
@@ -29,6 +30,8 @@ class Aliasing:
         self._input_classes: set[Node] = set()
         self._output_uses: Counter[Node] = Counter()
         self._written: frozenset[Node] | None = None
+        self._pieces: dict[tuple[object, object], Node] = {}
+        self._several: dict[Node, bool] = {}
         for node in graph.nodes:
             self.add(node)
         if self._writes and any(fact(n) is None for n in self._inputs):
@@ -41,7 +44,7 @@ class Aliasing:
         seen = effects(node)
         self._effects[node] = seen
         self._parent.setdefault(node, node)
-        shared = [a for a in seen.aliases if not (seen.may_copy and _surely_apart(node, a))]
+        shared = self._shared_with(node, seen)
         if not shared and not seen.writes and node.op not in ("placeholder", "get_attr"):
             self._fresh.add(node)
         self._join((node, *shared))
@@ -57,6 +60,25 @@ class Aliasing:
             self._barriers.append(node)
         if "val" not in node.meta or seen.aliases or node.op == "placeholder":
             self._join_by_storage(node)
+
+    def _shared_with(self, node: Node, seen: Effects) -> list[Node]:
+        if node.target is getitem and self._makes_several(node.args[0]):
+            first = self._pieces.setdefault((node.args[0], node.args[1]), node)
+            return [first] if first is not node else []
+        return [a for a in seen.aliases if not (seen.may_copy and _surely_apart(node, a))]
+
+    def _makes_several(self, node: object) -> bool:
+        """Several results, each in memory of its own, which are only taken apart: the pieces share nothing."""
+        if not isinstance(node, Node) or node not in self._effects:
+            return False
+        if node not in self._several:
+            self._several[node] = (
+                node.op != "placeholder"
+                and not self._effects[node].aliases
+                and isinstance(fact(node), (list, tuple))
+                and all(u.target is getitem and isinstance(u.args[1], int) for u in node.users)
+            )
+        return self._several[node]
 
     def forget(self, node: Node) -> None:
         """A node that was erased writes no more; its class stays, which is safe."""
@@ -156,6 +178,8 @@ class Aliasing:
 
     def _join_by_storage(self, node: Node) -> None:
         value = fact(node)
+        if self._makes_several(node):
+            return
         for item in value if isinstance(value, (list, tuple)) else (value,):
             key = storage(item)
             if key is not None:

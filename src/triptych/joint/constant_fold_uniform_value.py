@@ -119,18 +119,17 @@ class _Folder:
         self._replace("fold_to_full", node, lambda op: self._full(op, node, value.item()), keeps_strides)
 
     def _replace(self, what: str, node: Node, make: Made, keeps_strides: bool = False) -> None:
-        rewriter = self.run.rewriter
-        op = rewriter.emitter(node, what)
-        try:
-            rewriter.replace(node, make(op), op, terms=PlainTerms(keeps_strides=keeps_strides))
-        except Refused as refused:
-            op.discard()
-            self.run.declined(what, node, refused.reason)
-            return
-        self.run.fired(what)
-        for made in op.made:
-            if not made._erased:
-                self.uniforms.look(made)
+        made: list[Node] = []
+
+        def noting(op: Emitter) -> Any:
+            result = make(op)
+            made.extend(op.made)
+            return result
+
+        if self.run.replace(what, node, noting, terms=PlainTerms(keeps_strides=keeps_strides)):
+            for new in made:
+                if not new._erased:
+                    self.uniforms.look(new)
 
     def _full(self, op: Emitter, node: Node, number: bool | int | float) -> Any:
         like = tensor_fact(node)
