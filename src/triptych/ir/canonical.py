@@ -23,8 +23,10 @@ CANONICAL: dict[str, Adapter] = {}
 
 OWN_PARAMETERS: dict[str, Args] = {
     "identity": {"self": REQUIRED},
+    "tensor_getitem": {"self": REQUIRED, "index": REQUIRED},
     "reshape": {"self": REQUIRED, "shape": REQUIRED},
     "permute": {"self": REQUIRED, "dims": REQUIRED},
+    "expand": {"self": REQUIRED, "size": REQUIRED, "implicit": False},
     "to": {"self": REQUIRED, "dtype": None, "device": None, "layout": None, "non_blocking": False, "copy": False,
            "memory_format": None, "pin_memory": None},
     "split": {"self": REQUIRED, "sizes": REQUIRED, "dim": 0},
@@ -99,13 +101,21 @@ def _clamp_max(node: Node, args: Args) -> tuple[str, Args]:
 def _reshape(node: Node, args: Args) -> tuple[str, Args] | None:
     if "dtype" in args:
         return None  # `view(dtype)` reads the bits anew
-    return "reshape", {"self": args["self"], "shape": list(args.get("size", args.get("shape", ())))}
+    shape = args.get("size", args.get("shape", ()))
+    if isinstance(shape, Node):  # `x.view(y.size())`: the node that makes the whole shape
+        return _reshape_to_result(node, args)
+    return "reshape", {"self": args["self"], "shape": list(shape)}
 
 
 @spelled("flatten", "unflatten", "ravel", "view_as", "reshape_as")
 def _reshape_to_result(node: Node, args: Args) -> tuple[str, Args] | None:
     result = tensor_fact(node)
     return None if result is None else ("reshape", {"self": args["self"], "shape": list(result.shape)})
+
+
+@spelled("expand")
+def _expand(node: Node, args: Args) -> tuple[str, Args] | None:
+    return _expand_as(node, args) if isinstance(args.get("size"), Node) else None
 
 
 @spelled("expand_as")
