@@ -26,16 +26,14 @@ def capture_torch(
 
         return run
 
+    given = [_copy(i) for i in inputs]
     with _private.unlimited_recompiles():
         # a fresh function object each time: Dynamo keeps its caches by code and backend
-        torch.compile(program, backend=backend, fullgraph=True, dynamic=dynamic)(*[_copy(i) for i in inputs])
+        torch.compile(program, backend=backend, fullgraph=True, dynamic=dynamic)(*given)
     gm, args = seen[0]
     # the run above may have written its inputs: hand out fresh ones, in the order of the graph
-    fresh = [_copy(i) for i in inputs if isinstance(i, torch.Tensor)]
-    tensors = iter(fresh)
-    ordered = [next(tensors, a) if isinstance(a, torch.Tensor) else a for a in args]
-    same_order = len(fresh) == sum(isinstance(a, torch.Tensor) for a in args)
-    return gm, ordered if same_order else args
+    original = {id(g): i for g, i in zip(given, inputs)}
+    return gm, [_copy(original.get(id(a), a)) for a in args]
 
 
 def capture_aten(
