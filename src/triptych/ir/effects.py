@@ -164,7 +164,7 @@ def _from_call(node: Node) -> Effects:
     if not _has_tensor(node):
         return PURE if not call.mutates else Effects(writes=operands[:1], kept=True)
     known_operation = bool(overloads(call.op)) or call.op in (
-        "tensor_getitem", "getattr", "to_like", "getitem", "setitem", "not"
+        "tensor_getitem", "getattr", "to_like", "getitem", "setitem", "not", "rdiv"
     )  # fmt: skip
     random = _op_is_random(call.op.removesuffix("_"))
     if call.mutates:

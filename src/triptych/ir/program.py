@@ -71,6 +71,12 @@ class Program:
         """The arguments of a node are others now."""
         self._calls.pop(node, None)
 
+    def respelled(self, node: Node) -> None:
+        """A node calls the same thing in other words."""
+        self.changed(node)
+        if self._aliasing is not None:
+            self._aliasing.refresh(node)
+
     def added(self, node: Node) -> None:
         if self._aliasing is not None:
             self._aliasing.add(node)
@@ -100,6 +106,12 @@ class Program:
             self.fake_mode = mode
         except Exception:  # any failure of the user's own code: facts are a help, not a need
             return
+
+    def attribute_fact(self, path: str) -> Any:
+        """The fake value of a parameter or buffer of the graph's module, by its dotted path."""
+        owner, _, name = path.rpartition(".")
+        value = getattr(self.gm.get_submodule(owner), name)
+        return None if self.fake_mode is None else _fake(self.fake_mode, value)
 
     @contextlib.contextmanager
     def computing(self, node: Node) -> Iterator[None]:
