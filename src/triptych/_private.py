@@ -82,6 +82,22 @@ def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
     return _disable_current_modes()
 
 
+def has_hooks(module: torch.nn.Module) -> bool:
+    """A module whose call does more than its forward."""
+    from torch.nn.modules.module import _has_any_global_hook
+
+    own = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return _has_any_global_hook() or any(getattr(module, name) for name in own)
+
+
+def is_ordinary(tensor: torch.Tensor) -> bool:
+    """Strided, and no subclass that gives functions a meaning of its own."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    ordinary = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
+    return tensor.layout == torch.strided and type(tensor) in ordinary
+
+
 def prims() -> Any:
     return torch.ops.prims
 

@@ -30,7 +30,9 @@ def dialect_of(gm: GraphModule) -> str:
             is_arithmetic = getattr(node.target, "__module__", "") in ("_operator", "math", "torch", "builtins")
             if not is_arithmetic or (value is None and node.target is not operator.getitem):
                 return TORCH
-            if isinstance(value, torch.Tensor) and node.target is not operator.getitem:
+            is_element = node.target is operator.getitem and tensor_fact(node.args[0]) is None
+            made = value if isinstance(value, (list, tuple)) else (value,)
+            if any(isinstance(v, torch.Tensor) for v in made) and not is_element:
                 return TORCH
     return ATEN
 
