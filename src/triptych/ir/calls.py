@@ -19,6 +19,7 @@ from torch.fx import Node
 from .. import _private
 from .canonical import CANONICAL, canonical_parameters
 from .facts import fact, tensor_fact
+from .modules import module_call
 from .schema import REQUIRED, overloads, parameters, signature
 
 
@@ -60,22 +61,24 @@ PYTHON_RENAMES = {"training": "train", "split_size_or_sections": "split_size", "
 
 
 def read(node: Node) -> Call | None:
-    """The call a node makes, or None for placeholders, attributes, modules and outputs."""
+    """The call a node makes, or None for placeholders, attributes, outputs and modules we do not read."""
     if node.op == "call_function":
         target = node.target
-        if isinstance(target, torch._ops.OpOverload):
+        if isinstance(target, _private.OpOverload):
             sig = signature(target)
             bound = sig.bind(node.args, node.kwargs, check=False)
             return None if bound is None else _canonical(node, sig.name, bound, sig.mutates)
-        if isinstance(target, torch._ops.OpOverloadPacket):
+        if isinstance(target, _private.OpOverloadPacket):
             return _by_name(node, target.__name__)
         if target in OPERATORS:
             return _operator(node, OPERATORS[target])
-        if isinstance(target, _private.higher_order_operator()):
+        if isinstance(target, _private.HigherOrderOperator):
             return Call(f"higher_order.{target}", {"operands": node.args, **node.kwargs}, mutates=False)
         return _function(node, target)
     if node.op == "call_method":
         return _method(node, str(node.target))
+    if node.op == "call_module" and (called := module_call(node)) is not None:
+        return Call(*called)
     return None
 
 
@@ -147,7 +150,8 @@ def _python_function(node: Node, target: Any, name: str) -> Call | None:
         return None
     given.apply_defaults()
     known = parameters(name)
-    in_place = bool(given.arguments.get("inplace", False))
+    idle = "dropout" in name and given.arguments.get("training") is False  # in place, and yet nothing is written
+    in_place = bool(given.arguments.get("inplace", False)) and not idle
     mutates = in_place or name.endswith("_")
     bound: dict[str, Any] = {}
     for param, value in given.arguments.items():

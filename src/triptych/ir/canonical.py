@@ -22,8 +22,11 @@ Adapter = Callable[[Node, Args], "tuple[str, Args] | None"]
 CANONICAL: dict[str, Adapter] = {}
 
 OWN_PARAMETERS: dict[str, Args] = {
+    "identity": {"self": REQUIRED},
+    "tensor_getitem": {"self": REQUIRED, "index": REQUIRED},
     "reshape": {"self": REQUIRED, "shape": REQUIRED},
     "permute": {"self": REQUIRED, "dims": REQUIRED},
+    "expand": {"self": REQUIRED, "size": REQUIRED, "implicit": False},
     "to": {"self": REQUIRED, "dtype": None, "device": None, "layout": None, "non_blocking": False, "copy": False,
            "memory_format": None, "pin_memory": None},
     "split": {"self": REQUIRED, "sizes": REQUIRED, "dim": 0},
@@ -75,6 +78,8 @@ renamed("neg", "negative")
 renamed("abs", "absolute")
 renamed("matmul", "mm", "bmm", mat2="other")
 renamed("clamp", "clip")
+renamed("expand", "broadcast_to")
+renamed("alias", "prims.view_of", a="self")
 renamed("sigmoid", "special_expit")
 renamed("softmax", "special_softmax")
 renamed("log_softmax", "special_log_softmax")
@@ -101,7 +106,10 @@ def _clamp_max(node: Node, args: Args) -> tuple[str, Args]:
 def _reshape(node: Node, args: Args) -> tuple[str, Args] | None:
     if "dtype" in args:
         return None  # `view(dtype)` reads the bits anew
-    return "reshape", {"self": args["self"], "shape": _filled_in(node, args.get("size", args.get("shape", ())))}
+    shape = args.get("size", args.get("shape", ()))
+    if isinstance(shape, Node):  # `x.view(y.size())`: the node that makes the whole shape
+        return _reshape_to_result(node, args)
+    return "reshape", {"self": args["self"], "shape": _filled_in(node, shape)}
 
 
 @spelled("flatten", "unflatten", "ravel", "view_as", "reshape_as")
@@ -117,7 +125,9 @@ def _reshape_to_result(node: Node, args: Args) -> tuple[str, Args] | None:
 
 
 @spelled("expand")
-def _expand(node: Node, args: Args) -> tuple[str, Args]:
+def _expand(node: Node, args: Args) -> tuple[str, Args] | None:
+    if isinstance(args["size"], Node):
+        return _expand_as(node, args)
     return "expand", {**args, "size": _filled_in(node, args["size"])}
 
 
@@ -227,6 +237,27 @@ def _to(node: Node, args: Args) -> tuple[str, Args]:
     if isinstance(kept.get("device"), str):
         kept["device"] = torch.device(kept["device"])
     return "to", kept
+
+
+@spelled("cpu", "cuda")
+def _to_device(node: Node, args: Args) -> tuple[str, Args] | None:
+    result = tensor_fact(node)
+    if result is None or args.get("rest") or set(args) - {"self", "rest"}:
+        return None
+    return "to", {"self": args["self"], "device": result.device}
+
+
+@spelled("type")
+def _type(node: Node, args: Args) -> tuple[str, Args] | None:
+    rest = args.get("rest", ())
+    if len(rest) != 1 or not isinstance(rest[0], torch.dtype) or set(args) - {"self", "rest"}:
+        return None
+    return "to", {"self": args["self"], "dtype": rest[0]}
+
+
+@spelled(*(f"torch.nn.functional.dropout{n}d" for n in (1, 2, 3)))
+def _feature_dropout(node: Node, args: Args) -> tuple[str, Args]:
+    return "feature_dropout", {"input": args["input"], "p": args["p"], "train": args["training"]}
 
 
 CAST_METHODS = {

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
+from .. import _private
 from ..ir.calls import METHOD_ORDER, is_torch_function
 from ..ir.facts import fact, tensor_fact
 from ..ir.program import ATEN
@@ -116,7 +117,7 @@ def _given(node: Node, bound: Mapping[str, Any], required: list[str]) -> Spellin
 
 
 def _aten_arguments(node: Node) -> Spelling | None:
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, _private.OpOverload):
         return None
     sig = signature(node.target)
     names = [p.name for p in sig.params if not p.keyword_only]

@@ -24,7 +24,7 @@ NO_SPELLING = frozenset("getitem setitem getattr tensor_getitem to_like".split()
 
 def wanted_spelling(program: Program, node: Node) -> Spelling | None:
     """How the emitter would write what this node calls; None where there is nothing to choose."""
-    call = program.call(node)
+    call = program.call(node) if node.op != "call_module" else None
     if call is None or call.op in NO_SPELLING or not makes_tensors(node) or _is_chosen_overload(node):
         return None
     if "dynamic_output_shape" in packet_tags(call.op):
@@ -32,7 +32,7 @@ def wanted_spelling(program: Program, node: Node) -> Spelling | None:
     if call.mutates and not hasattr(torch.Tensor, call.op):
         return None
     wanted = canonical_spelling(program, node, call)
-    if wanted is None or isinstance(wanted.target, torch._ops.OpOverload):
+    if wanted is None or isinstance(wanted.target, _private.OpOverload):
         return None
     return wanted
 
@@ -46,7 +46,7 @@ def makes_tensors(node: Node) -> bool:
 
 def _is_chosen_overload(node: Node) -> bool:
     """An operator called by its own name and not by torch's: whoever wrote that meant it."""
-    if not isinstance(node.target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+    if not isinstance(node.target, (_private.OpOverload, _private.OpOverloadPacket)):
         return False
     return not str(node.target).startswith("aten.") or str(node.target).startswith("aten._")
 

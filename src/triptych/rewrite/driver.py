@@ -14,7 +14,7 @@ from ..errors import RuleError
 from ..ir.text import line, source_line
 from ..match.matcher import Matcher
 from ..passes.record import Decline
-from .refusal import Refused
+from .refusal import NotConcerned, Refused
 from .rewriter import Rewriter
 from .rule import CompiledRule, Match, Rule, compiled
 
@@ -112,15 +112,11 @@ def _apply(
         op = rewriter.emitter(max(found.roots), rule.name)
         try:
             rule.check(match)
-            rewriter.replace(
-                found.roots,
-                rule.rewrite(op, match),
-                op,
-                covered=found.nodes,
-                keeps_strides=rule.rule.keeps_strides,
-                without_facts=rule.rule.without_facts,
-                takes_random=rule.rule.takes_random,
-            )
+            rewriter.replace(found.roots, rule.rewrite(op, match), op, match.nodes, rule.rule)
+        except NotConcerned:
+            tally.matched -= 1
+            op.discard()
+            continue
         except Refused as refused:
             op.discard()
             declined = declined or Decline(rule.name, node.name, refused.reason, source_line(node))

@@ -9,3 +9,7 @@ class Refused(Exception):
     @property
     def reason(self) -> str:
         return str(self)
+
+
+class NotConcerned(Refused):
+    """The site is none of the rule's: a miss, as if the pattern had not matched, and not worth a line in a report."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch.fx import Node
@@ -14,7 +13,7 @@ from ..errors import TriptychError
 from ..ir.program import Program, Value
 from ..match.matcher import Found
 from ..match.pattern import Pattern, build_pattern
-from .refusal import Refused
+from .refusal import NotConcerned, Refused
 
 
 class Match:
@@ -35,6 +34,15 @@ class Match:
         """Leave this site alone, for that reason, unless the condition holds."""
         if not condition:
             raise Refused(reason)
+
+    def applies(self, condition: Any, reason: str = "") -> None:
+        """What the pattern cannot say by its form ("to the same shape"); without it this is no match."""
+        if not condition:
+            raise NotConcerned(reason)
+
+    def cover(self, nodes: Iterable[Node]) -> None:
+        """More nodes whose work the rewrite does: found by `check` itself, beyond the pattern."""
+        self.nodes = tuple(dict.fromkeys((*self.nodes, *nodes)))
 
     def __getitem__(self, name: str) -> Any:
         return self.captures.get(name)
@@ -65,6 +73,8 @@ class Rule:
     """The pattern covers random draws, and the rewrite keeps their meaning."""
     without_facts: ClassVar[bool] = False
     """Right even where shapes and dtypes are unknown: the rewrite keeps both by its form."""
+    returns_operand: ClassVar[bool] = False
+    """What is dropped hands back its very operand (`nn.Identity`): nothing about the value differs, known or not."""
     keeps_strides: ClassVar[bool] = True
     """False: the result may lie otherwise in memory where nobody can see it."""
     examples: ClassVar[list[Any]] = []
@@ -153,6 +163,12 @@ def _given(names: frozenset[str], captures: Mapping[str, Any]) -> dict[str, Any]
     return {n: captures.get(n) for n in names}
 
 
-@functools.cache
+_COMPILED: dict[Any, CompiledRule] = {}
+
+
 def compiled(rule: Rule) -> CompiledRule:
-    return CompiledRule(rule)
+    """The rule made ready; once for each class, or for each rule that carries values of its own."""
+    key = rule if vars(rule) else type(rule)
+    if key not in _COMPILED:
+        _COMPILED[key] = CompiledRule(rule)
+    return _COMPILED[key]

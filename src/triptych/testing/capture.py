@@ -1,4 +1,4 @@
-"""Small programs as graphs: at the torch level as Dynamo captures them, and in ATen."""
+"""Small programs as graphs: at the torch level as Dynamo captures them, in ATen, and with modules called whole."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from .. import _private
+from ..ir.program import Program
 
 
 def capture_torch(
@@ -18,6 +19,8 @@ def capture_torch(
 ) -> tuple[GraphModule, list[Any]]:
     """The graph Dynamo hands to a backend, and the inputs it would call it with."""
     seen: list[tuple[GraphModule, list[Any]]] = []
+    given = [_copy(i) for i in inputs]
+    number = {id(value): i for i, value in enumerate(given) if isinstance(value, torch.Tensor)}
 
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
@@ -26,14 +29,19 @@ def capture_torch(
 
         return run
 
-    given = [_copy(i) for i in inputs]
     with _private.unlimited_recompiles():
         # a fresh function object each time: Dynamo keeps its caches by code and backend
         torch.compile(program, backend=backend, fullgraph=True, dynamic=dynamic)(*given)
     gm, args = seen[0]
-    # the run above may have written its inputs: hand out fresh ones, in the order of the graph
-    original = {id(g): i for g, i in zip(given, inputs)}
-    return gm, [_copy(original.get(id(a), a)) for a in args]
+    # the run above may have written its inputs: hand out fresh ones; Dynamo orders them by their first use
+    return gm, [_copy(inputs[number[id(a)]]) if id(a) in number else a for a in args]
+
+
+def capture_modules(program: Callable[..., Any], inputs: Sequence[Any]) -> tuple[GraphModule, list[Any]]:
+    """The graph of a module as `torch.fx.symbolic_trace` makes it: submodules are called whole."""
+    traced = torch.fx.symbolic_trace(program)
+    Program(traced, [_copy(i) for i in inputs])  # leaves the facts on the nodes
+    return traced, [_copy(i) for i in inputs]
 
 
 def capture_aten(
@@ -54,4 +62,6 @@ def _copy(value: Any) -> Any:
 def capture(
     program: Callable[..., Any], inputs: Sequence[Any], dialect: str, dynamic: bool = False
 ) -> tuple[GraphModule, list[Any]]:
+    if dialect == "modules":
+        return capture_modules(program, inputs)
     return (capture_torch if dialect == "torch" else capture_aten)(program, inputs, dynamic)

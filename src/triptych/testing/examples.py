@@ -30,6 +30,8 @@ class Example:
     dynamic: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     is_inference: bool = True
+    same_values: bool = True
+    """False where random numbers come from another stream: only shapes, dtypes, strides and sharing are compared."""
 
     @property
     def source(self) -> str:
@@ -38,6 +40,8 @@ class Example:
             text = inspect.getsource(self.program).strip()
         except OSError:
             return self.program.__name__
+        except TypeError:  # a module
+            return str(self.program)
         found = re.search(r"lambda.*", text, re.S)
         if found and self.program.__name__ == "<lambda>":
             return _one_expression(found.group(0))
