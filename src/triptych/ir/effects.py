@@ -191,7 +191,7 @@ def _from_call(node: Node) -> Effects:
         return PURE if not call.mutates else Effects(writes=operands[:1], kept=True)
     in_python = call.op.startswith(PURE_MODULES)
     known_operation = in_python or bool(overloads(call.op)) or call.op in (
-        "tensor_getitem", "getattr", "to_like", "getitem", "setitem", "not", "tensor"
+        "tensor_getitem", "getattr", "to_like", "getitem", "setitem", "not", "tensor", "rdiv"
     )  # fmt: skip
     random = _draws(call)
     if call.mutates:
