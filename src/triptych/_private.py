@@ -1,14 +1,146 @@
-"""Every private name of torch that the package uses, in one place.
+"""Every private name of torch that the package uses: where it lives, and what it is for.
 
-A new torch release that moves one of these breaks here and nowhere else.
+A name resolves on its first use (`_private.compile_fx_inner`), so that importing the package loads neither
+Dynamo nor Inductor. `missing()` is what a test asks for each torch release that is supported.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
+
+NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        # -- what a graph calls --
+        # one operator as a graph calls it, and all operators of one name
+        "OpOverload": "torch._ops:OpOverload",
+        "OpOverloadPacket": "torch._ops:OpOverloadPacket",
+        # the class of `cond`, `checkpoint` and their like
+        "HigherOrderOperator": "torch._ops:HigherOrderOperator",
+        # the memory format that torch's kernels read from a tensor's strides
+        "memory_format_of": "torch._prims_common:suggest_memory_format",
+        # facts are computed on fake values even while somebody is tracing around us
+        "without_dispatch_modes": "torch.utils._python_dispatch:_disable_current_modes",
+        # Inductor's counter-based random generator: operations its code generator knows
+        "generator_prims": "torch._inductor.inductor_prims",
+        # artifacts for TORCH_TRACE and tlparse
+        "trace_structured": "torch._logging:trace_structured",
+        # -- the flow --
+        # AOTAutograd: decompose, functionalise, differentiate, partition
+        "aot_autograd": "torch._dynamo.backends.common:aot_autograd",
+        # AOTAutograd's settings: effect tokens, donated buffers, its cache
+        "functorch_config": "torch._functorch.config",
+        # the min-cut partitioner: joint graph -> forward and backward
+        "min_cut_rematerialization_partition": "torch._functorch.partitioners:min_cut_rematerialization_partition",
+        # the decompositions that Inductor's lowerings expect
+        "select_decomp_table": "torch._inductor.decomposition:select_decomp_table",
+        # the decompositions anybody can run, where Inductor's emit primitives of its own
+        "decomposition_table": "torch._decomp:decomposition_table",
+        # the fake mode and the per-compile facts (fw_metadata) of the graph being compiled
+        "TracingContext": "torch._guards:TracingContext",
+        # makes a TracingContext current
+        "tracing": "torch._guards:tracing",
+        # which compile of which frame this is
+        "CompileContext": "torch._guards:CompileContext",
+        # the fake mode of given inputs
+        "detect_fake_mode": "torch._guards:detect_fake_mode",
+        # a fake mode where nobody brought one
+        "FakeTensorMode": "torch._subclasses:FakeTensorMode",
+        # Inductor's current-state object: its passes and lowerings ask it for the fake mode
+        "virtualized": "torch._inductor.virtualized:V",
+        # puts off generating Python for intermediate graphs until somebody runs them
+        "use_lazy_graph_module": "torch.fx._lazy_graph_module:_use_lazy_graph_module",
+        # makes such a put-off graph runnable now
+        "LazyGraphModule": "torch.fx._lazy_graph_module:_LazyGraphModule",
+        # nested Python values as flat lists and back
+        "pytree": "torch.utils._pytree",
+        # the generated-code form of graphs from torch._dynamo.export: nested values in and out
+        "PyTreeCodeGen": "torch.fx.graph:_PyTreeCodeGen",
+        # the generated-code form whose inputs come in a list that is emptied, so that they can be freed early
+        "BoxedCodeGen": "torch.fx.graph:_BoxedCodeGen",
+        # a function of positional arguments as one of a list
+        "make_boxed_func": "torch._functorch._aot_autograd.utils:make_boxed_func",
+        # Inductor's settings
+        "inductor_config": "torch._inductor.config",
+        # torch.compile's mode names as Inductor's settings
+        "list_mode_options": "torch._inductor:list_mode_options",
+        # one ATen graph -> kernels
+        "compile_fx_inner": "torch._inductor.compile_fx:compile_fx_inner",
+        # what a forward or inference graph needs said before compile_fx_inner: fixed inputs, CUDA graphs
+        "compile_fx_forward": "torch._inductor.compile_fx:compile_fx_forward",
+        # the same for a backward graph
+        "compile_fx_backward": "torch._inductor.compile_fx:compile_fx_backward",
+        # what forward and backward share: the CUDA-graphs box, the graph number, the device
+        "create_compiler_config_extra": "torch._inductor.compile_fx:create_compiler_config_extra",
+        # what Inductor's C++ wrapper needs to be told
+        "get_cpp_wrapper_config": "torch._inductor.compile_fx:get_cpp_wrapper_config",
+        # an object whose uuid() is part of the FX graph cache's key
+        "CustomGraphPass": "torch._inductor.custom_graph_pass:CustomGraphPass",
+        # kernel compilation in worker processes, woken up early
+        "AsyncCompile": "torch._inductor.async_compile:AsyncCompile",
+        # forgets recorded CUDA graphs
+        "reset_cudagraph_trees": "torch._inductor.cudagraph_trees:reset_cudagraph_trees",
+        # -- watching a compile: explain, the command line, the demo --
+        # Dynamo's settings: how often a function may be compiled, and when sizes become symbols
+        "dynamo_config": "torch._dynamo.config",
+        # tells which functions Dynamo compiles
+        "register_bytecode_hook": "torch._dynamo.convert_frame:register_bytecode_hook",
+        # the compiled code that Dynamo keeps with a function
+        "cache_entries": "torch._dynamo.eval_frame:_debug_get_cache_entry_list",
+        # drops all of it
+        "reset_code": "torch._dynamo.eval_frame:reset_code",
+        # what takes the place of the guards of a dropped one
+        "DeletedGuardManagerWrapper": "torch._dynamo.guards:DeletedGuardManagerWrapper",
+        # the module that drives Inductor, where its stages are looked up when they run
+        "inductor_driver": "torch._inductor.compile_fx",
+        # Inductor's three stages as its driver calls them, on a graph and on each graph inside it
+        "inductor_pre_grad": "torch._inductor.compile_fx:_recursive_pre_grad_passes",
+        "inductor_joint": "torch._inductor.compile_fx:_recursive_joint_graph_passes",
+        "inductor_post_grad": "torch._inductor.compile_fx:_recursive_post_grad_passes",
+        # the class that writes kernels; its save_output_code, where set, is given every source
+        "GraphLowering": "torch._inductor.graph:GraphLowering",
+    }
+)
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        path = NAMES[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    value = globals()[name] = _find(path)
+    return value
+
+
+def missing() -> list[str]:
+    """The names that this torch does not have."""
+    gone = []
+    for name, path in NAMES.items():
+        try:
+            _find(path)
+        except (ImportError, AttributeError):
+            gone.append(name)
+    return gone
+
+
+def _find(path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    found = importlib.import_module(module)
+    return getattr(found, attribute) if attribute else found
+
+
+def compiler_config_extra(gm: Any) -> Any:
+    """What forward and backward share. Torch 2.11 wants Inductor's settings here, later releases the graph."""
+    create = __getattr__("create_compiler_config_extra")
+    wants_config = "config" in inspect.signature(create).parameters
+    return create(__getattr__("inductor_config") if wants_config else gm)
+
 
 # ---- facts about operations and values ----
 
@@ -31,39 +163,17 @@ def storage_id(tensor: torch.Tensor) -> int | None:
         return None
 
 
-def memory_format_of(tensor: torch.Tensor) -> torch.memory_format:
-    """The memory format that torch's kernels read from a tensor's strides."""
-    from torch._prims_common import suggest_memory_format
-
-    return suggest_memory_format(tensor)
-
-
 def fake_mode_of(values: Any) -> Any:
     """The fake-tensor mode that the given values belong to, or None.
 
     Asked of the values first: around a backend call torch also has a mode of its own that is another one.
     """
-    from torch._guards import detect_fake_mode
-
     for value in values:
         for item in value if isinstance(value, (list, tuple)) else (value,):
             mode = getattr(item, "fake_mode", None)
             if mode is not None:
                 return mode
-    return detect_fake_mode([v for v in values if isinstance(v, torch.Tensor)])
-
-
-def new_fake_mode() -> Any:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    return FakeTensorMode(allow_non_fake_inputs=True)
-
-
-def higher_order_operator() -> type:
-    """The class of `cond`, `checkpoint` and their like."""
-    from torch._ops import HigherOrderOperator
-
-    return HigherOrderOperator
+    return __getattr__("detect_fake_mode")([v for v in values if isinstance(v, torch.Tensor)])
 
 
 def region_functions() -> dict[Any, str]:
@@ -82,38 +192,60 @@ def region_functions() -> dict[Any, str]:
     }
 
 
-def enter_autocast() -> Any:
-    """The call that opens an autocast region in a torch-level graph."""
-    return torch.amp.autocast_mode._enter_autocast
-
-
-def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
-    """Compute on fake values even while somebody is tracing around us."""
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    return _disable_current_modes()
-
-
-def prims() -> Any:
-    return torch.ops.prims
-
-
-def generator_prims() -> Any:
-    """Inductor's counter-based random generator: operations its code generator knows."""
-    from torch._inductor import inductor_prims
-
-    return inductor_prims
-
-
 def trace_artifact(name: str, payload: Any) -> None:
     """An artifact for TORCH_TRACE and tlparse; `payload` is only called if somebody traces."""
-    from torch._logging import trace_structured
-
+    trace_structured = __getattr__("trace_structured")
     trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "string"}, payload_fn=payload)
+
+
+NO_LIMIT = 1 << 20
 
 
 def unlimited_recompiles() -> contextlib.AbstractContextManager[Any]:
     """Many small programs through Dynamo in one process, without its limit on recompiles."""
-    import torch._dynamo
+    return __getattr__("dynamo_config").patch(recompile_limit=NO_LIMIT, accumulated_recompile_limit=NO_LIMIT)
 
-    return torch._dynamo.config.patch(recompile_limit=100_000, accumulated_recompile_limit=1_000_000)
+
+# ---- watching a compile: what explain, the command line and the demo need ----
+
+@contextlib.contextmanager
+def compiled_anew() -> Iterator[None]:
+    """Whatever is called inside is compiled from the beginning, for the sizes of that call, however often.
+
+    Only the caches of whole graphs are off: with them on no pass would run. Those of single kernels stay, so
+    that the kernels are the ones a user gets.
+    """
+    dynamo, aot_autograd, inductor = (
+        __getattr__(name) for name in ("dynamo_config", "functorch_config", "inductor_config")
+    )
+    with (
+        unlimited_recompiles(),
+        dynamo.patch(automatic_dynamic_shapes=False),
+        aot_autograd.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False),
+        inductor.patch(fx_graph_cache=False, fx_graph_remote_cache=False),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def forgotten(backend: Callable[..., Any]) -> Iterator[None]:
+    """What `backend` compiles inside is dropped at the end.
+
+    Dynamo keeps compiled code with the user's functions. There it would stay alive, and count against the
+    limit of recompilations of the user's own `torch.compile`.
+    """
+    codes: list[Any] = []
+    handle = __getattr__("register_bytecode_hook")(lambda code, compiled: codes.append(code))
+    try:
+        yield
+    finally:
+        handle.remove()
+        for code in codes:
+            entries = __getattr__("cache_entries")(code)
+            ours = [e for e in entries if getattr(e.backend, "compiler_fn", None) is backend]
+            if len(ours) == len(entries):
+                __getattr__("reset_code")(code)
+                continue
+            for entry in ours:
+                gone = __getattr__("DeletedGuardManagerWrapper")("compiled only to be explained")
+                entry.guard_manager.extra_state.invalidate(entry, gone)

@@ -25,13 +25,21 @@ class Hook:
 
 Entry = type[Pass] | Hook
 
-PRE_GRAD: list[Entry] = []
+PRE_GRAD: list[Entry] = [
+    Hook("pre_grad_custom_pass"),
+]
 
 PRE_GRAD_OPTIONAL: list[Entry] = []
 
-JOINT: list[Entry] = []
+JOINT: list[Entry] = [
+    Hook("joint_custom_pre_pass"),
+    Hook("joint_custom_post_pass"),
+]
 
-POST_GRAD: list[Entry] = []
+POST_GRAD: list[Entry] = [
+    Hook("post_grad_custom_pre_pass"),
+    Hook("post_grad_custom_post_pass"),
+]
 
 STAGES = {"pre_grad": (*PRE_GRAD, *PRE_GRAD_OPTIONAL), "joint": tuple(JOINT), "post_grad": tuple(POST_GRAD)}
 

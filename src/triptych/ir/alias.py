@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from operator import getitem
 
 from torch.fx import Graph, Node
 
@@ -25,8 +26,12 @@ class Aliasing:
         self._writes: list[tuple[Node, tuple[Node, ...]]] = []
         self._barriers: list[Node] = []
         self._inputs: list[Node] = []
+        self._fresh: set[Node] = set()
         self._input_classes: set[Node] = set()
         self._output_uses: Counter[Node] = Counter()
+        self._written: frozenset[Node] | None = None
+        self._pieces: dict[tuple[object, object], Node] = {}
+        self._several: dict[Node, bool] = {}
         for node in graph.nodes:
             self.add(node)
         if self._writes and any(fact(n) is None for n in self._inputs):
@@ -39,7 +44,10 @@ class Aliasing:
         seen = effects(node)
         self._effects[node] = seen
         self._parent.setdefault(node, node)
-        self._join((node, *(a for a in seen.aliases if not (seen.may_copy and _surely_apart(node, a)))))
+        shared = self._shared_with(node, seen)
+        if not shared and not seen.writes and node.op not in ("placeholder", "get_attr"):
+            self._fresh.add(node)
+        self._join((node, *shared))
         if node.op in ("placeholder", "get_attr"):
             self._inputs.append(node)
             self._input_classes.add(self._root(node))
@@ -47,18 +55,40 @@ class Aliasing:
             self._output_uses.update(self._root(n) for n in node_operands(node.args))
         if seen.writes:
             self._writes.append((node, seen.writes))
+            self._written = None
         if seen.barrier:
             self._barriers.append(node)
         if "val" not in node.meta or seen.aliases or node.op == "placeholder":
             self._join_by_storage(node)
 
+    def _shared_with(self, node: Node, seen: Effects) -> list[Node]:
+        if node.target is getitem and self._makes_several(node.args[0]):
+            first = self._pieces.setdefault((node.args[0], node.args[1]), node)
+            return [first] if first is not node else []
+        return [a for a in seen.aliases if not (seen.may_copy and _surely_apart(node, a))]
+
+    def _makes_several(self, node: object) -> bool:
+        """Several results, each in memory of its own, which are only taken apart: the pieces share nothing."""
+        if not isinstance(node, Node) or node not in self._effects:
+            return False
+        if node not in self._several:
+            self._several[node] = (
+                node.op != "placeholder"
+                and not self._effects[node].aliases
+                and isinstance(fact(node), (list, tuple))
+                and all(u.target is getitem and isinstance(u.args[1], int) for u in node.users)
+            )
+        return self._several[node]
+
     def forget(self, node: Node) -> None:
         """A node that was erased writes no more; its class stays, which is safe."""
         seen = self._effects.pop(node, None)
+        self._fresh.discard(node)
         if seen is None:
             return
         if seen.writes:
             self._writes = [w for w in self._writes if w[0] is not node]
+            self._written = None
         if seen.barrier:
             self._barriers.remove(node)
 
@@ -74,16 +104,25 @@ class Aliasing:
     def any_write(self) -> bool:
         return bool(self._writes)
 
+    def is_fresh(self, node: Node) -> bool:
+        """Is the value new memory, shared with nothing that was there before?"""
+        return node in self._fresh
+
     def same(self, left: Node, right: Node) -> bool:
         """May the two share memory?"""
         return self._root(left) is self._root(right)
+
+    def memory(self, node: Node) -> Node:
+        """A name for the memory of a value: values that may share have the same one."""
+        return self._root(node)
 
     def written(self, node: Node) -> bool:
         """Does anything in the graph write memory that this value may share?"""
         if not self._writes:
             return False
-        root = self._root(node)
-        return any(self._root(t) is root for _, targets in self._writes for t in targets)
+        if self._written is None:
+            self._written = frozenset(self._root(t) for _, targets in self._writes for t in targets)
+        return self._root(node) in self._written
 
     def written_between(self, values: Iterable[Node], first: Node, last: Node) -> Node | None:
         """A node from `first` up to `last`, itself left out, that writes memory one of the values may share."""
@@ -105,6 +144,10 @@ class Aliasing:
     def is_output(self, node: Node) -> bool:
         """May memory of this value leave the graph?"""
         return self._output_uses[self._root(node)] > 0
+
+    def output_uses(self, node: Node) -> int:
+        """How many of the returned values may share memory with this one."""
+        return self._output_uses[self._root(node)]
 
     def output_replaced(self, old: Node, new: Node) -> None:
         """The graph returns `new` where it returned `old`."""
@@ -128,12 +171,15 @@ class Aliasing:
                 first = root
                 continue
             self._parent[root] = first
+            self._written = None
             if root in self._input_classes:
                 self._input_classes.add(first)
             self._output_uses[first] += self._output_uses.pop(root, 0)
 
     def _join_by_storage(self, node: Node) -> None:
         value = fact(node)
+        if self._makes_several(node):
+            return
         for item in value if isinstance(value, (list, tuple)) else (value,):
             key = storage(item)
             if key is not None:

@@ -50,6 +50,9 @@ OPERATORS: dict[Any, str] = {
     operator.setitem: "setitem", operator.getitem: "getitem", builtins.getattr: "getattr",
 }  # fmt: skip
 
+METHOD_ORDER = {"where": (1, 0, 2), "polygamma": (1, 0)}
+"""Methods whose tensor is not the first parameter of the schema."""
+
 REFLECTED = {"radd": "add", "rsub": "sub", "rmul": "mul", "rtruediv": "div", "rpow": "pow", "rmatmul": "matmul"}
 """`1 - x` as a method of x: the operands stand the other way round."""
 
@@ -61,15 +64,15 @@ def read(node: Node) -> Call | None:
     """The call a node makes, or None for placeholders, attributes, outputs and modules we do not read."""
     if node.op == "call_function":
         target = node.target
-        if isinstance(target, torch._ops.OpOverload):
+        if isinstance(target, _private.OpOverload):
             sig = signature(target)
             bound = sig.bind(node.args, node.kwargs, check=False)
             return None if bound is None else _canonical(node, sig.name, bound, sig.mutates)
-        if isinstance(target, torch._ops.OpOverloadPacket):
+        if isinstance(target, _private.OpOverloadPacket):
             return _by_name(node, target.__name__)
         if target in OPERATORS:
             return _operator(node, OPERATORS[target])
-        if isinstance(target, _private.higher_order_operator()):
+        if isinstance(target, _private.HigherOrderOperator):
             return Call(f"higher_order.{target}", {"operands": node.args, **node.kwargs}, mutates=False)
         return _function(node, target)
     if node.op == "call_method":
@@ -99,17 +102,17 @@ def _method(node: Node, name: str) -> Call | None:
         name = {"truediv": "div", "getitem": "getitem"}.get(name, name)
         if name in ("getitem", "setitem"):
             return _operator(node, name)
+    order = METHOD_ORDER.get(name)
+    if order is not None and len(node.args) == len(order):
+        return _bind(node, name, tuple(node.args[i] for i in order), node.kwargs)
     return _by_name(node, name)
-
-
-_TORCH_MODULES = ("torch", "torch.nn.functional", "torch.functional", "torch._C", "torch.special", "torch._tensor")
 
 
 def _is_torch(target: Any) -> bool:
     module = getattr(target, "__module__", None) or ""
     if isinstance(target, type(torch.Tensor.add)):
         return True
-    return module.startswith(_TORCH_MODULES) or getattr(torch, getattr(target, "__name__", ""), None) is target
+    return module.partition(".")[0] == "torch" or getattr(torch, getattr(target, "__name__", ""), None) is target
 
 
 def _function(node: Node, target: Any) -> Call | None:
@@ -143,7 +146,8 @@ def _python_function(node: Node, target: Any, name: str) -> Call | None:
     given.apply_defaults()
     known = parameters(name)
     idle = "dropout" in name and given.arguments.get("training") is False  # in place, and yet nothing is written
-    mutates = bool(given.arguments.get("inplace", False)) and not idle
+    in_place = bool(given.arguments.get("inplace", False)) and not idle
+    mutates = in_place or name.endswith("_")
     bound: dict[str, Any] = {}
     for param, value in given.arguments.items():
         if param in ("_stacklevel", "inplace"):
@@ -157,7 +161,7 @@ def _python_function(node: Node, target: Any, name: str) -> Call | None:
             bound[key] = value
     if not known:
         return _canonical(node, f"{target.__module__}.{name}", dict(given.arguments), mutates)
-    return _canonical(node, name + "_" * mutates, bound, mutates)
+    return _canonical(node, name + "_" * in_place, bound, mutates)
 
 
 def _by_name(node: Node, name: str) -> Call | None:
@@ -187,28 +191,37 @@ def _canonical(node: Node, name: str, args: dict[str, Any], mutates: bool) -> Ca
         adapted = adapt(node, args)
         if adapted is not None:
             name, args = adapted
-    return Call(name, _count_dims_from_front(name, args), mutates)
+    return Call(name, _count_dims_from_front(node, name, args), mutates)
 
 
-def _count_dims_from_front(name: str, args: dict[str, Any]) -> dict[str, Any]:
+def _count_dims_from_front(node: Node, name: str, args: dict[str, Any]) -> dict[str, Any]:
     key = "dim" if "dim" in args else "dims" if "dims" in args else None
     if key is None:
         return args
     value = args[key]
-    negative = value < 0 if isinstance(value, int) else (
-        isinstance(value, (list, tuple)) and any(isinstance(d, int) and d < 0 for d in value)
-    )
-    if not negative:
+    if not isinstance(value, (int, list, tuple)):
         return args
-    operand = args.get("self", args.get("input", args.get("tensors")))
-    if isinstance(operand, (list, tuple)):
-        operand = operand[0] if operand else None
-    known = tensor_fact(operand)
-    if known is None:
+    default = op_parameters(name).get(key)
+    counted_from_back = isinstance(default, int) and default < 0
+    if not counted_from_back and not _any_negative(value):
         return args
-    rank = max(known.dim() + (name in ("unsqueeze", "stack")), 1)
-    front = value + rank if isinstance(value, int) else [d + rank if d < 0 else d for d in value]
+    rank = _rank_of_dims(node, name, args)
+    if rank is None:
+        return args
+    front = value % rank if isinstance(value, int) else [d + rank if d < 0 else d for d in value]
+    if counted_from_back and front == default + rank:  # type: ignore[operator]
+        return {k: v for k, v in args.items() if k != key}
     return {**args, key: front}
+
+
+def _any_negative(value: Any) -> bool:
+    return any(isinstance(d, int) and d < 0 for d in (value if isinstance(value, (list, tuple)) else (value,)))
+
+
+def _rank_of_dims(node: Node, name: str, args: dict[str, Any]) -> int | None:
+    """The rank that dims are counted in; what `cat` and its like make tells it, since `cat` skips empty vectors."""
+    known = tensor_fact(node if name in ("cat", "stack", "unsqueeze") else args.get("self", args.get("input")))
+    return None if known is None else max(known.dim(), 1)
 
 
 @functools.cache

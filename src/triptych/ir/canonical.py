@@ -78,6 +78,9 @@ renamed("matmul", "mm", "bmm", mat2="other")
 renamed("clamp", "clip")
 renamed("expand", "broadcast_to")
 renamed("alias", "prims.view_of", a="self")
+renamed("sigmoid", "special_expit")
+renamed("softmax", "special_softmax")
+renamed("log_softmax", "special_log_softmax")
 
 
 @spelled("rsub")
@@ -104,18 +107,34 @@ def _reshape(node: Node, args: Args) -> tuple[str, Args] | None:
     shape = args.get("size", args.get("shape", ()))
     if isinstance(shape, Node):  # `x.view(y.size())`: the node that makes the whole shape
         return _reshape_to_result(node, args)
-    return "reshape", {"self": args["self"], "shape": list(shape)}
+    return "reshape", {"self": args["self"], "shape": _filled_in(node, shape)}
 
 
 @spelled("flatten", "unflatten", "ravel", "view_as", "reshape_as")
 def _reshape_to_result(node: Node, args: Args) -> tuple[str, Args] | None:
     result = tensor_fact(node)
-    return None if result is None else ("reshape", {"self": args["self"], "shape": list(result.shape)})
+    if result is None:
+        return None
+    shape = list(result.shape)
+    symbolic = [i for i, size in enumerate(shape) if not isinstance(size, int)]
+    if len(symbolic) == 1 and 0 not in shape:
+        shape[symbolic[0]] = -1  # one size follows from the others: no node has to compute it
+    return "reshape", {"self": args["self"], "shape": shape}
 
 
 @spelled("expand")
 def _expand(node: Node, args: Args) -> tuple[str, Args] | None:
-    return _expand_as(node, args) if isinstance(args.get("size"), Node) else None
+    if isinstance(args["size"], Node):
+        return _expand_as(node, args)
+    return "expand", {**args, "size": _filled_in(node, args["size"])}
+
+
+def _filled_in(node: Node, sizes: Any) -> list[Any]:
+    """Sizes given as -1, where the result tells them."""
+    result = tensor_fact(node)
+    if result is None or len(sizes) != result.dim():
+        return list(sizes)
+    return [r if s == -1 and isinstance(r, int) else s for s, r in zip(sizes, result.shape)]
 
 
 @spelled("expand_as")
@@ -127,6 +146,24 @@ def _expand_as(node: Node, args: Args) -> tuple[str, Args] | None:
 def _rank(value: Any) -> int | None:
     known = tensor_fact(value)
     return None if known is None else known.dim()
+
+
+def _joined_on(dim_for_rank: Callable[[int], int | None], *names: str) -> None:
+    """Names for `cat`, where no operand is given a further dim first."""
+
+    @spelled(*names)
+    def joined(node: Node, args: Args) -> tuple[str, Args] | None:
+        tensors = args["tensors"]
+        ranks = {_rank(t) for t in tensors} if isinstance(tensors, list) else set()
+        rank = ranks.pop() if len(ranks) == 1 else None
+        dim = dim_for_rank(rank) if rank else None
+        return None if dim is None else ("cat", {"tensors": tensors, **({"dim": dim} if dim else {})})
+
+
+_joined_on(lambda rank: min(rank - 1, 1), "hstack")
+_joined_on(lambda rank: 0 if rank >= 2 else None, "vstack", "row_stack")
+_joined_on(lambda rank: 1 if rank >= 2 else None, "column_stack")
+_joined_on(lambda rank: 2 if rank >= 3 else None, "dstack")
 
 
 @spelled("permute")
@@ -230,7 +267,8 @@ CAST_METHODS = {
 for _name, _dtype in CAST_METHODS.items():
 
     def _cast(node: Node, args: Args, dtype: torch.dtype = _dtype) -> tuple[str, Args] | None:
-        return ("to", {"self": args["self"], "dtype": dtype}) if not args.get("rest") else None
+        plain = not args.get("rest") and set(args) <= {"self", "rest"}
+        return ("to", {"self": args["self"], "dtype": dtype}) if plain else None
 
     spelled(_name)(_cast)
 
@@ -290,23 +328,50 @@ def _plain_slice(value: Any, dim: Any, start: Any, end: Any, step: Any) -> tuple
     return "slice", {k: v for k, v in args.items() if isinstance(v, Node) or v is not plain[k] and v != plain[k]}
 
 
+def index_steps(rank: int, index: Any) -> list[tuple[int, Any]] | None:
+    """What an index does, step by step: a dim of the value so far, and a number, a slice or None (a new dim).
+
+    None where tensors, lists or masks index, or a number is not known.
+    """
+    entries = list(index) if isinstance(index, tuple) else [index]
+    if not all(e is None or e is Ellipsis or isinstance(e, slice) or type(e) is int for e in entries):
+        return None
+    taken = sum(e is not None and e is not Ellipsis for e in entries)
+    steps: list[tuple[int, Any]] = []
+    dim = 0
+    for entry in entries:
+        if entry is Ellipsis:
+            dim += rank - taken
+            continue
+        whole = isinstance(entry, slice) and (entry.start, entry.stop, entry.step) == (None, None, None)
+        if not whole:
+            steps.append((dim, entry))
+        dim += type(entry) is not int
+    return steps
+
+
 @spelled("getitem")
 def _getitem(node: Node, args: Args) -> tuple[str, Args] | None:
-    """One index of a tensor is a select or a slice; of a tuple, one of its elements."""
+    """An index of a tensor that does one thing is a select, a slice or an unsqueeze; of a tuple, an element."""
     value, index = args["self"], args["index"]
     known = fact(value) if isinstance(value, Node) else None
     if not isinstance(known, torch.Tensor):
         return None
-    if isinstance(index, int) and not isinstance(index, bool):
-        size = known.shape[0] if known.dim() else 0
-        if index < 0 and not isinstance(size, int):
-            return "tensor_getitem", args
-        return "select", {"self": value, "dim": 0, "index": index % size if size else index}
-    if isinstance(index, slice) and known.dim():
-        plain = _plain_slice(value, 0, index.start, index.stop, 1 if index.step is None else index.step)
-        if plain is not None:
-            return plain
-    return "tensor_getitem", args
+    steps = index_steps(known.dim(), index)
+    if steps == [] and isinstance(index, slice):
+        steps = [(0, index)]
+    if steps is None or len(steps) != 1:
+        return "tensor_getitem", args
+    dim, entry = steps[0]
+    if entry is None:
+        return "unsqueeze", {"self": value, "dim": dim}
+    if isinstance(entry, slice):
+        plain = _plain_slice(value, dim, entry.start, entry.stop, 1 if entry.step is None else entry.step)
+        return plain or ("tensor_getitem", args)
+    size = known.shape[dim]
+    if entry < 0 and not isinstance(size, int):
+        return "tensor_getitem", args
+    return "select", {"self": value, "dim": dim, "index": entry % size if entry < 0 else entry}
 
 
 @spelled("select")

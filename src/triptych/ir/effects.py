@@ -12,7 +12,7 @@ import torch
 from torch.fx import Node
 
 from .. import _private
-from .calls import Call, read
+from .calls import Call, op_parameters, read
 from .facts import fact
 from .modules import called_module
 from .schema import overloads, packet_tags
@@ -44,11 +44,11 @@ BARRIER = Effects(kept=True, barrier=True)
 def effects(node: Node) -> Effects:
     if node.op == "call_function":
         target = node.target
-        if isinstance(target, torch._ops.OpOverload):
+        if isinstance(target, _private.OpOverload):
             return _from_schema(node, target)
         if target in _regions():
             return BARRIER
-        if isinstance(target, _private.higher_order_operator()):
+        if isinstance(target, _private.HigherOrderOperator):
             return _higher_order(node)
         return _from_call(node)
     if node.op == "call_method":
@@ -90,9 +90,11 @@ class _SchemaEffects:
 
 KEPT_NAMES = ("assert", "sym_constrain", "record_function", "_print", "check", "wait_tensor")
 
+KEEPS_STATISTICS = ("aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm", "aten::cudnn_batch_norm")
+
 
 @functools.cache
-def _schema_effects(overload: torch._ops.OpOverload) -> _SchemaEffects:
+def _schema_effects(overload: _private.OpOverload) -> _SchemaEffects:
     schema = overload._schema
     tags = overload.tags
     returned = {name for r in schema.returns if r.alias_info for name in r.alias_info.before_set}
@@ -110,12 +112,12 @@ def _schema_effects(overload: torch._ops.OpOverload) -> _SchemaEffects:
     no_result = not schema.returns
     kept = no_result or any(part in name for part in KEPT_NAMES) or "c10d" in name
     barrier = name.startswith("profiler::") or "c10d" in name
-    plain = not (written or aliased or random or kept or barrier or name.startswith("aten::batch_norm"))
+    plain = not (written or aliased or random or kept or barrier or name in KEEPS_STATISTICS)
     may_copy = vague or _private.is_composite(overload)
     return _SchemaEffects(tuple(written), tuple(aliased), may_copy, random, kept, barrier, plain)
 
 
-def _from_schema(node: Node, overload: torch._ops.OpOverload) -> Effects:
+def _from_schema(node: Node, overload: _private.OpOverload) -> Effects:
     known = _schema_effects(overload)
     if known.plain:
         return PURE
@@ -129,14 +131,17 @@ def _from_schema(node: Node, overload: torch._ops.OpOverload) -> Effects:
         return tuple(found)
 
     writes = operands(known.written)
-    if overload._schema.name == "aten::batch_norm":
+    if overload._schema.name in KEEPS_STATISTICS:
         writes += _running_stats(read(node))
-    return Effects(writes, operands(known.aliased), known.may_copy, known.random, known.kept, known.barrier)
+    random = known.random
+    if random and ((call := read(node)) is not None):
+        random = not _drops_nothing(call)
+    return Effects(writes, operands(known.aliased), known.may_copy, random, known.kept, known.barrier)
 
 
 def _running_stats(call: Call | None) -> tuple[Node, ...]:
-    """Batch norm in training changes its running statistics, which its schema does not say."""
-    if call is None or not call.args.get("training", call.args.get("train", False)):
+    """Norms in training change their running statistics, which the schemas do not say."""
+    if call is None or not any(call.get(flag) for flag in ("training", "train", "use_input_stats")):
         return ()
     stats = (call.args.get("running_mean"), call.args.get("running_var"))
     return tuple(s for s in stats if isinstance(s, Node))
@@ -151,9 +156,27 @@ def _op_may_alias(op: str) -> bool:
     return any(r.alias_info is not None for s in overloads(op) if not s.mutates for r in s.overload._schema.returns)
 
 
+RANDOM_NAMES = ("dropout", "multi_head_attention", "gumbel_softmax")
+"""Functions written in Python that draw random numbers, which no schema says."""
+
+PURE_MODULES = ("torch.nn.functional.", "torch.functional.", "torch._tensor.", "torch.special.")
+"""Where functions written in Python compute and do nothing else; any other may do anything."""
+
+
 @functools.cache
 def _op_is_random(op: str) -> bool:
-    return "nondeterministic_seeded" in packet_tags(op) or "dropout" in op or "multi_head_attention" in op
+    return "nondeterministic_seeded" in packet_tags(op) or any(part in op for part in RANDOM_NAMES)
+
+
+def _draws(call: Call) -> bool:
+    return _op_is_random(call.op.removesuffix("_")) and not _drops_nothing(call)
+
+
+def _drops_nothing(call: Call) -> bool:
+    """Attention and dropout are tagged random whatever their arguments; without dropout they draw nothing."""
+    if "dropout_p" in op_parameters(call.op):
+        return call.get("dropout_p") == 0.0 and not isinstance(call.get("dropout_p"), Node)
+    return call.get("train") is False
 
 
 def _from_call(node: Node) -> Effects:
@@ -162,22 +185,27 @@ def _from_call(node: Node) -> Effects:
     operands = tuple(node_operands((node.args, node.kwargs)))
     if call is None:
         return Effects(writes=operands, aliases=operands, random=True, kept=True)
+    if any(part in call.op for part in KEPT_NAMES):
+        return Effects(kept=True)
     if not _has_tensor(node):
         return PURE if not call.mutates else Effects(writes=operands[:1], kept=True)
-    known_operation = bool(overloads(call.op)) or call.op in (
-        "tensor_getitem", "getattr", "to_like", "getitem", "setitem", "not"
+    in_python = call.op.startswith(PURE_MODULES)
+    known_operation = in_python or bool(overloads(call.op)) or call.op in (
+        "tensor_getitem", "getattr", "to_like", "getitem", "setitem", "not", "tensor"
     )  # fmt: skip
-    random = _op_is_random(call.op.removesuffix("_"))
+    random = _draws(call)
     if call.mutates:
         target = call.args.get("out", call.args.get("self", operands[:1]))
         written = tuple(node_operands(target)) or operands[:1]
         return Effects(written, written, random=random, kept=True)
-    if call.op == "batch_norm":
+    if call.op in ("batch_norm", "instance_norm"):
         return Effects(writes=_running_stats(call), aliases=(), random=False)
-    if not known_operation and not call.op.startswith("torch."):
+    if not known_operation:
         return Effects(writes=operands, aliases=operands, random=True, kept=True)
-    may_alias = call.op.startswith("torch.") or _op_may_alias(call.op)
-    first = operands if call.op.startswith("torch.") or call.op == "einsum" else operands[:1]
+    if call.op.endswith((".embedding", ".embedding_bag")) and call.args.get("max_norm") is not None:
+        return Effects(writes=operands, kept=True)  # rows of the weight are scaled in place
+    may_alias = in_python or _op_may_alias(call.op)
+    first = operands if in_python or call.op == "einsum" else operands[:1]
     if "maybe_aliasing_or_mutating" in packet_tags(call.op):
         first = operands
     return Effects((), first if may_alias else (), may_copy=True, random=random)

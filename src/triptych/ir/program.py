@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,11 +22,11 @@ TORCH, ATEN = "torch", "aten"
 
 def dialect_of(gm: GraphModule) -> str:
     """`aten` if every call is an ATen overload, a higher-order operator or Python arithmetic; else `torch`."""
-    hop = _private.higher_order_operator()
+    hop = _private.HigherOrderOperator
     for node in gm.graph.nodes:
         if node.op in ("call_method", "call_module"):
             return TORCH
-        if node.op == "call_function" and not isinstance(node.target, (torch._ops.OpOverload, hop)):
+        if node.op == "call_function" and not isinstance(node.target, (_private.OpOverload, hop)):
             value = fact(node)
             is_arithmetic = getattr(node.target, "__module__", "") in ("_operator", "math", "torch", "builtins")
             if not is_arithmetic or (value is None and node.target is not operator.getitem):
@@ -45,6 +46,7 @@ class Program:
         self.fact_key = "val" if self.dialect == ATEN else "example_value"
         self._calls: dict[Node, Call | None] = {}
         self._aliasing: Aliasing | None = None
+        self._sizes: dict[Any, list[tuple[Node, int | None]]] | None = None
         self.fake_mode = _private.fake_mode_of([fact(n) for n in self.graph.nodes if n.op == "placeholder"])
         if example_inputs and not self._has_facts():
             self._learn_facts(example_inputs)
@@ -71,7 +73,27 @@ class Program:
         """The arguments of a node are others now."""
         self._calls.pop(node, None)
 
+    def size_sources(self, expr: Any) -> list[tuple[Node, int | None]]:
+        """Where a symbolic size can be had: a node that is it, or a dim of a tensor that comes in."""
+        if self._sizes is None:
+            self._sizes = {}
+            for node in self.graph.nodes:
+                self._note_sizes(node)
+        return self._sizes.get(expr, [])
+
+    def _note_sizes(self, node: Node) -> None:
+        if self._sizes is None:
+            return
+        value = fact(node)
+        if isinstance(value, torch.SymInt):
+            self._sizes.setdefault(value.node.expr, []).append((node, None))
+        elif node.op == "placeholder" and isinstance(value, torch.Tensor):
+            for dim, size in enumerate(value.shape):
+                if isinstance(size, torch.SymInt):
+                    self._sizes.setdefault(size.node.expr, []).append((node, dim))
+
     def added(self, node: Node) -> None:
+        self._note_sizes(node)
         if self._aliasing is not None:
             self._aliasing.add(node)
 
@@ -86,13 +108,14 @@ class Program:
     # ---- facts for graphs that come without ----
 
     def _has_facts(self) -> bool:
-        return all(
-            fact(n) is not None for n in self.graph.nodes if n.op in ("call_function", "call_method", "call_module")
-        )
+        """Some calls have no value (a store, a region's end), so not every node can be asked."""
+        inputs = [n for n in self.graph.nodes if n.op == "placeholder"]
+        calls = [n for n in self.graph.nodes if n.op in ("call_function", "call_method", "call_module")]
+        return all(fact(n) is not None for n in inputs) and (not calls or any(fact(n) is not None for n in calls))
 
     def _learn_facts(self, example_inputs: Sequence[Any]) -> None:
         """Run the graph on fake inputs; a graph that cannot run so keeps what it had."""
-        mode = self.fake_mode or _private.fake_mode_of(list(example_inputs)) or _private.new_fake_mode()
+        mode = self.fake_mode or _private.fake_mode_of(list(example_inputs)) or _private.FakeTensorMode(allow_non_fake_inputs=True)
         try:
             with mode, torch.no_grad():
                 fakes = [_fake(mode, v) for v in example_inputs]
@@ -115,8 +138,8 @@ class Program:
             yield
 
     def _autocast_around(self, node: Node) -> list[tuple[Any, ...]]:
-        if not self.graph.find_nodes(op="call_function", target=_private.enter_autocast(), sort=False):
-            return []  # asked for every new node: the whole graph is walked only where there is a region
+        if not self._has_autocast:
+            return []
         open_regions: dict[Node, tuple[Any, ...]] = {}
         for other in self.graph.nodes:
             if other is node:
@@ -127,6 +150,16 @@ class Program:
             elif name == "_exit_autocast":
                 open_regions.pop(other.args[0], None)
         return list(open_regions.values())
+
+    @functools.cached_property
+    def _has_autocast(self) -> bool:
+        return any(getattr(n.target, "__name__", "") == "_enter_autocast" for n in self.graph.nodes)
+
+    @functools.cached_property
+    def has_composites(self) -> bool:
+        """A graph from `torch.export` keeps `linear` and its like; one from AOTAutograd has none."""
+        overloads = {n.target for n in self.graph.nodes if isinstance(n.target, _private.OpOverload)}
+        return any(_private.is_composite(o) for o in overloads)
 
 
 def _fake(mode: Any, value: Any) -> Any:

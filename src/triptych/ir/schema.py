@@ -29,8 +29,8 @@ class Param:
     optional: bool
     default: Any
     keyword_only: bool
-    grows: bool
-    """`int[1]`: a lone number stands for the list of it."""
+    grows: int
+    """`int[2]`: a lone number stands for the list of it, that long; 0 where it does not."""
     written: bool
 
     def accepts(self, value: Any) -> bool:
@@ -59,6 +59,14 @@ class Param:
                 return isinstance(value, str)
         return not isinstance(value, (torch.dtype, torch.device, str)) or self.kind == "any"
 
+    def plain(self, value: Any) -> Any:
+        """One way to give a list: numbers grown to the length wanted, tuples made lists."""
+        if self.grows and _is_int(value):
+            return [value] * self.grows
+        if self.kind in ("ints", "tensors") and isinstance(value, (list, tuple)):
+            return list(value) * self.grows if self.grows and len(value) == 1 else list(value)
+        return value
+
     def _accepts_node(self, node: Node) -> bool:
         value = fact(node)
         if value is None:
@@ -74,6 +82,12 @@ def _is_int(value: Any) -> bool:
     if isinstance(value, Node):
         return isinstance(fact(value), (int, torch.SymInt, type(None)))
     return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+
+
+def _is_element(param: Param, value: Any) -> bool:
+    if param.kind == "tensors":
+        return isinstance(value, Node) and isinstance(fact(value), torch.Tensor)
+    return param.kind == "ints" and _is_int(value)
 
 
 _KINDS = {
@@ -96,7 +110,7 @@ def _param(argument: Any) -> Param:
         optional,
         argument.default_value if argument.has_default_value() else REQUIRED,
         argument.kwarg_only,
-        argument.N is not None and kind.startswith("List"),
+        (argument.N or 0) if kind.startswith("List") else 0,
         alias is not None and alias.is_write,
     )
 
@@ -104,7 +118,7 @@ def _param(argument: Any) -> Param:
 class Signature:
     """The parameters of one overload."""
 
-    def __init__(self, overload: torch._ops.OpOverload) -> None:
+    def __init__(self, overload: _private.OpOverload) -> None:
         schema = overload._schema
         self.overload = overload
         self.name = schema.name.removeprefix("aten::").replace("::", ".")
@@ -139,9 +153,9 @@ class Signature:
                     return None
                 bound[param.name] = gathered
                 return bound if len(bound) == len(positional) else None
-            if param.grows and _is_int(value):
-                bound[param.name] = [value]
-            elif same_constant(value, param.default):
+            bound[param.name] = value = param.plain(value)
+            left_out = value is None and param.optional and param.default is REQUIRED
+            if left_out or same_constant(value, param.default):
                 del bound[param.name]
         return bound
 
@@ -154,16 +168,15 @@ class Signature:
         return alias if alias in self.by_name else None
 
     def _gather_trailing(self, args: Sequence[Any], positional: list[Param]) -> list[Any] | None:
-        """`x.view(2, 3)`: numbers at the end of a call are the list that the last parameter wants."""
-        if not positional or positional[-1].kind != "ints":
-            return None
+        """`x.view(2, 3)`, `einsum(how, a, b)`: what stands at the end is the list that the last parameter wants."""
         fixed = len(positional) - 1
         rest = list(args[fixed:])
-        return [*args[:fixed], rest] if all(_is_int(v) for v in rest) else None
+        fits = bool(positional) and all(_is_element(positional[-1], v) for v in rest)
+        return [*args[:fixed], rest] if fits else None
 
     def _whole_tail(self, param: Param, positional: list[Param], args: Sequence[Any]) -> list[Any] | None:
-        """`x.view(6)`: the same with one number."""
-        if param.kind == "ints" and param is positional[-1] and len(args) == len(positional) and _is_int(args[-1]):
+        """`x.view(6)`: the same with one."""
+        if param is positional[-1] and len(args) == len(positional) and _is_element(param, args[-1]):
             return [args[-1]]
         return None
 
@@ -182,13 +195,13 @@ def same_constant(value: Any, default: Any) -> bool:
 
 
 @functools.cache
-def signature(overload: torch._ops.OpOverload) -> Signature:
+def signature(overload: _private.OpOverload) -> Signature:
     return Signature(overload)
 
 
 @functools.cache
 def overloads(name: str) -> tuple[Signature, ...]:
-    """The usable overloads of an ATen operation, those that return new values first."""
+    """The overloads of an ATen operation that a call can be bound to."""
     packet = getattr(torch.ops.aten, name, None)
     if packet is None or not hasattr(packet, "overloads"):
         return ()
@@ -197,9 +210,10 @@ def overloads(name: str) -> tuple[Signature, ...]:
         overload = getattr(packet, overload_name)
         if not _private.is_dispatched(overload) or "Dimname" in str(overload._schema):
             continue
-        found.append(signature(overload))
-    out = [s for s in found if torch.Tag.out in s.overload.tags]
-    return tuple([s for s in found if s not in out])
+        sig = signature(overload)
+        if not any(p.written and p.keyword_only for p in sig.params):  # `out=` variants are read as such elsewhere
+            found.append(sig)
+    return tuple(found)
 
 
 @functools.cache

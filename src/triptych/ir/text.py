@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from .. import _private
+
 from .facts import fact
 
 DTYPES = {
@@ -44,7 +46,7 @@ def type_of(value: Any) -> str:
 def target_name(node: Node) -> str:
     """The operation as it is spelled in this graph, short."""
     target = node.target
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, _private.OpOverload):
         name = str(target).removesuffix(".default")
         return name
     if isinstance(target, str):

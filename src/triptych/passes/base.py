@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from torch.fx import Node
 
+from ..errors import RuleError
 from ..ir.program import Program
-from ..ir.text import source_line
+from ..ir.text import line, source_line
 from ..options import Options
 from ..rewrite.driver import Tally, run_rules
-from ..rewrite.rewriter import Rewriter
+from ..rewrite.emit import Emitter
+from ..rewrite.refusal import Refused
+from ..rewrite.rewriter import PLAIN, Rewriter, Terms
 from ..rewrite.rule import Rule
 from .record import Decline
 
@@ -33,12 +36,46 @@ class PassRun:
     def program(self) -> Program:
         return self.rewriter.program
 
+    @property
+    def spent(self) -> bool:
+        """The limit of rewrites is reached; a pass that does not go through `replace` asks for itself."""
+        limit = self.rewriter.limit
+        return limit is not None and self.tally.fired.total() >= limit
+
     def fired(self, what: str) -> None:
         """Count a change made by a pass that is not made of rules."""
         self.tally.fired[what] += 1
 
     def declined(self, what: str, node: Node, reason: str) -> None:
         self.tally.declines[what, node.name] = Decline(what, node.name, reason, source_line(node))
+
+    def replace(
+        self,
+        what: str,
+        old: Node | Sequence[Node],
+        make: Callable[[Emitter], Any],
+        before: Node | None = None,
+        covered: Sequence[Node] = (),
+        terms: Terms = PLAIN,
+    ) -> bool:
+        """Put what `make` builds where `old` stands, counted; where that is not right, the reason is kept instead."""
+        site = old if isinstance(old, Node) else old[0]
+        op = self.rewriter.emitter(before or site, what)
+        try:
+            self.rewriter.replace(old, make(op), op, covered, terms)
+        except Refused as refused:
+            op.discard()
+            self.declined(what, site, refused.reason)
+            return False
+        except Exception as error:
+            op.discard()
+            if self.strict:
+                raise RuleError(f"pass {self.rewriter.pass_name}, {what}: {error}\n  at {line(site)}") from error
+            self.declined(what, site, f"raised {type(error).__name__}: {error}")
+            self.tally.errors.append(f"{what} raised {type(error).__name__}: {error} at {site.name}")
+            return False
+        self.fired(what)
+        return True
 
     def run_rules(self, rules: Sequence[Rule]) -> None:
         """Run rules to a fixpoint, less those the user removed by name."""

@@ -51,7 +51,8 @@ def run_stage(
         except VerificationError as error:
             gm.graph = backup
             _warn(session, f"stage {stage} was undone: {error}")
-    gm.recompile()
+    if runner.changed:
+        gm.recompile()
     return gm
 
 

@@ -112,16 +112,7 @@ def _apply(
         op = rewriter.emitter(max(found.roots), rule.name)
         try:
             rule.check(match)
-            rewriter.replace(
-                found.roots,
-                rule.rewrite(op, match),
-                op,
-                covered=match.nodes,
-                keeps_strides=rule.rule.keeps_strides,
-                without_facts=rule.rule.without_facts,
-                takes_random=rule.rule.takes_random,
-                returns_operand=rule.rule.returns_operand,
-            )
+            rewriter.replace(found.roots, rule.rewrite(op, match), op, match.nodes, rule.rule)
         except NotConcerned:
             tally.matched -= 1
             op.discard()

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch.fx import Node
 from .. import _private
 from ..errors import UnknownName
 from ..ir.calls import op_parameters
-from ..ir.facts import fact, known_equal, set_fact
+from ..ir.facts import fact, set_fact
 from ..ir.program import ATEN, Program, Value
 from ..ir.schema import REQUIRED, overloads
 from ..ir.text import RULE
@@ -83,19 +85,25 @@ class Emitter:
     def _size_node(self, size: torch.SymInt) -> Any:
         if size.node.is_constant():
             return int(size)
-        for node in self.program.graph.nodes:
-            if node is self.anchor:
-                break
-            value = fact(node)
-            if isinstance(value, torch.SymInt) and known_equal(value, size):
+        return self._expression(size.node.expr)
+
+    def _expression(self, expr: Any) -> Any:
+        """A node that computes a symbolic size: one of the graph, else arithmetic on such."""
+        if expr.is_Integer:
+            return int(expr)
+        for node, dim in self.program.size_sources(expr):
+            if node._erased or not node < self.anchor:
+                continue
+            if dim is None:
                 return node
-            if node.op == "placeholder" and isinstance(value, torch.Tensor):
-                for dim, here in enumerate(value.shape):
-                    if isinstance(here, torch.SymInt) and known_equal(here, size):
-                        if self.program.dialect == ATEN:
-                            return self.node("call_function", aten.sym_size.int, (node, dim), {}).node
-                        return self.node("call_method", "size", (node, dim), {}).node
-        raise Refused(f"no node computes the size {size}")
+            if self.program.dialect == ATEN:
+                return self.node("call_function", aten.sym_size.int, (node, dim), {}).node
+            return self.node("call_method", "size", (node, dim), {}).node
+        if expr.is_Add or expr.is_Mul:
+            parts = [self._expression(part) for part in expr.args]
+            combine = operator.add if expr.is_Add else operator.mul
+            return functools.reduce(lambda a, b: self.node("call_function", combine, (a, b), {}).node, parts)
+        raise Refused(f"no node computes the size {expr}")
 
     def node(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
         graph = self.program.graph
@@ -165,7 +173,7 @@ class Emitter:
             as_tensor = name in AS_TENSOR_OVERLOAD and sig.overload._overloadname == "Tensor"
             if sig.bind((), bound, check=not as_tensor) is None:
                 continue
-            if _private.is_composite(sig.overload) and not self._takes_composites():
+            if _private.is_composite(sig.overload) and not self.program.has_composites:
                 continue
             args = tuple(bound[p.name] for p in sig.params if not p.keyword_only and p.name in bound)
             gap = [p.name in bound for p in sig.params if not p.keyword_only]
@@ -178,14 +186,6 @@ class Emitter:
             rest |= {p.name: bound[p.name] for p in sig.params if p.keyword_only and p.name in bound}
             return self.node("call_function", sig.overload, args, rest)
         raise Refused(f"{name} has no form in an ATen graph for these arguments")
-
-    def _takes_composites(self) -> bool:
-        """A graph from `torch.export` keeps `linear` and its like; one from AOTAutograd has none."""
-        return any(
-            isinstance(n.target, torch._ops.OpOverload) and _private.is_composite(n.target)
-            for n in self.program.graph.nodes
-            if n not in self.made
-        )
 
 
 TORCH_HOMES: dict[Any, frozenset[str]] = {

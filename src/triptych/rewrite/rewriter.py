@@ -6,17 +6,40 @@ writes and random draws) and takes a rewrite back whole if it is not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from torch.fx import Node
 
 from ..ir.effects import node_operands
 from ..ir.facts import difference, fact, storage
 from ..ir.program import ATEN, Program, Value
-from ..ir.traits import is_gemm, is_pointwise, is_reduction
+from ..ir.traits import is_gemm, is_pointwise
 from .emit import Emitter
 from .refusal import Refused
+
+
+class Terms(Protocol):
+    """What a rewrite says of itself; rules say it as class attributes."""
+
+    takes_random: bool
+    without_facts: bool
+    returns_operand: bool
+    keeps_strides: bool
+
+
+@dataclass(frozen=True)
+class PlainTerms:
+    """No random draws, all facts known, strides as they were."""
+
+    takes_random: bool = False
+    without_facts: bool = False
+    returns_operand: bool = False
+    keeps_strides: bool = True
+
+
+PLAIN = PlainTerms()
 
 
 class Rewriter:
@@ -36,37 +59,18 @@ class Rewriter:
         return Emitter(self.program, before, rule or self.pass_name)
 
     def replace(
-        self,
-        old: Node | Sequence[Node],
-        new: Any,
-        op: Emitter,
-        *,
-        covered: Iterable[Node] = (),
-        keeps_strides: bool = True,
-        without_facts: bool = False,
-        takes_random: bool = False,
-        returns_operand: bool = False,
+        self, old: Node | Sequence[Node], new: Any, op: Emitter, covered: Iterable[Node] = (), terms: Terms = PLAIN
     ) -> None:
         """Put `new` where `old` stands, if that is right; raises Refused and changes nothing if it is not.
 
         `covered` are the nodes whose work the new value does; those nobody uses any more are erased.
         """
         olds = [old] if isinstance(old, Node) else list(old)
-        news = list(new) if isinstance(new, (tuple, list)) else [new]
         covered = tuple(dict.fromkeys((*olds, *covered)))
         try:
             if self.limit is not None and self.rewrites >= self.limit:
                 raise Refused("the limit of rewrites is reached")
-            if len(olds) != len(news):
-                raise Refused(f"{len(olds)} values replaced by {len(news)}")
-            made = [self._node_of(n) for n in news]
-            self._check_order(olds, made, covered, op, takes_random)
-            for was, now in zip(olds, made):
-                if not returns_operand:
-                    self._check_value(was, now, keeps_strides, without_facts)
-                    self._check_memory(was, now)
-                    if now not in op.made:
-                        self._check_identity(was, now)
+            made = self.require_sound(olds, new, op, covered, terms)
         except Exception:
             op.discard()
             raise
@@ -74,10 +78,25 @@ class Rewriter:
         self.touched = list(op.made)
         for was, now in zip(olds, made):
             self._swap(was, now)
-        self._erase_unused(covered)
-        for node in op.made:
-            if not node.users and not node._erased and self.effect_free(node):
-                self.erase(node)
+        self._erase_unused((*covered, *op.made), terms.takes_random)
+
+    def require_sound(
+        self, olds: Sequence[Node], new: Any, op: Emitter, covered: tuple[Node, ...], terms: Terms
+    ) -> list[Node]:
+        """The nodes to put in place, if the rewrite keeps the program's meaning; raises Refused if not."""
+        news = list(new) if isinstance(new, (tuple, list)) else [new]
+        if len(olds) != len(news):
+            raise Refused(f"{len(olds)} values replaced by {len(news)}")
+        made = [self._node_of(n) for n in news]
+        self._check_order(olds, made, covered, op, terms)
+        for was, now in zip(olds, made):
+            if terms.returns_operand:
+                continue
+            self._check_value(was, now, terms)
+            self._check_memory(was, now, now in op.made)
+            if now not in op.made:
+                self._check_identity(was, now)
+        return made
 
     def erase(self, node: Node) -> None:
         """Remove a node that nobody uses."""
@@ -111,7 +130,7 @@ class Rewriter:
         raise Refused(f"a rewrite must return values of the graph, not {type(value).__name__}")
 
     def _check_order(
-        self, olds: list[Node], made: list[Node], covered: tuple[Node, ...], op: Emitter, takes_random: bool
+        self, olds: Sequence[Node], made: list[Node], covered: tuple[Node, ...], op: Emitter, terms: Terms
     ) -> None:
         """Nothing between the first covered node and the place of the new ones may write what they read."""
         aliasing = self.program.aliasing
@@ -119,7 +138,7 @@ class Rewriter:
             seen = aliasing.effects(node)
             if seen.writes or seen.kept or seen.barrier:
                 raise Refused(f"{node.name} has effects of its own")
-            if seen.random and not takes_random:
+            if seen.random and not terms.takes_random:
                 raise Refused(f"{node.name} draws random numbers")
         place = op.anchor
         first = min(covered)
@@ -133,41 +152,53 @@ class Rewriter:
             if user < place and user not in covered:
                 raise Refused(f"{user.name} uses the value before the replacement can stand")
 
-    def _check_value(self, was: Node, now: Node, keeps_strides: bool, without_facts: bool) -> None:
+    def _check_value(self, was: Node, now: Node, terms: Terms) -> None:
         old, new = fact(was), fact(now)
         if old is None or new is None:
-            if not without_facts:
+            if not terms.without_facts:
                 raise Refused("shape and dtype are not known")
-            if not self._strides_unseen(was):
+            if not self._strides_unseen(was, lambda op: is_pointwise(op) or is_gemm(op)):
                 raise Refused("strides are not known and could be seen")
             return
         if problem := difference(old, new, strides=False):
             raise Refused(problem)
         problem = difference(old, new)
-        if problem and (keeps_strides or not self._strides_unseen(was)):
+        if problem and (terms.keeps_strides or not self._strides_unseen(was, is_gemm)):
             raise Refused(problem)
 
-    def _strides_unseen(self, node: Node) -> bool:
-        """Every user computes the same whatever the strides: no views, no outputs, no unknown kernels."""
-        for user in node.users:
-            call = self.program.call(user)
-            if call is None or not (is_pointwise(call.op) or is_reduction(call.op) or is_gemm(call.op)):
-                return False
-            if is_pointwise(call.op) and fact(user) is not None and self.program.aliasing.is_output(user):
-                return False  # a pointwise result takes over its operand's layout
-        return True
+    def _strides_unseen(self, node: Node, users: Callable[[str], bool]) -> bool:
+        """Is every user an operation of that kind, whose result does not tell how this operand lies in memory?"""
+        calls = [self.program.call(user) for user in node.users]
+        return all(call is not None and users(call.op) for call in calls)
 
-    def _check_memory(self, was: Node, now: Node) -> None:
+    def _check_memory(self, was: Node, now: Node, is_new: bool) -> None:
         """No new sharing of memory that a write or a caller could notice, and none lost."""
         aliasing = self.program.aliasing
         if aliasing.same(was, now) and self._same_storage(was, now):
             return
+        if is_new and aliasing.is_fresh(was) and aliasing.is_fresh(now):
+            return  # one new tensor for another: later writes and views follow it
         if aliasing.written(was) or aliasing.written(now):
             raise Refused("memory of the value is written")
         was_shares = aliasing.is_input(was)
         now_leaves = aliasing.is_input(now) or aliasing.is_output(now)
-        if aliasing.is_output(was) and (now_leaves or was_shares):
+        if aliasing.is_output(was) and (now_leaves or was_shares or self._returned_beside(was)):
             raise Refused("the value leaves the graph, and would share other memory than before")
+
+    def _returned_beside(self, was: Node) -> bool:
+        """Is memory of the value also returned by a way that does not go through it?"""
+        aliasing = self.program.aliasing
+        through, seen = 0, {was}
+        work = [was]
+        while work:
+            node = work.pop()
+            for user in node.users:
+                if user.op == "output":
+                    through += sum(n is node for n in node_operands(user.args))
+                elif user not in seen and node in aliasing.effects(user).aliases:
+                    seen.add(user)
+                    work.append(user)
+        return through < aliasing.output_uses(was)
 
     def _check_identity(self, was: Node, now: Node) -> None:
         """Where a value that was there already takes the place of another: is the difference seen from outside?
@@ -206,10 +237,13 @@ class Rewriter:
                 aliasing.refresh(user)
         self.touched.extend(users)
 
-    def _erase_unused(self, covered: Iterable[Node]) -> None:
+    def _erase_unused(self, covered: Iterable[Node], takes_random: bool) -> None:
         """Covered nodes, latest first, that the rewrite left without users."""
         for node in sorted(covered, reverse=True):
-            if not node.users and not node._erased and self.effect_free(node):
+            if node.users or node._erased or node.op in ("placeholder", "output"):
+                continue
+            seen = self.program.aliasing.effects(node)
+            if seen.pure or (takes_random and not (seen.writes or seen.kept or seen.barrier)):
                 self.erase(node)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -164,6 +163,12 @@ def _given(names: frozenset[str], captures: Mapping[str, Any]) -> dict[str, Any]
     return {n: captures.get(n) for n in names}
 
 
-@functools.cache
+_COMPILED: dict[Any, CompiledRule] = {}
+
+
 def compiled(rule: Rule) -> CompiledRule:
-    return CompiledRule(rule)
+    """The rule made ready; once for each class, or for each rule that carries values of its own."""
+    key = rule if vars(rule) else type(rule)
+    if key not in _COMPILED:
+        _COMPILED[key] = CompiledRule(rule)
+    return _COMPILED[key]

@@ -30,6 +30,8 @@ class Example:
     dynamic: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     is_inference: bool = True
+    same_values: bool = True
+    """False where random numbers come from another stream: only shapes, dtypes, strides and sharing are compared."""
 
     @property
     def source(self) -> str:

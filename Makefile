@@ -1,0 +1,49 @@
+# `make demo` and `make test` set everything up themselves, in .venv; nothing outside it is touched.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+# Kernels are small in the tests: one thread a worker is faster than threads that wait for each other.
+TEST_ENV := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 TOKENIZERS_PARALLELISM=false
+WORKERS ?= 2
+
+.PHONY: help demo test lint bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make demo    compile a small transformer, show what each pass did, check it against eager'
+	@echo 'make test    run the tests (WORKERS=2 processes, PYTEST_ARGS=...)'
+	@echo 'make lint    ruff and mypy'
+	@echo 'make bench   time of the passes, ours and those of Inductor side by side'
+	@echo 'make clean   remove .venv, caches and build output'
+
+demo: $(VENV)/.installed
+	$(BIN)/triptych demo
+
+test: $(VENV)/.installed
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+lint: $(VENV)/.lint-installed
+	$(BIN)/ruff check src tests bench
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed
+	$(BIN)/python bench/pass_time.py
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The stamps come last, so a broken install is tried again.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo 'installing torch and the test tools into $(VENV); the first time takes some minutes'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
+	@touch $@
+
+$(VENV)/.lint-installed: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[lint]'
+	@touch $@
