@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -65,6 +65,13 @@ class Emitter:
     def call(self, target: Any, *args: Any, **kwargs: Any) -> Value:
         """A node for one particular function: for operations that have no name of their own here."""
         return self.node("call_function", target, self._plain(args), self._plain(kwargs))
+
+    def again(self, node: Node, operands: Mapping[Node, Node]) -> Value:
+        """The call a node makes, in its own words and with its own source line, on other operands."""
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: operands.get(n, n))
+        value = self.node(node.op, node.target, args, kwargs)
+        value.node.meta |= {k: v for k, v in node.meta.items() if k not in (*STALE_META, RULE)}
+        return value
 
     # ---- making nodes ----
 
