@@ -133,9 +133,13 @@ class Rewriter:
         """Move a node; that this is right is the caller's to know (see `may_move`)."""
         anchor.prepend(node)
 
-    def set_arguments(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Another spelling of the same arguments."""
+    def set_arguments(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any = None) -> None:
+        """Another spelling of the same call; nothing is computed, for what it makes is what it made."""
         node.args, node.kwargs = args, kwargs
+        if target is not None:
+            node.target = target
+            node.meta[RULE] = self.pass_name
+            self.program.aliasing.refresh(node)
         self.program.changed(node)
         self.touched.append(node)
 
