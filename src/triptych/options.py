@@ -13,6 +13,10 @@ CustomPasses = CustomPass | Sequence[CustomPass] | None
 
 CODEGENS = ("inductor", "eager")
 VERIFY_LEVELS = ("off", "final", "each")
+HOOKS = (
+    "pre_grad_custom_pass", "joint_custom_pre_pass", "joint_custom_post_pass", "post_grad_custom_pre_pass",
+    "post_grad_custom_post_pass",
+)  # fmt: skip
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
@@ -46,6 +50,8 @@ class Options:
             _one_of("mode", self.mode, MODES)
         if self.freeze:
             raise TriptychError("freeze=True is not available in this release: weights are read on every call")
+        for hook in HOOKS:
+            self.custom_passes(hook)  # a wrong one is said now, not in the middle of a compile
         object.__setattr__(self, "add_passes", name_list(self.add_passes))
         object.__setattr__(self, "remove_passes", name_list(self.remove_passes))
 
@@ -73,11 +79,14 @@ class Options:
 
     def check_names(self) -> None:
         """Pass names and pass options must exist; asked late, because the pipeline imports this module."""
-        from .pipeline import option_names, pass_names
+        from .pipeline import option_names, pass_names, rule_names
 
-        for name in (*self.add_passes, *self.remove_passes):
+        for name in self.add_passes:
             if name not in pass_names():
                 raise UnknownName("pass", name, pass_names())
+        for name in self.remove_passes:
+            if name not in pass_names() | rule_names():
+                raise UnknownName("pass or rule", name, pass_names() | rule_names())
         for name in self.pass_options:
             if name not in option_names():
                 raise UnknownName("option", name, option_names())
@@ -87,7 +96,7 @@ class Options:
         given = getattr(self, hook)
         if given is None:
             return ()
-        passes = (given,) if callable(given) else tuple(given)
+        passes = (given,) if callable(given) or not isinstance(given, (list, tuple)) else tuple(given)
         for one in passes:
             if not callable(one):
                 raise TriptychError(f"{hook} takes a callable or a list of callables, not {type(one).__name__}")

@@ -1,11 +1,109 @@
-"""The order of all passes, as data."""
+"""The order of all passes, as data: read it top to bottom.
+
+A step that must stand where it stands says why. Names in quotes are hooks for the user's own passes.
+"""
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
 
+from .errors import UnknownName
+from .joint.constant_fold_uniform_value import ConstantFoldUniformValue
+from .joint.remove_noop_ops import RemoveNoopOps
+from .joint.replace_random_passes import ReplaceRandomPasses
+from .joint.stable_topological_sort import StableTopologicalSort
+from .options import Options
+from .passes.base import Pass
+from .post_grad.eliminate_dead_code import EliminateDeadCode
+from .post_grad.remove_assert_ops import RemoveAssertOps
+from .post_grad.reorder_for_locality import ReorderForLocality
+from .pre_grad.remove_noop_pass import RemoveNoopPass
+
+
+@dataclass(frozen=True)
+class Hook:
+    """A place where the user's own passes run."""
+
+    name: str
+
+    def purpose(self) -> str:
+        return "your own passes, in the order given"
+
+
+Entry = type[Pass] | Hook
+
+PRE_GRAD: list[Entry] = [
+    RemoveNoopPass,
+    Hook("pre_grad_custom_pass"),
+    StableTopologicalSort,
+]
+
+PRE_GRAD_OPTIONAL: list[Entry] = []
+
+JOINT: list[Entry] = [
+    Hook("joint_custom_pre_pass"),
+    RemoveNoopOps,
+    ConstantFoldUniformValue,
+    Hook("joint_custom_pre_pass"),
+    ReplaceRandomPasses,
+    Hook("joint_custom_post_pass"),
+    StableTopologicalSort,
+]
+
+POST_GRAD: list[Entry] = [
+    EliminateDeadCode,
+    ReorderForLocality,
+    Hook("post_grad_custom_pre_pass"),
+    RemoveNoopOps,
+    RemoveAssertOps,
+    Hook("post_grad_custom_post_pass"),
+    StableTopologicalSort,
+]
+
+STAGES = {"pre_grad": (*PRE_GRAD, *PRE_GRAD_OPTIONAL), "joint": tuple(JOINT), "post_grad": tuple(POST_GRAD)}
+
+
+def stage_entries(stage: str) -> tuple[Entry, ...]:
+    if stage not in STAGES:
+        raise UnknownName("stage", stage, STAGES)
+    return STAGES[stage]
+
+
+def steps(stage: str, options: Options) -> list[Entry]:
+    """What runs in a stage: the defaults and what was added, less what was removed, by exact name."""
+    return [
+        entry
+        for entry in stage_entries(stage)
+        if entry.name not in options.remove_passes
+        and (isinstance(entry, Hook) or entry.default or entry.name in options.add_passes)
+    ]
+
+
+@functools.cache
 def pass_names() -> frozenset[str]:
-    return frozenset()
+    return frozenset(entry.name for entries in STAGES.values() for entry in entries)
 
 
+@functools.cache
+def rule_names() -> frozenset[str]:
+    """Rules can be removed by name as passes can."""
+    return frozenset(
+        rule.name
+        for entries in STAGES.values()
+        for entry in entries
+        if not isinstance(entry, Hook)
+        for rule in entry().rules()
+    )
+
+
+@functools.cache
 def option_names() -> frozenset[str]:
-    return frozenset()
+    """Every pass's own options, as `pass_name.option`."""
+    return frozenset(
+        f"{entry.name}.{option}"
+        for entries in STAGES.values()
+        for entry in entries
+        if not isinstance(entry, Hook)
+        for option in entry.option_fields()
+    )

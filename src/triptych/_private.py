@@ -1,0 +1,271 @@
+"""Every private name of torch that the package uses: where it lives, and what it is for.
+
+A name resolves on its first use (`_private.compile_fx_inner`), so that importing the package loads neither
+Dynamo nor Inductor. `missing()` is what a test asks for each torch release that is supported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        # -- what a graph calls --
+        # one operator as a graph calls it, and all operators of one name
+        "OpOverload": "torch._ops:OpOverload",
+        "OpOverloadPacket": "torch._ops:OpOverloadPacket",
+        # the class of `cond`, `checkpoint` and their like
+        "HigherOrderOperator": "torch._ops:HigherOrderOperator",
+        # a function kept whole for its quantization scheme: its options, its form as traced, and its form for codegen
+        "InvokeQuant": "torch._higher_order_ops:InvokeQuant",
+        "invoke_quant_packed": "torch._higher_order_ops:invoke_quant_packed",
+        "invoke_quant": "torch._higher_order_ops:invoke_quant",
+        # the memory format that torch's kernels read from a tensor's strides
+        "memory_format_of": "torch._prims_common:suggest_memory_format",
+        # facts are computed on fake values even while somebody is tracing around us
+        "without_dispatch_modes": "torch.utils._python_dispatch:_disable_current_modes",
+        # the class of fake values
+        "FakeTensor": "torch._subclasses:FakeTensor",
+        # hooks on every module there is
+        "has_any_global_hook": "torch.nn.modules.module:_has_any_global_hook",
+        # Inductor's counter-based random generator: operations its code generator knows
+        "generator_prims": "torch._inductor.inductor_prims",
+        # artifacts for TORCH_TRACE and tlparse
+        "trace_structured": "torch._logging:trace_structured",
+        # -- the flow --
+        # AOTAutograd: decompose, functionalise, differentiate, partition
+        "aot_autograd": "torch._dynamo.backends.common:aot_autograd",
+        # AOTAutograd's settings: effect tokens, donated buffers, its cache
+        "functorch_config": "torch._functorch.config",
+        # the min-cut partitioner: joint graph -> forward and backward
+        "min_cut_rematerialization_partition": "torch._functorch.partitioners:min_cut_rematerialization_partition",
+        # the decompositions that Inductor's lowerings expect
+        "select_decomp_table": "torch._inductor.decomposition:select_decomp_table",
+        # the decompositions anybody can run, where Inductor's emit primitives of its own
+        "decomposition_table": "torch._decomp:decomposition_table",
+        # the fake mode and the per-compile facts (fw_metadata) of the graph being compiled
+        "TracingContext": "torch._guards:TracingContext",
+        # makes a TracingContext current
+        "tracing": "torch._guards:tracing",
+        # which compile of which frame this is
+        "CompileContext": "torch._guards:CompileContext",
+        # the fake mode of given inputs
+        "detect_fake_mode": "torch._guards:detect_fake_mode",
+        # a fake mode where nobody brought one
+        "FakeTensorMode": "torch._subclasses:FakeTensorMode",
+        # Inductor's current-state object: its passes and lowerings ask it for the fake mode
+        "virtualized": "torch._inductor.virtualized:V",
+        # puts off generating Python for intermediate graphs until somebody runs them
+        "use_lazy_graph_module": "torch.fx._lazy_graph_module:_use_lazy_graph_module",
+        # makes such a put-off graph runnable now
+        "LazyGraphModule": "torch.fx._lazy_graph_module:_LazyGraphModule",
+        # nested Python values as flat lists and back
+        "pytree": "torch.utils._pytree",
+        # the generated-code form of graphs from torch._dynamo.export: nested values in and out
+        "PyTreeCodeGen": "torch.fx.graph:_PyTreeCodeGen",
+        # the generated-code form whose inputs come in a list that is emptied, so that they can be freed early
+        "BoxedCodeGen": "torch.fx.graph:_BoxedCodeGen",
+        # a function of positional arguments as one of a list
+        "make_boxed_func": "torch._functorch._aot_autograd.utils:make_boxed_func",
+        # Inductor's settings
+        "inductor_config": "torch._inductor.config",
+        # torch.compile's mode names as Inductor's settings
+        "list_mode_options": "torch._inductor:list_mode_options",
+        # one ATen graph -> kernels
+        "compile_fx_inner": "torch._inductor.compile_fx:compile_fx_inner",
+        # what a forward or inference graph needs said before compile_fx_inner: fixed inputs, CUDA graphs
+        "compile_fx_forward": "torch._inductor.compile_fx:compile_fx_forward",
+        # the same for a backward graph
+        "compile_fx_backward": "torch._inductor.compile_fx:compile_fx_backward",
+        # what forward and backward share: the CUDA-graphs box, the graph number, the device
+        "create_compiler_config_extra": "torch._inductor.compile_fx:create_compiler_config_extra",
+        # what Inductor's C++ wrapper needs to be told
+        "get_cpp_wrapper_config": "torch._inductor.compile_fx:get_cpp_wrapper_config",
+        # an object whose uuid() is part of the FX graph cache's key
+        "CustomGraphPass": "torch._inductor.custom_graph_pass:CustomGraphPass",
+        # kernel compilation in worker processes, woken up early
+        "AsyncCompile": "torch._inductor.async_compile:AsyncCompile",
+        # forgets recorded CUDA graphs
+        "reset_cudagraph_trees": "torch._inductor.cudagraph_trees:reset_cudagraph_trees",
+        # -- watching a compile: explain, the command line, the demo --
+        # Dynamo's settings: how often a function may be compiled, and when sizes become symbols
+        "dynamo_config": "torch._dynamo.config",
+        # tells which functions Dynamo compiles
+        "register_bytecode_hook": "torch._dynamo.convert_frame:register_bytecode_hook",
+        # the compiled code that Dynamo keeps with a function
+        "cache_entries": "torch._dynamo.eval_frame:_debug_get_cache_entry_list",
+        # drops all of it
+        "reset_code": "torch._dynamo.eval_frame:reset_code",
+        # what takes the place of the guards of a dropped one
+        "DeletedGuardManagerWrapper": "torch._dynamo.guards:DeletedGuardManagerWrapper",
+        # the module that drives Inductor, where its stages are looked up when they run
+        "inductor_driver": "torch._inductor.compile_fx",
+        # Inductor's three stages as its driver calls them, on a graph and on each graph inside it
+        "inductor_pre_grad": "torch._inductor.compile_fx:_recursive_pre_grad_passes",
+        "inductor_joint": "torch._inductor.compile_fx:_recursive_joint_graph_passes",
+        "inductor_post_grad": "torch._inductor.compile_fx:_recursive_post_grad_passes",
+        # the class that writes kernels; its save_output_code, where set, is given every source
+        "GraphLowering": "torch._inductor.graph:GraphLowering",
+    }
+)
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        path = NAMES[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    value = globals()[name] = _find(path)
+    return value
+
+
+def missing() -> list[str]:
+    """The names that this torch does not have."""
+    gone = []
+    for name, path in NAMES.items():
+        try:
+            _find(path)
+        except (ImportError, AttributeError):
+            gone.append(name)
+    return gone
+
+
+def _find(path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    found = importlib.import_module(module)
+    return getattr(found, attribute) if attribute else found
+
+
+def compiler_config_extra(gm: Any) -> Any:
+    """What forward and backward share. Torch 2.11 wants Inductor's settings here, later releases the graph."""
+    create = __getattr__("create_compiler_config_extra")
+    wants_config = "config" in inspect.signature(create).parameters
+    return create(__getattr__("inductor_config") if wants_config else gm)
+
+
+# ---- facts about operations and values ----
+
+
+def is_dispatched(overload: Any) -> bool:
+    """A real operator: packets also list TorchScript builtins such as `add.str`, which no graph calls."""
+    return torch._C._dispatch_has_kernel(overload.name())
+
+
+def is_composite(overload: Any) -> bool:
+    """An operator that torch itself takes apart before autograd (`linear`, `reshape`)."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
+
+
+def storage_id(tensor: torch.Tensor) -> int | None:
+    """The storage behind a tensor as a number; sparse and wrapped tensors have none."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def fake_mode_of(values: Any) -> Any:
+    """The fake-tensor mode that the given values belong to, or None.
+
+    Asked of the values first: around a backend call torch also has a mode of its own that is another one.
+    """
+    for value in values:
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            mode = getattr(item, "fake_mode", None)
+            if mode is not None:
+                return mode
+    return __getattr__("detect_fake_mode")([v for v in values if isinstance(v, torch.Tensor)])
+
+
+def region_functions() -> dict[Any, str]:
+    """Torch-level calls that open or close a region: what stands on either side must stay there."""
+    from torch._C import _set_grad_enabled
+    from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+    from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode
+
+    return {
+        _enter_autocast: "enter_autocast",
+        _exit_autocast: "exit_autocast",
+        _set_grad_enabled: "set_grad_enabled",
+        torch.set_grad_enabled: "set_grad_enabled",
+        _enter_inference_mode: "enter_inference_mode",
+        _exit_inference_mode: "exit_inference_mode",
+    }
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """A module whose call does more than its forward."""
+    own = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return __getattr__("has_any_global_hook")() or any(getattr(module, name) for name in own)
+
+
+def is_ordinary(tensor: torch.Tensor) -> bool:
+    """Strided, and no subclass that gives functions a meaning of its own."""
+    ordinary = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, __getattr__("FakeTensor"))
+    return tensor.layout == torch.strided and type(tensor) in ordinary
+
+
+def trace_artifact(name: str, payload: Any) -> None:
+    """An artifact for TORCH_TRACE and tlparse; `payload` is only called if somebody traces."""
+    trace_structured = __getattr__("trace_structured")
+    trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "string"}, payload_fn=payload)
+
+
+NO_LIMIT = 1 << 20
+
+
+def unlimited_recompiles() -> contextlib.AbstractContextManager[Any]:
+    """Many small programs through Dynamo in one process, without its limit on recompiles."""
+    return __getattr__("dynamo_config").patch(recompile_limit=NO_LIMIT, accumulated_recompile_limit=NO_LIMIT)
+
+
+# ---- watching a compile: what explain, the command line and the demo need ----
+
+@contextlib.contextmanager
+def compiled_anew() -> Iterator[None]:
+    """Whatever is called inside is compiled from the beginning, for the sizes of that call, however often.
+
+    Only the caches of whole graphs are off: with them on no pass would run. Those of single kernels stay, so
+    that the kernels are the ones a user gets.
+    """
+    dynamo, aot_autograd, inductor = (
+        __getattr__(name) for name in ("dynamo_config", "functorch_config", "inductor_config")
+    )
+    with (
+        unlimited_recompiles(),
+        dynamo.patch(automatic_dynamic_shapes=False),
+        aot_autograd.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False),
+        inductor.patch(fx_graph_cache=False, fx_graph_remote_cache=False),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def forgotten(backend: Callable[..., Any]) -> Iterator[None]:
+    """What `backend` compiles inside is dropped at the end.
+
+    Dynamo keeps compiled code with the user's functions. There it would stay alive, and count against the
+    limit of recompilations of the user's own `torch.compile`.
+    """
+    codes: list[Any] = []
+    handle = __getattr__("register_bytecode_hook")(lambda code, compiled: codes.append(code))
+    try:
+        yield
+    finally:
+        handle.remove()
+        for code in codes:
+            entries = __getattr__("cache_entries")(code)
+            ours = [e for e in entries if getattr(e.backend, "compiler_fn", None) is backend]
+            if len(ours) == len(entries):
+                __getattr__("reset_code")(code)
+                continue
+            for entry in ours:
+                gone = __getattr__("DeletedGuardManagerWrapper")("compiled only to be explained")
+                entry.guard_manager.extra_state.invalidate(entry, gone)

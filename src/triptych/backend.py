@@ -1,0 +1,159 @@
+"""The flow: a captured program in, a callable out. `compile_fx` is the `torch.compile` backend."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch.fx import GraphModule
+
+from . import _private
+from .calling import compile_flat
+from .codegen.base import CodeGenerator, Compiled
+from .codegen.eager import CallableCodegen, EagerCodegen
+from .codegen.inductor import InductorCodegen, reset
+from .ir.copies import snapshot
+from .options import Options
+from .passes.manager import run_stage
+from .passes.session import Session, open_session
+
+OptionsLike = Mapping[str, Any] | Options | None
+CompileFn = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
+ChooseCodegen = Callable[[Session, GraphModule, Sequence[Any]], CodeGenerator]
+
+
+def compile_fx(
+    gm: GraphModule, example_inputs: Sequence[Any], *, options: OptionsLike = None, mode: str | None = None
+) -> Callable[..., Any]:
+    """Compile a captured graph: `torch.compile(model, backend=triptych.compile_fx)`. It takes the graph over."""
+
+    def choose(session: Session, gm: GraphModule, example_inputs: Sequence[Any]) -> CodeGenerator:
+        if session.options.codegen == "eager":
+            return EagerCodegen()
+        return InductorCodegen(session, gm, example_inputs)
+
+    return compile_program(gm, example_inputs, Options.make(options, mode), choose)
+
+
+# torch._dynamo.reset() calls this on a backend that has it
+compile_fx.reset = reset  # type: ignore[attr-defined]
+
+
+def make_backend(compile_fn: CompileFn) -> Callable[..., Any]:
+    """A `torch.compile` backend with a code generator of one's own.
+
+    `compile_fn(gm, example_inputs)` gets each optimised ATen graph (forward, backward or inference) and returns
+    a callable of positional arguments that gives back what the graph returns.
+    """
+
+    def backend(
+        gm: GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        options: OptionsLike = None,
+        mode: str | None = None,
+    ) -> Callable[..., Any]:
+        # not "inductor": no pass may emit what only Inductor can lower
+        made = replace(Options.make(options, mode), codegen="eager")
+        return compile_program(gm, example_inputs, made, lambda *_: CallableCodegen(compile_fn))
+
+    return backend
+
+
+def compile_program(
+    gm: GraphModule, example_inputs: Sequence[Any], options: Options, choose_codegen: ChooseCodegen
+) -> Callable[..., Any]:
+    """Dynamo graph -> pre-grad -> AOTAutograd -> joint -> partition -> post-grad -> code generation -> callable."""
+
+    def compile(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        session = new_session(options)
+        keep(session, "dynamo", gm)
+        gm = run_stage("pre_grad", gm, session, graph="pre_grad", example_inputs=example_inputs)
+        keep(session, "pre_grad", gm)
+        codegen = choose_codegen(session, gm, example_inputs)
+
+        def joint_stage(joint: GraphModule, inputs: Any, is_inference: bool = False) -> GraphModule:
+            leaves = _private.pytree.tree_leaves(inputs)
+            joint = run_stage(
+                "joint", joint, session, graph="joint", example_inputs=leaves, is_inference=is_inference
+            )
+            keep(session, "joint", joint)
+            return joint
+
+        def partition(joint: GraphModule, inputs: Any, **facts: Any) -> tuple[GraphModule, GraphModule]:
+            # AOTAutograd partitions the sub-graphs of regions first, each without inputs: those stay as they are
+            if inputs:
+                joint = joint_stage(joint, inputs)
+            return _private.min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **facts)
+
+        def post_grad_stage(gm: GraphModule, inputs: Sequence[Any], graph: str) -> Compiled:
+            gm = run_stage(
+                "post_grad",
+                gm,
+                session,
+                graph=graph,
+                example_inputs=inputs,
+                is_inference=graph == "inference",
+            )
+            keep(session, "backward" if graph == "backward" else "forward", gm)
+            return codegen.emit(gm, inputs, graph)
+
+        def forward(gm: GraphModule, inputs: Sequence[Any]) -> Compiled:
+            return post_grad_stage(gm, inputs, "forward")
+
+        def backward(gm: GraphModule, inputs: Sequence[Any]) -> Compiled:
+            return post_grad_stage(gm, inputs, "backward")
+
+        def inference(gm: GraphModule, inputs: Sequence[Any]) -> Compiled:
+            # nothing to partition, so the joint stage has its turn here
+            return post_grad_stage(joint_stage(gm, inputs, is_inference=True), inputs, "inference")
+
+        with tracing(example_inputs, codegen):
+            autograd = _private.aot_autograd(
+                fw_compiler=forward,
+                bw_compiler=backward,
+                inference_compiler=inference,
+                decompositions=codegen.decompositions(),
+                partition_fn=partition,
+                keep_inference_input_mutations=True,
+            )
+            return autograd(gm, example_inputs)
+
+    return compile_flat(gm, example_inputs, compile)
+
+
+@contextlib.contextmanager
+def tracing(example_inputs: Sequence[Any], codegen: CodeGenerator) -> Iterator[None]:
+    """What AOTAutograd, the partitioner and Inductor must find around them."""
+    inputs = _private.pytree.tree_leaves(example_inputs)
+    fake_mode = _private.detect_fake_mode(inputs) or _private.FakeTensorMode(allow_non_fake_inputs=True)
+    context = _private.TracingContext.try_get() or _private.TracingContext(fake_mode)
+    with (
+        _private.use_lazy_graph_module(True),
+        _private.virtualized.set_fake_mode(fake_mode),
+        _private.tracing(context),
+        _private.inductor_config.patch(codegen.settings),
+        _private.functorch_config.patch(
+            unlift_effect_tokens=True,
+            donated_buffer=codegen.reuses_saved_tensors and _private.functorch_config.donated_buffer,
+            # its entries do not know our passes, so an edited pass would be served an old program
+            force_autograd_cache=False,
+        ),
+    ):
+        yield
+
+
+def new_session(options: Options) -> Session:
+    """The session of one call: Dynamo may compile a frame more than once, each time another attempt."""
+    context = _private.CompileContext.try_get()
+    if context is None:
+        return open_session(options)
+    return open_session(options, str(context.compile_id), context.attempt)
+
+
+def keep(session: Session, name: str, gm: GraphModule) -> None:
+    """Keep the graph as it is now, for whoever is watching."""
+    if session.observed:
+        session.graphs[name] = snapshot(gm)

@@ -1,0 +1,105 @@
+"""A key that changes whenever the result of compiling could: sources, options, the user's passes.
+
+Our passes run before Inductor looks into its cache, so its key already covers what they made of the graph. This
+key is the second lock, and the one for whoever keeps compiled programs of their own.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import inspect
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+
+from .options import Options
+
+
+class _Unidentified(Exception):
+    """Something whose identity nobody can tell."""
+
+
+def cache_key(options: Options | Mapping[str, Any] | None = None) -> str | None:
+    """The key of compiling with these options; None, for "do not cache", where a user's pass has no identity."""
+    options = Options.make(options)
+    try:
+        given = [(f.name, _identity(getattr(options, f.name))) for f in fields(options)]
+    except _Unidentified:
+        return None
+    return _digest(package_version(), torch.__version__, sources_digest(), repr(given))
+
+
+def pass_identity(custom_pass: Any) -> str | None:
+    """What identifies a user's pass: its own `uuid`, or its source; None where neither is to be had.
+
+    A source stands for a function only: a closure, a bound object or a partial carries state the source does
+    not show. A pass that depends on anything else should say so in a `uuid()` of its own.
+    """
+    uuid = getattr(custom_pass, "uuid", None)
+    if uuid is not None:
+        own = uuid() if callable(uuid) else uuid
+        return None if own is None else f"uuid:{own!r}"
+    if not isinstance(custom_pass, FunctionType) or custom_pass.__closure__:
+        return None
+    try:
+        source = inspect.getsource(custom_pass)
+        defaults = _identity([custom_pass.__defaults__, custom_pass.__kwdefaults__])
+    except (OSError, TypeError, _Unidentified):
+        return None
+    name = f"{custom_pass.__module__}.{custom_pass.__qualname__}"
+    # two lambdas of one line have the same source: their code tells them apart
+    return "source:" + _digest(name, source, _code(custom_pass.__code__), defaults)
+
+
+@functools.cache
+def sources_digest() -> str:
+    """The sources of the whole package, as they are on disk at the first question."""
+    root = Path(__file__).parent
+    files = sorted(root.rglob("*.py"))
+    return _digest(*(f"{f.relative_to(root).as_posix()}\0{f.read_text('utf-8')}" for f in files))
+
+
+@functools.cache
+def package_version() -> str:
+    try:
+        return importlib.metadata.version("triptych")
+    except importlib.metadata.PackageNotFoundError:
+        return "source tree"
+
+
+def _identity(value: Any) -> str:
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device)):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return repr(sorted((_identity(k), _identity(v)) for k, v in value.items()))
+    if isinstance(value, (list, tuple)):
+        return repr([_identity(v) for v in value])
+    identity = pass_identity(value)
+    if identity is None:
+        raise _Unidentified(value)
+    return identity
+
+
+def _code(code: CodeType) -> str:
+    return repr((code.co_code, code.co_names, [_constant(c) for c in code.co_consts]))
+
+
+def _constant(value: Any) -> str:
+    if isinstance(value, CodeType):
+        return _code(value)
+    # a set prints in another order in every process
+    return repr(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
+
+
+def _digest(*parts: str) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(f"{len(part)}:".encode())
+        digest.update(part.encode("utf-8"))
+    return digest.hexdigest()

@@ -1,0 +1,288 @@
+"""The command line: `triptych demo`, `passes`, `explain`, `why-not`."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import functools
+import json
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from . import __version__
+from .errors import TriptychError, UnknownName
+from .explain.explanation import PRINTED_WIDTH
+from .passes.catalogue import PassInfo
+from .passes.record import PassRecord
+from .pipeline import STAGES
+
+
+class Failed(click.ClickException):
+    """An error as one line."""
+
+    exit_code = 1
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"triptych: {self.message}", err=True)
+
+
+class WrongUse(Failed):
+    """Something in the call or in the user's file has to change."""
+
+    exit_code = 2
+
+
+def command(name: str, short: str, example: str) -> Callable[[Callable[..., None]], click.Command]:
+    """A command with an example in its help, and errors without a traceback unless one is asked for."""
+
+    def decorate(function: Callable[..., None]) -> click.Command:
+        @functools.wraps(function)
+        def run(*args: Any, with_traceback: bool, **kwargs: Any) -> None:
+            try:
+                function(*args, **kwargs)
+            except (click.ClickException, click.exceptions.Exit, click.Abort):
+                raise
+            except Exception as error:
+                if with_traceback:
+                    traceback.print_exception(error)
+                raise _failure(error, with_traceback) from error
+
+        what = "Show where an error came from."
+        option = click.option("--traceback", "with_traceback", is_flag=True, help=what)
+        epilog = f"\b\nExample:\n  {example}"
+        return main.command(name, short_help=short, epilog=epilog)(option(run))
+
+    return decorate
+
+
+def _failure(error: Exception, with_traceback: bool) -> Failed:
+    if isinstance(error, TriptychError):
+        return WrongUse(str(error))
+    hint = "" if with_traceback else " (--traceback shows where)"
+    return Failed(f"{type(error).__name__}: {error}{hint}")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog="\b\nExample:\n  triptych demo")
+@click.version_option(__version__, prog_name="triptych")
+def main() -> None:
+    """See what a graph-optimising compiler does to a PyTorch model, pass by pass."""
+
+
+@command("demo", "Compile a small transformer and check it.", "triptych demo --out report")
+@click.option("--out", default="triptych-report", show_default=True, help="Folder for the report.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+def demo(out: str, device: str) -> None:
+    """Compile a small transformer, show what each pass did, and check the results against eager."""
+    import torch
+
+    from .explain.demo import run_demo
+    from .explain.html import page
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise TriptychError("there is no CUDA device here; leave --device out to run on the CPU")
+    with _working("compiling") as tell:
+        result = run_demo(device, tell)
+    for explanation in (result.inference, result.training):
+        _print(explanation)
+        click.echo()
+    for check in result.checks:
+        click.secho(str(check), fg="green" if check.passed else "red")
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    report = folder / "triptych-demo.html"
+    report.write_text(page(result.inference, result.training), encoding="utf-8")
+    (folder / "triptych-demo.json").write_text(json.dumps(result.to_dict(), indent=2), encoding="utf-8")
+    click.echo(f"report: {report} and {report.with_suffix('.json').name}")
+    if not result.passed:
+        raise Failed("compiled results differ from eager")
+
+
+@command("passes", "The passes, or one of them.", "triptych passes remove_noop_pass")
+@click.argument("name", required=False)
+@click.option("--stage", help="Only this stage: " + ", ".join(STAGES) + ".")
+@click.option("--json", "as_json", is_flag=True, help="Print data.")
+def passes(name: str | None, stage: str | None, as_json: bool) -> None:
+    """List the passes in the order in which they run, or show one: purpose, rules, examples, options."""
+    import triptych
+
+    infos = triptych.list_passes(stage)
+    if name is not None:
+        chosen = [info for info in infos if info.name == name]
+        if not chosen:
+            raise UnknownName("pass", name, {info.name for info in infos})
+        infos = chosen
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(info) for info in infos], indent=2, default=repr))
+    elif name is not None:
+        _pass_page(infos)
+    else:
+        _pass_table(infos)
+
+
+@command(
+    "explain",
+    "What each pass does to a model of yours.",
+    "triptych explain model.py:tower --train --html tower.html",
+)
+@click.argument("file", metavar="FILE.py[:NAME]")
+@click.option("--train", is_flag=True, help="Explain the training step: forward and backward.")
+@click.option("--backend", default="triptych", show_default=True, help="Whose passes: triptych or inductor.")
+@click.option("--option", "options", multiple=True, metavar="K=V", help="One of its options; repeatable.")
+@click.option("--html", metavar="PATH", help="Also write a page.")
+@click.option("--json", "as_json", is_flag=True, help="Print data instead of a table.")
+@click.option("--pass", "pass_name", metavar="NAME", help="Show what this pass changed, line by line.")
+def explain(
+    file: str,
+    train: bool,
+    backend: str,
+    options: tuple[str, ...],
+    html: str | None,
+    as_json: bool,
+    pass_name: str | None,
+) -> None:
+    """Show what each pass does to a model of yours.
+
+    FILE.py defines NAME (by default `model`), a module or a function, and its inputs as a tuple, or a
+    function that returns one: NAME_args, args or example_inputs.
+    """
+    from .explain.explain import explain as explain_model
+    from .explain.source import load
+
+    parsed = dict(_option(text) for text in options)
+    subject = load(file)
+    with _working(f"compiling {subject.name}"):
+        explanation = explain_model(
+            subject.model, *subject.args, train=train, options=parsed, backend=backend, **subject.kwargs
+        )
+    if html is not None:
+        explanation.to_html(html)
+    if as_json:
+        click.echo(explanation.to_json())
+        return
+    if pass_name is not None:
+        _print_changes(explanation.runs_of(pass_name))
+    else:
+        _print(explanation)
+    if html is not None:
+        click.echo(f"report: {html}")
+
+
+@command("why-not", "Where a rule nearly matched, and why not.", "triptych why-not merge_nested_cat model.py")
+@click.argument("rule")
+@click.argument("file", metavar="FILE.py[:NAME]")
+@click.option("--json", "as_json", is_flag=True, help="Print data.")
+def why_not(rule: str, file: str, as_json: bool) -> None:
+    """Say where a rule nearly matched in a model of yours, and what was missing. The nearest comes first."""
+    import triptych
+
+    from .explain.source import load
+
+    subject = load(file)
+    with _working(f"looking for {rule}"):
+        misses = triptych.why_not(rule, subject.call(), *subject.args)
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(miss) for miss in misses], indent=2))
+        return
+    for miss in misses:
+        click.echo(str(miss))
+    if not misses:
+        click.echo(f"{rule}: no near miss; it fires everywhere it could, or none of its operations is there")
+
+
+def _option(text: str) -> tuple[str, Any]:
+    """`verify=each`, `fallback_random=true`, `pass_name.limit=3`."""
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise TriptychError(f"--option takes NAME=VALUE, not {text!r}")
+    if value.lower() in ("true", "false"):
+        return name, value.lower() == "true"
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+@contextlib.contextmanager
+def _working(message: str) -> Iterator[Callable[[str], None]]:
+    """A spinner while something takes long; on a terminal only, and beside what is printed."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda text: None
+        return
+    with console.status(message) as status:
+        yield lambda text: status.update(text)
+
+
+def _print(what: Any) -> None:
+    """In colour on a terminal; elsewhere as plain text of a fixed width."""
+    console = Console()
+    if console.is_terminal:
+        console.print(what)
+    else:
+        click.echo(str(what))
+
+
+def _print_changes(records: list[PassRecord]) -> None:
+    from .explain.diff import unified
+
+    colours = {"+": "green", "-": "red"}
+    for record in records:
+        nodes = f"{record.nodes_before} -> {record.nodes_after} nodes"
+        what = f"{record.rewrites} rewritten, {nodes}" if record.changed else "nothing changed"
+        click.secho(f"{record.stage} {record.name} ({record.graph}): {what}", bold=True)
+        if record.error:
+            click.secho(record.error, fg="red")
+        if record.changed:
+            for line in unified(record.before, record.after):
+                click.secho(line, fg=colours.get(line[0]), dim=line.startswith("  ..."))
+        for decline in record.declines:
+            click.echo(f"  left alone: {decline}")
+        click.echo()
+
+
+def _pass_table(infos: list[PassInfo]) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console.width = PRINTED_WIDTH
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("stage", "step", "pass", "runs", "purpose"):
+        table.add_column(heading, overflow="fold", no_wrap=heading != "purpose")
+    stage = None
+    for info in infos:
+        if stage not in (None, info.stage):
+            table.add_row()
+        runs = "always" if info.default else "if added"
+        shown = info.stage if info.stage != stage else ""
+        style = "" if info.default else "dim"
+        table.add_row(shown, str(info.step), info.name, runs, Text(str(info.purpose)), style=style)
+        stage = info.stage
+    console.print(table)
+
+
+def _pass_page(infos: list[PassInfo]) -> None:
+    info = infos[0]
+    # a pass that runs at several places is one pass
+    places = ", ".join(f"{i.stage} step {i.step}" for i in infos)
+    click.secho(info.name, bold=True)
+    click.echo(f"{places}; {'runs unless removed' if info.default else 'runs if added'}\n\n{info.purpose}")
+    if info.example and not info.rules:
+        click.echo(f"\n  {info.example}")
+    for option, value in info.options.items():
+        click.echo(f"\noption {info.name}.{option}, by default {value!r}")
+    for rule in info.rules:
+        click.echo()
+        click.secho(rule.name, bold=True, nl=False)
+        click.echo("" if rule.exact else "  (equal up to rounding)")
+        click.echo(f"  {rule.formula}")
+        for program in rule.fires:
+            click.echo(f"    fires     {program}")
+        for program, because in rule.declines:
+            click.echo(f"    declines  {program}" + (f"  # {because}" if because else ""))

@@ -1,0 +1,55 @@
+"""What the flow asks of a code generator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.fx import GraphModule
+
+from .. import _private
+
+Compiled = Callable[..., Any]
+Decompositions = dict[Any, Callable[..., Any]]
+
+
+class CodeGenerator(Protocol):
+    """Turns the optimised ATen graphs of one program into callables."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Inductor's settings that hold while the program is traced and partitioned."""
+        ...
+
+    @property
+    def reuses_saved_tensors(self) -> bool:
+        """Whether the backward may overwrite what the forward saved, which rules out a second backward."""
+        ...
+
+    def decompositions(self) -> Decompositions:
+        """Which operations are broken up, and how, before the joint stage."""
+        ...
+
+    def emit(self, gm: GraphModule, example_inputs: Sequence[Any], graph: str) -> Compiled:
+        """The callable of one graph: "forward", "backward" or "inference"."""
+        ...
+
+
+def portable_decompositions() -> Decompositions:
+    """Inductor's decompositions less what only Inductor can lower, and with the random operations left whole.
+
+    Whoever is not Inductor gets graphs of ATen and standard prims, with eager's own random stream.
+    """
+    aten = torch.ops.aten
+    with _private.inductor_config.patch(fallback_random=True):
+        table = dict(_private.select_decomp_table())
+    for op in (
+        aten._softmax_backward_data.default,
+        aten.max_pool2d_with_indices.default,
+        aten.max_pool3d_with_indices.default,
+    ):
+        table.pop(op, None)
+        if op in _private.decomposition_table:
+            table[op] = _private.decomposition_table[op]
+    return table

@@ -1,0 +1,176 @@
+"""Inductor's code generator (Triton or C++) with its own optional graph passes off: ours have run already."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from .. import _private
+from ..cache import cache_key
+from ..passes.session import Session
+from .base import Compiled, Decompositions
+
+OWN_PASSES_OFF: Mapping[str, Any] = {
+    # rewrites by pattern; what lowering needs (reinplacing, functionalised custom ops) still runs
+    "pattern_matcher": False,
+    # the joint stage is ours, in inference too
+    "use_joint_graph_passes": False,
+    # done by our post-grad stage
+    "reorder_for_locality": False,
+}
+
+
+class InductorCodegen:
+    """Inductor's lowering, scheduling and kernels for the graphs of one program."""
+
+    reuses_saved_tensors = True
+
+    def __init__(self, session: Session, gm: Any, example_inputs: Sequence[Any]) -> None:
+        self.session = session
+        self.key = cache_key(session.options)
+        self.settings = inductor_settings(session, cacheable=self.key is not None)
+        with _private.inductor_config.patch(self.settings):
+            self.shared = _private.compiler_config_extra(gm)
+        if any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in example_inputs):
+            _private.AsyncCompile.wakeup()
+
+    def decompositions(self) -> Decompositions:
+        return _private.select_decomp_table()
+
+    def emit(self, gm: GraphModule, example_inputs: Sequence[Any], graph: str) -> Compiled:
+        # The settings are set here, not around the whole compile: a backward is compiled at its first call.
+        with _private.inductor_config.patch(self.settings):
+            if not self.session.options.fallback_random:
+                make_random_lowerable(gm)
+            # Inductor's cache key reads the generated Python, so a stale one would serve a stale kernel.
+            gm.recompile()
+            if graph == "backward":
+                compiled = _private.compile_fx_backward(
+                    gm, example_inputs, compiler_config_extra=self.shared, inner_compile=self._compile
+                )
+            else:
+                compiled = _private.compile_fx_forward(
+                    gm,
+                    example_inputs,
+                    num_orig_model_outputs=0,
+                    num_example_inputs=len(example_inputs),
+                    compiler_config_extra=self.shared,
+                    inner_compile=self._compile_with_visible_outputs,
+                    is_inference=graph == "inference",
+                )
+        if self.session.observed:
+            self.session.kernels["backward" if graph == "backward" else "forward"] = getattr(
+                compiled, "source_code", ""
+            )
+        return compiled
+
+    def _compile_with_visible_outputs(
+        self, gm: GraphModule, example_inputs: Sequence[Any], **facts: Any
+    ) -> Compiled:
+        output = gm.graph.output_node()
+        returned: Any = output.args[0]
+        output.meta["user_visible_output_idxs"] = [
+            i
+            for i in visible_outputs(len(returned), facts.get("is_inference", False))
+            if isinstance(returned[i], torch.fx.Node)
+        ]
+        return self._compile(gm, example_inputs, **facts)
+
+    def _compile(self, gm: GraphModule, example_inputs: Sequence[Any], **facts: Any) -> Compiled:
+        config = _private.inductor_config
+        with contextlib.ExitStack() as stack:
+            if config.cpp_wrapper:
+                facts["cpp_wrapper"] = True
+                stack.enter_context(config.patch(_private.get_cpp_wrapper_config()))
+            if self.key is not None:
+                # Which outputs a user sees decides their strides, yet Inductor's own key leaves it out.
+                visible = gm.graph.output_node().meta.get("user_visible_output_idxs")
+                marker = _marker_type()(f"{self.key}/{visible}")
+                stack.enter_context(config.patch(joint_custom_post_pass=marker))
+            return _private.compile_fx_inner(gm, example_inputs, **facts)
+
+
+def inductor_settings(session: Session, cacheable: bool) -> dict[str, Any]:
+    """Inductor's settings for one program: its passes off, torch.compile's mode, the caches."""
+    options = session.options
+    settings = {**OWN_PASSES_OFF, "fallback_random": options.fallback_random}
+    if options.mode is not None:
+        settings.update(_private.list_mode_options(options.mode))
+    if session.observed or not cacheable:
+        # A cached kernel comes without being generated: whoever watches would see nothing.
+        settings.update(fx_graph_cache=False, fx_graph_remote_cache=False)
+    return settings
+
+
+def visible_outputs(count: int, is_inference: bool) -> range:
+    """The outputs whose strides must be as in eager.
+
+    In training a forward returns mutated inputs, the user's outputs, the bases that aliasing outputs are rebuilt
+    from, then what the backward needs, whose layout is free.
+    """
+    context = _private.TracingContext.try_get()
+    facts = context.fw_metadata if context is not None else None
+    if is_inference or facts is None:
+        return range(count)
+    first = facts.num_mutated_inp_runtime_indices
+    return range(first, first + facts.num_outputs + facts.num_intermediate_bases)
+
+
+def make_random_lowerable(gm: GraphModule) -> None:
+    """rand(size) -> uniform(empty(size)), randn(size) -> normal(empty(size)), in every sub-graph.
+
+    Inductor lowers `rand` and `randn` only under `fallback_random`, a setting under which the generator of its
+    own that the joint stage emits cannot be lowered. These forms always can be; like `rand` in eager, they draw
+    from PyTorch's generator. What the joint stage did not reach (sub-graphs of control flow) takes this way.
+    """
+    aten = torch.ops.aten
+    drawn_by = {
+        aten.rand.default: aten.uniform.default,
+        aten.rand.generator: aten.uniform.default,
+        aten.randn.default: aten.normal_functional.default,
+        aten.randn.generator: aten.normal_functional.default,
+    }
+    for module in gm.modules():
+        if not isinstance(module, GraphModule):
+            continue
+        left = [n for n in module.graph.nodes if n.op == "call_function" and n.target in drawn_by]
+        left = [n for n in left if n.kwargs.get("generator") is None]
+        for node in left:
+            kwargs = {k: v for k, v in node.kwargs.items() if k != "generator"}
+            with module.graph.inserting_before(node):
+                empty = module.graph.call_function(aten.empty.memory_format, (node.args[0],), kwargs)
+                drawn = module.graph.call_function(drawn_by[node.target], (empty,))
+            empty.meta, drawn.meta = dict(node.meta), dict(node.meta)
+            node.replace_all_uses_with(drawn)
+            module.graph.erase_node(node)
+        if left:
+            module.recompile()
+
+
+@functools.cache
+def _marker_type() -> type:
+    class CacheMarker(_private.CustomGraphPass):  # type: ignore[name-defined, misc]
+        """Stands in one of Inductor's pass slots, which is never called here, so that its id joins the cache key."""
+
+        def __init__(self, key: str) -> None:
+            self.key = key
+
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            pass
+
+        def uuid(self) -> str:
+            return self.key
+
+    return CacheMarker
+
+
+def reset() -> None:
+    """Forget recorded CUDA graphs: what `torch._dynamo.reset()` asks of a backend."""
+    if "torch._inductor.cudagraph_trees" in sys.modules:
+        _private.reset_cudagraph_trees()

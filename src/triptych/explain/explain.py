@@ -1,0 +1,167 @@
+"""Compile a model once, watch every pass, and tell what happened."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from .. import _private
+from ..errors import TriptychError, UnknownName
+from ..options import Options
+from ..passes.session import Session, watching
+from .explanation import Explanation
+from .preserve import preserved
+
+BACKENDS = ("triptych", "inductor")
+
+
+def explain(
+    model: Callable[..., Any],
+    *args: Any,
+    train: bool = False,
+    options: Mapping[str, Any] | Options | None = None,
+    backend: str | Callable[..., Any] = "triptych",
+    **kwargs: Any,
+) -> Explanation:
+    """What each pass does to `model(*args, **kwargs)`; with `train` also to its gradient.
+
+    The model is compiled anew and run once; its parameters, buffers, gradients, inputs and the random state
+    are afterwards as they were, and so is what was compiled of it before. `backend="inductor"` shows
+    Inductor's own passes at work on the same model; `options` are then Inductor's.
+    """
+    return observed_run(model, args, kwargs, train=train, options=options, backend=backend).explanation
+
+
+@dataclass
+class Run:
+    """One call of a model: what it returned and, from a training step, the gradient of every leaf it used."""
+
+    outputs: Any
+    gradients: list[tuple[torch.Tensor, torch.Tensor | None]]
+
+
+@dataclass
+class ObservedRun(Run):
+    explanation: Explanation
+
+
+def observed_run(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    train: bool = False,
+    options: Mapping[str, Any] | Options | None = None,
+    backend: str | Callable[..., Any] = "triptych",
+) -> ObservedRun:
+    """An explanation together with what the compiled model computed."""
+    if not callable(model):
+        raise TriptychError(f"explain takes a module or a function to call, not {type(model).__name__}")
+    # somebody else's compiled wrapper around the model would be called, not compiled
+    model = getattr(model, "_orig_mod", model)
+    name = backend if isinstance(backend, str) else getattr(backend, "__name__", "custom")
+    with _compiler(backend, options) as compiler, _compiled(compiler) as sessions:
+        run = run_once(torch.compile(model, backend=compiler), args, kwargs, train=train, of=model)
+    explanation = Explanation(sessions, backend=name, train=train, model=_name(model))
+    return ObservedRun(run.outputs, run.gradients, explanation)
+
+
+def run_once(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    train: bool,
+    of: Any = None,
+) -> Run:
+    """Call it, backward too if `train`, and leave the state of the model (`of`) as it was."""
+    args, kwargs = _private.pytree.tree_map(_cut_off, (args, kwargs))
+    with preserved(of if of is not None else function, (args, kwargs)):
+        with torch.set_grad_enabled(train):
+            outputs = function(*args, **kwargs)
+        return Run(outputs, _gradients(outputs) if train else [])
+
+
+def _cut_off(value: Any) -> Any:
+    """An input with a history of its own must not have that history differentiated, and freed, by us."""
+    if isinstance(value, torch.Tensor) and not value.is_leaf:
+        return value.detach().requires_grad_(value.requires_grad)
+    return value
+
+
+def _gradients(outputs: Any) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    """The gradient of the sum of all floating-point outputs; `.grad` fields are not touched."""
+    roots = [
+        t
+        for t in _private.pytree.tree_leaves(outputs)
+        if isinstance(t, torch.Tensor) and t.is_floating_point() and t.requires_grad
+    ]
+    leaves = _leaves(roots)
+    if not leaves:
+        raise TriptychError("train=True needs a floating-point output that requires a gradient")
+    # settings are per thread, and the backward graph is compiled where it first runs
+    with torch.autograd.set_multithreading_enabled(False):
+        seeds = [torch.ones_like(root) for root in roots]
+        gradients = torch.autograd.grad(roots, leaves, seeds, allow_unused=True)
+    return list(zip(leaves, gradients, strict=True))
+
+
+def _leaves(roots: list[torch.Tensor]) -> list[torch.Tensor]:
+    leaves: list[torch.Tensor] = []
+    seen = set()
+    waiting: list[Any] = [root.grad_fn for root in roots]
+    while waiting:
+        function = waiting.pop()
+        if function is None or function in seen:
+            continue
+        seen.add(function)
+        if function.name() == "torch::autograd::AccumulateGrad":
+            leaves.append(function.variable)
+        waiting += [before for before, _ in function.next_functions]
+    return leaves
+
+
+@contextlib.contextmanager
+def _compiler(backend: str | Callable[..., Any], options: Any) -> Iterator[Callable[..., Any]]:
+    """The backend to compile with, a new object each time: Dynamo keys what it keeps by it."""
+    if backend == "triptych":
+        from ..backend import compile_fx
+
+        yield _bound(compile_fx, options=Options.make(options))
+    elif backend == "inductor":
+        from .inductor import observed_inductor
+
+        with observed_inductor(options) as compiler:
+            yield compiler
+    elif callable(backend):
+        yield _bound(backend, **({"options": options} if options else {}))
+    else:
+        raise UnknownName("backend", str(backend), BACKENDS)
+
+
+def _bound(backend: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """A function of its own with the backend's name, which Dynamo puts into its messages."""
+
+    @functools.wraps(backend)
+    def compiler(gm: GraphModule, example_inputs: Any) -> Any:
+        return backend(gm, example_inputs, **options)
+
+    return compiler
+
+
+@contextlib.contextmanager
+def _compiled(compiler: Callable[..., Any]) -> Iterator[list[Session]]:
+    """Watch what `compiler` does; nothing comes from a cache and nothing stays."""
+    with watching() as sessions, _private.compiled_anew(), _private.forgotten(compiler):
+        yield sessions
+
+
+def _name(model: Any) -> str:
+    return type(model).__name__ if isinstance(model, nn.Module) else getattr(model, "__name__", "")

@@ -1,0 +1,196 @@
+"""What happened to a program on its way to kernels, as one value: to print, to read, to write as a page."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import GraphModule
+
+from ..errors import UnknownName
+from ..ir.text import text
+from ..passes.record import Decline, PassRecord
+from ..passes.session import Session
+from .diff import unified
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+SCHEMA = 1
+"""Version of what `to_json` writes; it changes when a name in it does."""
+
+PRINTED_WIDTH = 120
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A reason to leave sites alone: how often it was met, and the first site."""
+
+    count: int
+    rule: str
+    reason: str
+    node: str
+    source: str
+
+
+class Explanation:
+    """Every pass that ran over a model, the graph at the end of every stage, and the kernels."""
+
+    def __init__(
+        self, sessions: Iterable[Session], *, backend: str = "triptych", train: bool = False, model: str = ""
+    ) -> None:
+        self.sessions = _last_attempts(list(sessions))
+        self.backend = backend
+        self.train = train
+        self.model = model
+        """Its name, for titles."""
+
+    @property
+    def passes(self) -> list[PassRecord]:
+        """All records in the order in which the passes ran, one captured program after the other."""
+        return [record for session in self.sessions for record in session.records]
+
+    @property
+    def graphs(self) -> dict[str, GraphModule]:
+        """The graph at the end of each stage; of a second captured program under "dynamo#2" and so on."""
+        return dict(self._named(lambda session: session.graphs))
+
+    @property
+    def kernels(self) -> dict[str, str]:
+        """Generated source by graph."""
+        return dict(self._named(lambda session: session.kernels))
+
+    @property
+    def warnings(self) -> list[str]:
+        return [warning for session in self.sessions for warning in session.warnings]
+
+    @property
+    def rewrites(self) -> int:
+        return sum(record.rewrites for record in self.passes)
+
+    @property
+    def declined(self) -> int:
+        return sum(record.declined for record in self.passes)
+
+    @property
+    def seconds(self) -> float:
+        return sum(record.seconds for record in self.passes)
+
+    def runs_of(self, name: str) -> list[PassRecord]:
+        """The records of one pass; a name that did not run is an error with the near ones."""
+        found = [record for record in self.passes if record.name == name]
+        if not found:
+            raise UnknownName("pass", name, {record.name for record in self.passes})
+        return found
+
+    def refusals(self) -> list[Refusal]:
+        """Why sites were left alone, the most frequent reason first."""
+        counts: Counter[tuple[str, str]] = Counter()
+        first: dict[tuple[str, str], Decline] = {}
+        for record in self.passes:
+            for decline in record.declines:
+                key = (decline.rule, decline.reason)
+                counts[key] += 1
+                first.setdefault(key, decline)
+        return [
+            Refusal(count, *key, first[key].node, first[key].source) for key, count in counts.most_common()
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain data; before and after of a pass as the lines that changed."""
+        return {
+            "schema": SCHEMA,
+            "backend": self.backend,
+            "model": self.model,
+            "train": self.train,
+            "torch": torch.__version__,
+            "rewrites": self.rewrites,
+            "declined": self.declined,
+            "seconds": self.seconds,
+            "passes": [
+                _record(record, number)
+                for number, session in enumerate(self.sessions, 1)
+                for record in session.records
+            ],
+            "graphs": {name: text(gm) for name, gm in self.graphs.items()},
+            "kernels": self.kernels,
+            "warnings": self.warnings,
+        }
+
+    def to_json(self, indent: int | None = 2) -> str:
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write one page that needs nothing but itself; its path."""
+        from .html import page
+
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page(self), encoding="utf-8")
+        return path
+
+    def __str__(self) -> str:
+        # here and not above: to compile a model needs no terminal
+        from rich.console import Console
+
+        out = io.StringIO()
+        Console(file=out, width=PRINTED_WIDTH, color_system=None, legacy_windows=False).print(self)
+        return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
+
+    def __repr__(self) -> str:
+        return f"<Explanation: {len(self.passes)} passes, {self.rewrites} rewrites, backend {self.backend}>"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from .table import render
+
+        yield from render(self)
+
+    def _repr_html_(self) -> str:
+        from .html import fragment
+
+        return fragment(self)
+
+    def _named(self, part: Any) -> Iterator[tuple[str, Any]]:
+        for number, session in enumerate(self.sessions, 1):
+            suffix = "" if number == 1 else f"#{number}"
+            held: Mapping[str, Any] = part(session)
+            for name, value in held.items():
+                # without a gradient the one graph that runs is the forward graph
+                yield ("forward" if name == "inference" else name) + suffix, value
+
+
+def _last_attempts(sessions: list[Session]) -> list[Session]:
+    """Dynamo can start a frame over: what an earlier attempt compiled never ran."""
+    last: dict[str, int] = {}
+    for session in sessions:
+        last[session.compile_id] = max(session.attempt, last.get(session.compile_id, 0))
+    return [s for s in sessions if not s.compile_id or s.attempt == last[s.compile_id]]
+
+
+def _record(record: PassRecord, program: int) -> dict[str, Any]:
+    return {
+        "program": program,
+        "stage": record.stage,
+        "name": record.name,
+        "graph": record.graph,
+        "changed": record.changed,
+        "rewrites": record.rewrites,
+        "declined": record.declined,
+        "tried": record.tried,
+        "matched": record.matched,
+        "nodes_before": record.nodes_before,
+        "nodes_after": record.nodes_after,
+        "seconds": record.seconds,
+        "ordinal": record.ordinal,
+        "stop": record.stop,
+        "error": record.error,
+        "fired": dict(record.fired),
+        "declines": [vars(decline) for decline in record.declines],
+        "diff": unified(record.before, record.after) if record.changed else [],
+    }

@@ -1,0 +1,197 @@
+"""Inductor's own passes, watched from outside, in the same records as ours."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.fx import Graph, GraphModule
+from torch.fx.passes.graph_transform_observer import GraphTransformObserver
+
+from .. import _private
+from ..ir.copies import snapshot
+from ..errors import TriptychError, UnknownName
+from ..ir.text import lines
+from ..options import Options
+from ..passes.record import Listing, PassRecord
+from ..passes.session import Session, open_session
+
+STAGES = ("pre_grad", "joint", "post_grad")
+UNNAMED = "(steps without a name)"
+
+
+@dataclass
+class _Stage:
+    """One stage at work on one graph."""
+
+    session: Session
+    stage: str
+    graph: str
+    gm: GraphModule
+    seen: list[str]
+    """The graph when it was last looked at, as something to compare."""
+    listing: Listing
+    since: float
+    depth: int = 0
+    """Observers nest: a pass opens one, and the pattern matcher that it calls another."""
+
+    def note(self, name: str, gm: GraphModule, began: float, ended: float) -> None:
+        """A record for what ran since the last look."""
+        now = structure(gm.graph)
+        changed = now != self.seen
+        first = len(self.listing.deltas)
+        last = self.listing.add(lines(gm.graph)) if changed else first
+        self.session.records.append(
+            PassRecord(
+                self.stage, name, self.graph, len(self.seen), len(now),
+                rewrites=int(changed), seconds=ended - began, changed=changed,
+                listing=self.listing, versions=(first, last),
+            )  # fmt: skip
+        )
+        self.seen, self.gm = now, gm
+        self.since = time.perf_counter()
+
+
+@dataclass
+class _Watch:
+    """What is being compiled right now."""
+
+    session: Session | None = None
+    graph: str = ""
+    """Forward or backward, in the post-grad stage."""
+    stages: list[_Stage] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def observed_inductor(options: Mapping[str, Any] | Options | None) -> Iterator[Callable[..., Any]]:
+    """A backend that compiles as plain Inductor does and records every pass; `options` are Inductor's."""
+    if isinstance(options, Options):
+        raise TriptychError("backend='inductor' takes Inductor's options as a dict, not triptych.Options")
+    known = _private.inductor_config.get_config_copy()
+    for name in options or {}:
+        if name not in known:
+            raise UnknownName("option of Inductor", name, known)
+    driver, watch = _private.inductor_driver, _Watch()
+
+    def inner_compile(gm: GraphModule, example_inputs: Any, *, session: Session, **kwargs: Any) -> Any:
+        graph = "backward" if kwargs.get("is_backward") else "forward"
+        with _now(watch, session, graph):
+            return driver.compile_fx_inner(gm, example_inputs, **kwargs)
+
+    def backend(gm: GraphModule, example_inputs: Any) -> Any:
+        session = open_session(Options())
+        session.graphs["dynamo"] = snapshot(gm)
+        inner = functools.partial(inner_compile, session=session)
+        with _now(watch, session, ""):
+            return driver.compile_fx(gm, example_inputs, inner, config_patches=dict(options or {}))
+
+    def keep_source(source: str) -> None:
+        if watch.session is not None:
+            watch.session.kernels[watch.graph] = source
+
+    with contextlib.ExitStack() as patches:
+        for stage in STAGES:
+            original = getattr(_private, f"inductor_{stage}")
+            patches.enter_context(_replaced(driver, original.__name__, _staged(watch, stage, original)))
+        patches.enter_context(_replaced(GraphTransformObserver, "__enter__", _entered(watch)))
+        patches.enter_context(_replaced(GraphTransformObserver, "__exit__", _left(watch)))
+        keep = _replaced(_private.GraphLowering, "save_output_code", staticmethod(keep_source))
+        patches.enter_context(keep)
+        yield backend
+
+
+def _staged(watch: _Watch, stage: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A stage of Inductor that leaves a record of itself; it calls itself for the graphs inside a graph."""
+
+    @functools.wraps(original)
+    def run(gm: GraphModule, *args: Any, **kwargs: Any) -> Any:
+        if watch.session is None:
+            return original(gm, *args, **kwargs)
+        outer = watch.stages[-1] if watch.stages else None
+        graph = (watch.graph or stage) if outer is None else f"{outer.graph}.{_inner_name(outer.gm, gm)}"
+        session, listing = watch.session, Listing(lines(gm.graph))
+        session.listings[f"{stage}/{graph}"] = listing
+        current = _Stage(session, stage, graph, gm, structure(gm.graph), listing, time.perf_counter())
+        watch.stages.append(current)
+        try:
+            result = original(gm, *args, **kwargs)
+        finally:
+            watch.stages.pop()
+        _catch_up(current, gm if result is None else result)
+        if outer is None:
+            session.graphs[graph] = snapshot(current.gm)
+        else:
+            outer.since = time.perf_counter()
+        return result
+
+    return run
+
+
+def _entered(watch: _Watch) -> Callable[..., Any]:
+    original = GraphTransformObserver.__enter__
+
+    def enter(self: GraphTransformObserver) -> Any:
+        if watch.stages:
+            stage = watch.stages[-1]
+            if stage.depth == 0:
+                _catch_up(stage, self.gm)
+                stage.since = time.perf_counter()
+            stage.depth += 1
+        return original(self)
+
+    return enter
+
+
+def _left(watch: _Watch) -> Callable[..., Any]:
+    original = GraphTransformObserver.__exit__
+
+    def leave(self: GraphTransformObserver, *raised: Any) -> None:
+        ended = time.perf_counter()
+        original(self, *raised)
+        if watch.stages:
+            stage = watch.stages[-1]
+            stage.depth -= 1
+            if stage.depth == 0:
+                stage.note(self.passname, self.gm, stage.since, ended)
+
+    return leave
+
+
+def _catch_up(stage: _Stage, gm: GraphModule) -> None:
+    """Some of Inductor's steps run under no name; if the graph is another than when last seen, say so."""
+    ended = time.perf_counter()
+    if structure(gm.graph) != stage.seen:
+        stage.note(UNNAMED, gm, stage.since, ended)
+
+
+def structure(graph: Graph) -> list[str]:
+    """What must differ for a graph to have changed: the nodes, without what is known of their values."""
+    return [f"{n.name} {n.op} {n.target} {n.args} {n.kwargs}" for n in graph.nodes]
+
+
+def _inner_name(outer: GraphModule, inner: GraphModule) -> str:
+    return next((name for name, module in outer.named_modules() if module is inner), "inner")
+
+
+@contextlib.contextmanager
+def _now(watch: _Watch, session: Session, graph: str) -> Iterator[None]:
+    before = watch.session, watch.graph
+    watch.session, watch.graph = session, graph
+    try:
+        yield
+    finally:
+        watch.session, watch.graph = before
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = vars(owner)[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)

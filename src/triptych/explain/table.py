@@ -1,0 +1,104 @@
+"""An explanation as a table for the terminal: what changed, what did not in one line, and why not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..passes.record import PassRecord
+from .wording import CHANGED, FAILED, count, duration, place, summary, title
+
+if TYPE_CHECKING:
+    from .explanation import Explanation
+
+SHOWN_REFUSALS = 8
+
+
+def render(explanation: Explanation) -> Iterator[RenderableType]:
+    if not explanation.sessions:
+        yield Text("Nothing was captured: Dynamo found no tensor operation to compile in this call.")
+        return
+    yield Text(title(explanation), style="bold")
+    yield Text(summary(explanation))
+    yield _table(explanation)
+    for warning in explanation.warnings:
+        yield Text(f"! {warning}", style="yellow")
+    refusals = explanation.refusals()
+    if refusals:
+        yield Text("\nLeft alone, the most frequent reason first", style="bold")
+        yield _refusals(explanation)
+        if len(refusals) > SHOWN_REFUSALS:
+            yield Text(f"  and {count(len(refusals) - SHOWN_REFUSALS, 'more reason')}", style="dim")
+
+
+def _table(explanation: Explanation) -> Table:
+    counted = explanation.backend != "inductor"
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_footer=True)
+    table.add_column("stage", "total", no_wrap=True)
+    table.add_column("pass", overflow="fold")
+    if counted:
+        table.add_column("rewrites", str(explanation.rewrites), justify="right")
+        table.add_column("declined", str(explanation.declined), justify="right")
+    else:
+        # Inductor does not say how many rewrites a pass made, only the graphs do
+        table.add_column("changed", str(sum(r.changed for r in explanation.passes)), justify="right")
+    table.add_column("nodes", justify="right", no_wrap=True)
+    table.add_column("time", duration(explanation.seconds), justify="right", no_wrap=True)
+
+    for number, session in enumerate(explanation.sessions, 1):
+        for _, run in itertools.groupby(session.records, key=lambda r: (r.stage, r.graph)):
+            records = list(run)
+            _section(table, place(records[0], number), records, counted)
+    return table
+
+
+def _section(table: Table, label: str, records: list[PassRecord], counted: bool) -> None:
+    shown = [r for r in records if r.changed or r.error]
+    quiet = [r for r in records if not (r.changed or r.error)]
+    for record in shown:
+        sign = FAILED if record.error else CHANGED
+        counts = [str(record.rewrites), str(record.declined or "")] if counted else ["changed"]
+        rules = ", ".join(f"{rule} {times}" for rule, times in record.fired.most_common() if times)
+        name = Text(f"{sign} {record.name}")
+        if rules and rules != f"{record.name} {record.rewrites}":
+            name.append(f"  {rules}", style="dim")
+        table.add_row(
+            label,
+            name,
+            *counts,
+            f"{record.nodes_before} -> {record.nodes_after}",
+            duration(record.seconds),
+            style="red" if record.error else "green",
+        )
+        label = ""
+    if quiet:
+        declined = sum(r.declined for r in quiet)
+        counts = ["", str(declined or "")] if counted else [""]
+        word = "more pass" if shown else "pass"
+        table.add_row(
+            label,
+            f"  {count(len(quiet), word, word + 'es')} changed nothing",
+            *counts,
+            "" if shown else str(quiet[-1].nodes_after),
+            duration(sum(r.seconds for r in quiet)),
+            style="dim",
+        )
+    table.add_section()
+
+
+def _refusals(explanation: Explanation) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_column(overflow="fold", style="dim")
+    for refusal in explanation.refusals()[:SHOWN_REFUSALS]:
+        where = refusal.node + (f"  {refusal.source}" if refusal.source else "")
+        table.add_row(f"{refusal.count}x", refusal.rule, refusal.reason, where)
+    return table

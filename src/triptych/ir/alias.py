@@ -1,0 +1,192 @@
+"""Who shares memory with whom, and who writes it: asked here and nowhere else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from operator import getitem
+
+from torch.fx import Graph, Node
+
+from .effects import Effects, effects, node_operands
+from .facts import fact, storage
+
+
+class Aliasing:
+    """May-alias classes of the values of one graph, and the nodes that write each class.
+
+    Operations and their schemas say who may share; at the torch level the storages of the fake values are asked
+    too, because inputs may share memory that no operation in the graph tells of.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._parent: dict[Node, Node] = {}
+        self._effects: dict[Node, Effects] = {}
+        self._storages: dict[int, Node] = {}
+        self._writes: list[tuple[Node, tuple[Node, ...]]] = []
+        self._barriers: list[Node] = []
+        self._inputs: list[Node] = []
+        self._fresh: set[Node] = set()
+        self._input_classes: set[Node] = set()
+        self._output_uses: Counter[Node] = Counter()
+        self._written: frozenset[Node] | None = None
+        self._pieces: dict[tuple[object, object], Node] = {}
+        self._several: dict[Node, bool] = {}
+        for node in graph.nodes:
+            self.add(node)
+        if self._writes and any(fact(n) is None for n in self._inputs):
+            self._join(self._inputs)  # inputs of which nothing is known may be one tensor
+
+    def add(self, node: Node) -> None:
+        """Take a new node into account."""
+        if node in self._effects:
+            return
+        seen = effects(node)
+        self._effects[node] = seen
+        self._parent.setdefault(node, node)
+        shared = self._shared_with(node, seen)
+        if not shared and not seen.writes and node.op not in ("placeholder", "get_attr"):
+            self._fresh.add(node)
+        self._join((node, *shared))
+        if node.op in ("placeholder", "get_attr"):
+            self._inputs.append(node)
+            self._input_classes.add(self._root(node))
+        elif node.op == "output":
+            self._output_uses.update(self._root(n) for n in node_operands(node.args))
+        if seen.writes:
+            self._writes.append((node, seen.writes))
+            self._written = None
+        if seen.barrier:
+            self._barriers.append(node)
+        if "val" not in node.meta or seen.aliases or node.op == "placeholder":
+            self._join_by_storage(node)
+
+    def _shared_with(self, node: Node, seen: Effects) -> list[Node]:
+        if node.target is getitem and self._makes_several(node.args[0]):
+            first = self._pieces.setdefault((node.args[0], node.args[1]), node)
+            return [first] if first is not node else []
+        return [a for a in seen.aliases if not (seen.may_copy and _surely_apart(node, a))]
+
+    def _makes_several(self, node: object) -> bool:
+        """Several results, each in memory of its own, which are only taken apart: the pieces share nothing."""
+        if not isinstance(node, Node) or node not in self._effects:
+            return False
+        if node not in self._several:
+            self._several[node] = (
+                node.op != "placeholder"
+                and not self._effects[node].aliases
+                and isinstance(fact(node), (list, tuple))
+                and all(u.target is getitem and isinstance(u.args[1], int) for u in node.users)
+            )
+        return self._several[node]
+
+    def forget(self, node: Node) -> None:
+        """A node that was erased writes no more; its class stays, which is safe."""
+        seen = self._effects.pop(node, None)
+        self._fresh.discard(node)
+        if seen is None:
+            return
+        if seen.writes:
+            self._writes = [w for w in self._writes if w[0] is not node]
+            self._written = None
+        if seen.barrier:
+            self._barriers.remove(node)
+
+    def refresh(self, node: Node) -> None:
+        """A node whose operands are others now may share and write other memory."""
+        self.forget(node)
+        self.add(node)
+
+    def effects(self, node: Node) -> Effects:
+        return self._effects[node] if node in self._effects else effects(node)
+
+    @property
+    def any_write(self) -> bool:
+        return bool(self._writes)
+
+    def is_fresh(self, node: Node) -> bool:
+        """Is the value new memory, shared with nothing that was there before?"""
+        return node in self._fresh
+
+    def same(self, left: Node, right: Node) -> bool:
+        """May the two share memory?"""
+        return self._root(left) is self._root(right)
+
+    def memory(self, node: Node) -> Node:
+        """A name for the memory of a value: values that may share have the same one."""
+        return self._root(node)
+
+    def written(self, node: Node) -> bool:
+        """Does anything in the graph write memory that this value may share?"""
+        if not self._writes:
+            return False
+        if self._written is None:
+            self._written = frozenset(self._root(t) for _, targets in self._writes for t in targets)
+        return self._root(node) in self._written
+
+    def written_between(self, values: Iterable[Node], first: Node, last: Node) -> Node | None:
+        """A node from `first` up to `last`, itself left out, that writes memory one of the values may share."""
+        if not self._writes:
+            return None
+        roots = {self._root(v) for v in values}
+        for writer, targets in self._writes:
+            if not writer < first and writer < last and any(self._root(t) in roots for t in targets):
+                return writer
+        return None
+
+    def barrier_between(self, first: Node, last: Node) -> Node | None:
+        return next((b for b in self._barriers if first < b and b < last), None)
+
+    def is_input(self, node: Node) -> bool:
+        """May the value share memory with an input or an attribute?"""
+        return self._root(node) in self._input_classes
+
+    def is_output(self, node: Node) -> bool:
+        """May memory of this value leave the graph?"""
+        return self._output_uses[self._root(node)] > 0
+
+    def output_uses(self, node: Node) -> int:
+        """How many of the returned values may share memory with this one."""
+        return self._output_uses[self._root(node)]
+
+    def output_replaced(self, old: Node, new: Node) -> None:
+        """The graph returns `new` where it returned `old`."""
+        self._output_uses[self._root(old)] -= 1
+        self._output_uses[self._root(new)] += 1
+
+    def _root(self, node: Node) -> Node:
+        parent = self._parent
+        parent.setdefault(node, node)
+        while parent[node] is not node:
+            parent[node] = parent[parent[node]]
+            node = parent[node]
+        return node
+
+    def _join(self, nodes: Iterable[Node]) -> None:
+        """Make one class of several; what is known of each holds for the whole."""
+        first: Node | None = None
+        for node in nodes:
+            root = self._root(node)
+            if first is None or root is first:
+                first = root
+                continue
+            self._parent[root] = first
+            self._written = None
+            if root in self._input_classes:
+                self._input_classes.add(first)
+            self._output_uses[first] += self._output_uses.pop(root, 0)
+
+    def _join_by_storage(self, node: Node) -> None:
+        value = fact(node)
+        if self._makes_several(node):
+            return
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            key = storage(item)
+            if key is not None:
+                self._join((self._storages.setdefault(key, node), node))
+
+
+def _surely_apart(left: Node, right: Node) -> bool:
+    """Both values are known and lie in different memory."""
+    first, second = storage(fact(left)), storage(fact(right))
+    return first is not None and second is not None and first != second

@@ -1,0 +1,249 @@
+"""Reading a node: which operation it is, whatever its spelling, with every argument under its name.
+
+`torch.sum(x, axis=-1)`, `x.sum(-1)` and `aten.sum.dim_IntList(x, [1])` all read as `sum(self=x, dim=[1])`.
+Arguments that say the default are left out, dims are counted from the front where the rank is known.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import inspect
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from .. import _private
+from .canonical import CANONICAL, canonical_parameters
+from .facts import fact, tensor_fact
+from .modules import module_call
+from .schema import REQUIRED, overloads, parameters, signature
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operation by name and its arguments by parameter; the defaults are left out."""
+
+    op: str
+    args: dict[str, Any]
+    mutates: bool = False
+
+    def get(self, param: str) -> Any:
+        """The argument, or the default that leaving it out means."""
+        if param in self.args:
+            return self.args[param]
+        default = op_parameters(self.op).get(param)
+        return None if default is REQUIRED else default
+
+
+OPERATORS: dict[Any, str] = {
+    operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.truediv: "div",
+    operator.matmul: "matmul", operator.neg: "neg", operator.pow: "pow", operator.floordiv: "floor_divide",
+    operator.mod: "remainder", operator.eq: "eq", operator.ne: "ne", operator.lt: "lt", operator.le: "le",
+    operator.gt: "gt", operator.ge: "ge", operator.and_: "bitwise_and", operator.or_: "bitwise_or",
+    operator.xor: "bitwise_xor", operator.invert: "bitwise_not", operator.not_: "not", operator.abs: "abs",
+    operator.iadd: "add_", operator.isub: "sub_", operator.imul: "mul_", operator.itruediv: "div_",
+    operator.iand: "bitwise_and_", operator.ior: "bitwise_or_", operator.ixor: "bitwise_xor_",
+    operator.setitem: "setitem", operator.getitem: "getitem", builtins.getattr: "getattr",
+}  # fmt: skip
+
+METHOD_ORDER = {"where": (1, 0, 2), "polygamma": (1, 0)}
+"""Methods whose tensor is not the first parameter of the schema."""
+
+REFLECTED = {"radd": "add", "rsub": "sub", "rmul": "mul", "rpow": "pow", "rmatmul": "matmul"}
+"""`1 - x` as a method of x: the operands stand the other way round."""
+
+PYTHON_RENAMES = {"training": "train", "split_size_or_sections": "split_size", "tensor": "self"}
+"""Parameters of functions written in Python that the schema calls by another name."""
+
+
+def read(node: Node) -> Call | None:
+    """The call a node makes, or None for placeholders, attributes, outputs and modules we do not read."""
+    if node.op == "call_function":
+        target = node.target
+        if isinstance(target, _private.OpOverload):
+            sig = signature(target)
+            bound = sig.bind(node.args, node.kwargs, check=False)
+            return None if bound is None else _canonical(node, sig.name, bound, sig.mutates)
+        if isinstance(target, _private.OpOverloadPacket):
+            return _by_name(node, target.__name__)
+        if target in OPERATORS:
+            return _operator(node, OPERATORS[target])
+        if isinstance(target, _private.HigherOrderOperator):
+            return Call(f"higher_order.{target}", {"operands": node.args, **node.kwargs}, mutates=False)
+        return _function(node, target)
+    if node.op == "call_method":
+        return _method(node, str(node.target))
+    if node.op == "call_module" and (called := module_call(node)) is not None:
+        return Call(*called)
+    return None
+
+
+def _operator(node: Node, name: str) -> Call | None:
+    args = node.args
+    if name in ("getitem", "setitem", "getattr"):
+        bound = dict(zip(("self", "index", "value"), args))
+        return _canonical(node, name, bound, mutates=name == "setitem")
+    if name.endswith("_") and tensor_fact(args[0]) is None and fact(args[0]) is not None:
+        name = name[:-1]  # `+=` on a number makes a new number
+    if name == "div" and len(args) == 2 and tensor_fact(args[0]) is None and tensor_fact(args[1]) is not None:
+        return Call("rdiv", {"self": args[1], "other": args[0]})
+    return _by_name(node, name)
+
+
+def _method(node: Node, name: str) -> Call | None:
+    if name.startswith("__") and name.endswith("__"):
+        name = name[2:-2]
+        if name in ("rdiv", "rtruediv"):
+            return Call("rdiv", {"self": node.args[0], "other": node.args[1]})
+        if name in REFLECTED:
+            return _bind(node, REFLECTED[name], tuple(reversed(node.args)), node.kwargs)
+        if name.startswith("i") and name[1:] in ("add", "sub", "mul", "truediv"):
+            name = name[1:] + "_"
+        name = {"truediv": "div", "getitem": "getitem"}.get(name, name)
+        if name in ("getitem", "setitem"):
+            return _operator(node, name)
+    order = METHOD_ORDER.get(name)
+    if order is not None and len(node.args) == len(order):
+        return _bind(node, name, tuple(node.args[i] for i in order), node.kwargs)
+    return _by_name(node, name)
+
+
+def is_torch_function(target: Any) -> bool:
+    """A function of torch itself, not of a package whose name begins like it."""
+    module = getattr(target, "__module__", None) or ""
+    if isinstance(target, type(torch.Tensor.add)):
+        return True
+    return module.partition(".")[0] == "torch" or getattr(torch, getattr(target, "__name__", ""), None) is target
+
+
+def _function(node: Node, target: Any) -> Call | None:
+    name = getattr(target, "__name__", "")
+    if not name or not is_torch_function(target):
+        return None
+    if inspect.isfunction(target):
+        return _python_function(node, target, name)
+    return _by_name(node, name)
+
+
+@functools.cache
+def _python_signature(target: Any) -> inspect.Signature | None:
+    try:
+        return inspect.signature(target)
+    except (TypeError, ValueError):
+        return None
+
+
+def _python_function(node: Node, target: Any, name: str) -> Call | None:
+    """Functions such as `F.relu(x, inplace=True)`, whose Python signature is not the schema's."""
+    sig = _python_signature(target)
+    if sig is None:
+        return _by_name(node, name)
+    if any(p.kind is p.VAR_POSITIONAL for p in sig.parameters.values()):
+        return _by_name(node, name)
+    try:
+        given = sig.bind(*node.args, **node.kwargs)
+    except TypeError:
+        return None
+    given.apply_defaults()
+    known = parameters(name)
+    idle = "dropout" in name and given.arguments.get("training") is False  # in place, and yet nothing is written
+    in_place = bool(given.arguments.get("inplace", False)) and not idle
+    mutates = in_place or name.endswith("_")
+    bound: dict[str, Any] = {}
+    for param, value in given.arguments.items():
+        if param in ("_stacklevel", "inplace"):
+            continue
+        key = param if param in known else PYTHON_RENAMES.get(param, param)
+        if key not in known and param == "input" and known:
+            key = next(iter(known))
+        if key not in known:
+            return _canonical(node, f"{target.__module__}.{name}", dict(given.arguments), mutates)
+        if not (value is None and known[key] is REQUIRED) and value != known[key]:
+            bound[key] = value
+    if not known:
+        return _canonical(node, f"{target.__module__}.{name}", dict(given.arguments), mutates)
+    return _canonical(node, name + "_" * in_place, bound, mutates)
+
+
+def _by_name(node: Node, name: str) -> Call | None:
+    return _bind(node, name, node.args, node.kwargs)
+
+
+def _bind(node: Node, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+    if "out" in kwargs and kwargs["out"] is not None:
+        return Call(f"{name}.out", {"operands": args, **kwargs}, mutates=True)
+    in_place = name.endswith("_") and not name.endswith("__")
+    candidates = overloads(name)
+    if not candidates:
+        if name in CANONICAL:  # a spelling torch has only as a method: `x.float()`, `x.T`
+            return _canonical(node, name, {"self": args[0] if args else None, "rest": args[1:], **kwargs}, in_place)
+        return Call(name, {"operands": args, **kwargs}, mutates=in_place)
+    for number_first in (False, True):
+        for sig in candidates:
+            bound = sig.bind(args, kwargs, check=not number_first)
+            if bound is not None:
+                return _canonical(node, sig.name, bound, sig.mutates)
+    if name in ("size", "stride") and len(args) == 1:  # all of them: the schemas know only one at a time
+        return Call(name, {"self": args[0], **kwargs})
+    return None
+
+
+def _canonical(node: Node, name: str, args: dict[str, Any], mutates: bool) -> Call:
+    adapt = CANONICAL.get(name)
+    if adapt is not None and not mutates:
+        adapted = adapt(node, args)
+        if adapted is not None:
+            name, args = adapted
+    return Call(name, _count_dims_from_front(node, name, args), mutates)
+
+
+def _count_dims_from_front(node: Node, name: str, args: dict[str, Any]) -> dict[str, Any]:
+    key = "dim" if "dim" in args else "dims" if "dims" in args else None
+    if key is None:
+        return args
+    value = args[key]
+    if not isinstance(value, (int, list, tuple)):
+        return args
+    default = op_parameters(name).get(key)
+    counted_from_back = isinstance(default, int) and default < 0
+    if not counted_from_back and not _any_negative(value):
+        return args
+    rank = _rank_of_dims(node, name, args)
+    if rank is None:
+        return args
+    front = value % rank if isinstance(value, int) else [d + rank if d < 0 else d for d in value]
+    if counted_from_back and front == default + rank:  # type: ignore[operator]
+        return {k: v for k, v in args.items() if k != key}
+    return {**args, key: front}
+
+
+def _any_negative(value: Any) -> bool:
+    return any(isinstance(d, int) and d < 0 for d in (value if isinstance(value, (list, tuple)) else (value,)))
+
+
+def _rank_of_dims(node: Node, name: str, args: dict[str, Any]) -> int | None:
+    """The rank that dims are counted in; what `cat` and its like make tells it, since `cat` skips empty vectors."""
+    known = tensor_fact(node if name in ("cat", "stack", "unsqueeze") else args.get("self", args.get("input")))
+    return None if known is None else max(known.dim(), 1)
+
+
+@functools.cache
+def op_parameters(name: str) -> dict[str, Any]:
+    """Parameters of a canonical operation, in order, with their defaults."""
+    return canonical_parameters(name) or parameters(name) or _qualified_parameters(name)
+
+
+def _qualified_parameters(name: str) -> dict[str, Any]:
+    namespace, _, rest = name.partition(".")
+    packet = getattr(getattr(torch.ops, namespace, None), rest, None) if rest else None
+    if packet is None:
+        return {}
+    merged: dict[str, Any] = {}
+    for overload_name in packet.overloads():
+        for param in signature(getattr(packet, overload_name)).params:
+            merged.setdefault(param.name, param.default)
+    return merged

@@ -1,0 +1,408 @@
+"""One name for the many spellings of an operation.
+
+Each entry turns one spelling's arguments into those of the canonical operation, or returns None where the facts do
+not suffice (then the spelling keeps its own name).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from .facts import fact, number, tensor_fact
+from .schema import REQUIRED
+
+Args = dict[str, Any]
+Adapter = Callable[[Node, Args], "tuple[str, Args] | None"]
+
+CANONICAL: dict[str, Adapter] = {}
+
+OWN_PARAMETERS: dict[str, Args] = {
+    "identity": {"self": REQUIRED},
+    "tensor_getitem": {"self": REQUIRED, "index": REQUIRED},
+    "reshape": {"self": REQUIRED, "shape": REQUIRED},
+    "permute": {"self": REQUIRED, "dims": REQUIRED},
+    "expand": {"self": REQUIRED, "size": REQUIRED, "implicit": False},
+    "to": {"self": REQUIRED, "dtype": None, "device": None, "layout": None, "non_blocking": False, "copy": False,
+           "memory_format": None, "pin_memory": None},
+    "split": {"self": REQUIRED, "sizes": REQUIRED, "dim": 0},
+    "squeeze": {"self": REQUIRED, "dim": None},
+    "matmul": {"self": REQUIRED, "other": REQUIRED},
+    "softmax": {"self": REQUIRED, "dim": REQUIRED, "dtype": None},
+    "log_softmax": {"self": REQUIRED, "dim": REQUIRED, "dtype": None},
+    "clamp": {"self": REQUIRED, "min": None, "max": None},
+    "rdiv": {"self": REQUIRED, "other": REQUIRED},
+    "getitem": {"self": REQUIRED, "index": REQUIRED},
+    "select": {"self": REQUIRED, "dim": REQUIRED, "index": REQUIRED},
+    "slice": {"self": REQUIRED, "dim": 0, "start": 0, "end": None, "step": 1},
+    "full": {"size": REQUIRED, "fill_value": REQUIRED, "dtype": None, "layout": None, "device": None,
+             "pin_memory": None},
+    "full_like": {"self": REQUIRED, "fill_value": REQUIRED, "dtype": None, "layout": None, "device": None,
+                  "pin_memory": None, "memory_format": None},
+}  # fmt: skip
+"""Operations whose parameters are ours because several schemas meet in them, or no schema has them: `3 / x`, which
+torch computes as `x.reciprocal() * 3`, is `rdiv(x, 3)`, because `div(3, x)` rounds otherwise."""
+
+
+def canonical_parameters(name: str) -> Args | None:
+    return OWN_PARAMETERS.get(name)
+
+
+def spelled(*names: str) -> Callable[[Adapter], Adapter]:
+    def register(adapter: Adapter) -> Adapter:
+        for name in names:
+            CANONICAL[name] = adapter
+        return adapter
+
+    return register
+
+
+def renamed(op: str, *names: str, **params: str) -> None:
+    """The spelling differs from `op` in its name and in the names of its parameters only."""
+
+    def adapter(node: Node, args: Args) -> tuple[str, Args]:
+        return op, {params.get(k, k): v for k, v in args.items()}
+
+    spelled(*names)(adapter)
+
+
+renamed("cat", "concat", "concatenate")
+renamed("mul", "multiply")
+renamed("sub", "subtract")
+renamed("div", "divide", "true_divide")
+renamed("neg", "negative")
+renamed("abs", "absolute")
+renamed("matmul", "mm", "bmm", mat2="other")
+renamed("clamp", "clip")
+renamed("expand", "broadcast_to")
+renamed("alias", "prims.view_of", a="self")
+renamed("sigmoid", "special_expit")
+renamed("softmax", "special_softmax")
+renamed("log_softmax", "special_log_softmax")
+
+
+@spelled("rsub")
+def _reversed_subtract(node: Node, args: Args) -> tuple[str, Args] | None:
+    if "alpha" in args:
+        return None
+    return "sub", {"self": args["other"], "other": args["self"]}
+
+
+@spelled("clamp_min")
+def _clamp_min(node: Node, args: Args) -> tuple[str, Args]:
+    return "clamp", {"self": args["self"], "min": args["min"]}
+
+
+@spelled("clamp_max")
+def _clamp_max(node: Node, args: Args) -> tuple[str, Args]:
+    return "clamp", {"self": args["self"], "max": args["max"]}
+
+
+@spelled("view", "reshape", "_unsafe_view")
+def _reshape(node: Node, args: Args) -> tuple[str, Args] | None:
+    if "dtype" in args:
+        return None  # `view(dtype)` reads the bits anew
+    shape = args.get("size", args.get("shape", ()))
+    if isinstance(shape, Node):  # `x.view(y.size())`: the node that makes the whole shape
+        return _reshape_to_result(node, args)
+    return "reshape", {"self": args["self"], "shape": _filled_in(node, shape)}
+
+
+@spelled("flatten", "unflatten", "ravel", "view_as", "reshape_as")
+def _reshape_to_result(node: Node, args: Args) -> tuple[str, Args] | None:
+    result = tensor_fact(node)
+    if result is None:
+        return None
+    shape = list(result.shape)
+    symbolic = [i for i, size in enumerate(shape) if not isinstance(size, int)]
+    if len(symbolic) == 1 and 0 not in shape:
+        shape[symbolic[0]] = -1  # one size follows from the others: no node has to compute it
+    return "reshape", {"self": args["self"], "shape": shape}
+
+
+@spelled("expand")
+def _expand(node: Node, args: Args) -> tuple[str, Args] | None:
+    if isinstance(args["size"], Node):
+        return _expand_as(node, args)
+    return "expand", {**args, "size": _filled_in(node, args["size"])}
+
+
+def _filled_in(node: Node, sizes: Any) -> list[Any]:
+    """Sizes given as -1, where the result tells them."""
+    result = tensor_fact(node)
+    if result is None or len(sizes) != result.dim():
+        return list(sizes)
+    return [r if s == -1 and isinstance(r, int) else s for s, r in zip(sizes, result.shape)]
+
+
+@spelled("expand_as")
+def _expand_as(node: Node, args: Args) -> tuple[str, Args] | None:
+    result = tensor_fact(node)
+    return None if result is None else ("expand", {"self": args["self"], "size": list(result.shape)})
+
+
+def _rank(value: Any) -> int | None:
+    known = tensor_fact(value)
+    return None if known is None else known.dim()
+
+
+def _joined_on(dim_for_rank: Callable[[int], int | None], *names: str) -> None:
+    """Names for `cat`, where no operand is given a further dim first."""
+
+    @spelled(*names)
+    def joined(node: Node, args: Args) -> tuple[str, Args] | None:
+        tensors = args["tensors"]
+        ranks = {_rank(t) for t in tensors} if isinstance(tensors, list) else set()
+        rank = ranks.pop() if len(ranks) == 1 else None
+        dim = dim_for_rank(rank) if rank else None
+        return None if dim is None else ("cat", {"tensors": tensors, **({"dim": dim} if dim else {})})
+
+
+_joined_on(lambda rank: min(rank - 1, 1), "hstack")
+_joined_on(lambda rank: 0 if rank >= 2 else None, "vstack", "row_stack")
+_joined_on(lambda rank: 1 if rank >= 2 else None, "column_stack")
+_joined_on(lambda rank: 2 if rank >= 3 else None, "dstack")
+
+
+@spelled("permute")
+def _permute(node: Node, args: Args) -> tuple[str, Args]:
+    return "permute", {"self": args["self"], "dims": list(args["dims"])}
+
+
+@spelled("transpose", "swapaxes", "swapdims")
+def _transpose(node: Node, args: Args) -> tuple[str, Args] | None:
+    rank = _rank(args["self"])
+    if rank is None:
+        return None
+    first, second = list(args.values())[1:3]
+    dims = list(range(rank))
+    if rank:
+        dims[first], dims[second] = dims[second], dims[first]
+    return "permute", {"self": args["self"], "dims": dims}
+
+
+@spelled("t", "T", "numpy_T")
+def _reverse_dims(node: Node, args: Args) -> tuple[str, Args] | None:
+    rank = _rank(args["self"])
+    return None if rank is None else ("permute", {"self": args["self"], "dims": list(reversed(range(rank)))})
+
+
+@spelled("mT", "matrix_transpose")
+def _matrix_transpose(node: Node, args: Args) -> tuple[str, Args] | None:
+    rank = _rank(args["self"])
+    if rank is None or rank < 2:
+        return None
+    return "permute", {"self": args["self"], "dims": [*range(rank - 2), rank - 1, rank - 2]}
+
+
+@spelled("movedim", "moveaxis")
+def _movedim(node: Node, args: Args) -> tuple[str, Args] | None:
+    rank = _rank(args["self"])
+    if rank is None:
+        return None
+    source, destination = args["source"], args["destination"]
+    sources = [s % rank for s in ([source] if isinstance(source, int) else source)]
+    places = [d % rank for d in ([destination] if isinstance(destination, int) else destination)]
+    dims: list[Any] = [None] * rank
+    for s, d in zip(sources, places):
+        dims[d] = s
+    rest = iter(d for d in range(rank) if d not in sources)
+    return "permute", {"self": args["self"], "dims": [next(rest) if d is None else d for d in dims]}
+
+
+@spelled("squeeze")
+def _squeeze(node: Node, args: Args) -> tuple[str, Args]:
+    dim = args.get("dim")
+    return "squeeze", {"self": args["self"], **({} if dim is None else {"dim": [dim] if _is_number(dim) else dim})}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, torch.SymInt, Node))
+
+
+@spelled("to", "_to_copy", "prims.convert_element_type", "type_as")
+def _to(node: Node, args: Args) -> tuple[str, Args]:
+    kept = {k: v for k, v in args.items() if v is not None and k not in ("a", "other")}
+    if "a" in args:
+        kept["self"] = args["a"]
+    other = tensor_fact(args.get("other"))
+    if other is not None:
+        kept |= {"dtype": other.dtype, "device": other.device}
+    elif "other" in args:
+        return "to_like", args
+    if isinstance(kept.get("device"), str):
+        kept["device"] = torch.device(kept["device"])
+    return "to", kept
+
+
+@spelled("cpu", "cuda")
+def _to_device(node: Node, args: Args) -> tuple[str, Args] | None:
+    result = tensor_fact(node)
+    if result is None or args.get("rest") or set(args) - {"self", "rest"}:
+        return None
+    return "to", {"self": args["self"], "device": result.device}
+
+
+@spelled("type")
+def _type(node: Node, args: Args) -> tuple[str, Args] | None:
+    rest = args.get("rest", ())
+    if len(rest) != 1 or not isinstance(rest[0], torch.dtype) or set(args) - {"self", "rest"}:
+        return None
+    return "to", {"self": args["self"], "dtype": rest[0]}
+
+
+@spelled(*(f"torch.nn.functional.dropout{n}d" for n in (1, 2, 3)))
+def _feature_dropout(node: Node, args: Args) -> tuple[str, Args]:
+    return "feature_dropout", {"input": args["input"], "p": args["p"], "train": args["training"]}
+
+
+CAST_METHODS = {
+    "float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16,
+    "int": torch.int32, "long": torch.int64, "short": torch.int16, "char": torch.int8, "byte": torch.uint8,
+    "bool": torch.bool,
+}  # fmt: skip
+
+for _name, _dtype in CAST_METHODS.items():
+
+    def _cast(node: Node, args: Args, dtype: torch.dtype = _dtype) -> tuple[str, Args] | None:
+        plain = not args.get("rest") and set(args) <= {"self", "rest"}
+        return ("to", {"self": args["self"], "dtype": dtype}) if plain else None
+
+    spelled(_name)(_cast)
+
+
+@spelled("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk")
+def _split(node: Node, args: Args) -> tuple[str, Args] | None:
+    pieces = fact(node)
+    source = tensor_fact(args["self"])
+    if not isinstance(pieces, (list, tuple)) or source is None:
+        return None
+    dim = args.get("dim", 0)
+    sizes = [piece.shape[dim] for piece in pieces]
+    return "split", {"self": args["self"], "sizes": sizes, **({} if dim == 0 else {"dim": dim})}
+
+
+@spelled("_softmax")
+def _softmax(node: Node, args: Args) -> tuple[str, Args]:
+    wide = {"dtype": torch.float32} if args.get("half_to_float") else {}
+    return "softmax", {"self": args["self"], "dim": args["dim"], **wide}
+
+
+@spelled("_log_softmax")
+def _log_softmax(node: Node, args: Args) -> tuple[str, Args]:
+    return "log_softmax", _softmax(node, args)[1]
+
+
+@spelled("slice")
+def _slice(node: Node, args: Args) -> tuple[str, Args] | None:
+    return _plain_slice(args["self"], args.get("dim", 0), args.get("start"), args.get("end"), args.get("step", 1))
+
+
+@spelled("narrow")
+def _narrow(node: Node, args: Args) -> tuple[str, Args] | None:
+    start, length = args["start"], args["length"]
+    if not isinstance(start, int) or not isinstance(length, int):
+        return None
+    end = start + length
+    return _plain_slice(args["self"], args["dim"], start, None if start < 0 and end == 0 else end, 1)
+
+
+def _plain_slice(value: Any, dim: Any, start: Any, end: Any, step: Any) -> tuple[str, Args] | None:
+    """Bounds counted from the front and inside the tensor; an end at the size is left out."""
+    known = tensor_fact(value)
+    if known is None:
+        return None
+    size = known.shape[dim]
+    start = 0 if start is None else start
+    end = None if isinstance(end, int) and end >= sys.maxsize else end
+    if isinstance(size, int):
+        if not all(isinstance(v, (int, type(None))) for v in (start, end)):
+            return None
+        start = min(max(start + size if start < 0 else start, 0), size)
+        end = size if end is None else min(max(end + size if end < 0 else end, 0), size)
+        end = None if end == size else max(end, start)
+    args = {"self": value, "dim": dim % max(known.dim(), 1), "start": start, "end": end, "step": step}
+    plain = OWN_PARAMETERS["slice"]
+    return "slice", {k: v for k, v in args.items() if isinstance(v, Node) or v is not plain[k] and v != plain[k]}
+
+
+def index_steps(rank: int, index: Any) -> list[tuple[int, Any]] | None:
+    """What an index does, step by step: a dim of the value so far, and a number, a slice or None (a new dim).
+
+    None where tensors, lists or masks index, or a number is not known.
+    """
+    entries = list(index) if isinstance(index, tuple) else [index]
+    if not all(e is None or e is Ellipsis or isinstance(e, slice) or type(e) is int for e in entries):
+        return None
+    taken = sum(e is not None and e is not Ellipsis for e in entries)
+    steps: list[tuple[int, Any]] = []
+    dim = 0
+    for entry in entries:
+        if entry is Ellipsis:
+            dim += rank - taken
+            continue
+        whole = isinstance(entry, slice) and (entry.start, entry.stop, entry.step) == (None, None, None)
+        if not whole:
+            steps.append((dim, entry))
+        dim += type(entry) is not int
+    return steps
+
+
+@spelled("getitem")
+def _getitem(node: Node, args: Args) -> tuple[str, Args] | None:
+    """An index of a tensor that does one thing is a select, a slice or an unsqueeze; of a tuple, an element."""
+    value, index = args["self"], args["index"]
+    known = fact(value) if isinstance(value, Node) else None
+    if not isinstance(known, torch.Tensor):
+        return None
+    steps = index_steps(known.dim(), index)
+    if steps == [] and isinstance(index, slice):
+        steps = [(0, index)]
+    if steps is None or len(steps) != 1:
+        return "tensor_getitem", args
+    dim, entry = steps[0]
+    if entry is None:
+        return "unsqueeze", {"self": value, "dim": dim}
+    if isinstance(entry, slice):
+        plain = _plain_slice(value, dim, entry.start, entry.stop, 1 if entry.step is None else entry.step)
+        return plain or ("tensor_getitem", args)
+    size = known.shape[dim]
+    if entry < 0 and not isinstance(size, int):
+        return "tensor_getitem", args
+    return "select", {"self": value, "dim": dim, "index": entry % size if entry < 0 else entry}
+
+
+@spelled("select")
+def _select(node: Node, args: Args) -> tuple[str, Args]:
+    known, index = tensor_fact(args["self"]), args["index"]
+    if known is not None and isinstance(index, int) and index < 0:
+        size = number(known.shape[args["dim"]])
+        if isinstance(size, int):
+            args = {**args, "index": index + size}
+    return "select", args
+
+
+@spelled("getattr")
+def _getattr(node: Node, args: Args) -> tuple[str, Args] | None:
+    adapter = {"T": _reverse_dims, "mT": _matrix_transpose}.get(args["index"])
+    return adapter(node, {"self": args["self"]}) if adapter and tensor_fact(args["self"]) is not None else None
+
+
+def _filled_with(value: int, name: str) -> None:
+    @spelled(name)
+    def filled(node: Node, args: Args) -> tuple[str, Args] | None:
+        # `full` takes its dtype from the number, `zeros` from the default: only the result tells
+        result = tensor_fact(node)
+        return None if result is None else ("full", {**args, "fill_value": value, "dtype": result.dtype})
+
+    @spelled(f"{name}_like")
+    def filled_like(node: Node, args: Args) -> tuple[str, Args]:
+        return "full_like", {**args, "fill_value": value}
+
+
+_filled_with(0, "zeros")
+_filled_with(1, "ones")

@@ -1,0 +1,250 @@
+"""What a node does beside computing: what it writes, what its result may share memory with, whether it draws
+random numbers, and whether it must stay although nobody uses it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from .. import _private
+from .calls import Call, op_parameters, read
+from .facts import fact
+from .modules import called_module
+from .schema import overloads, packet_tags
+
+
+@dataclass(frozen=True)
+class Effects:
+    writes: tuple[Node, ...] = ()
+    """Operands whose memory is changed."""
+    aliases: tuple[Node, ...] = ()
+    """Operands whose memory the result may share."""
+    may_copy: bool = False
+    """The result shares the operand's memory in some cases only (`reshape`, `to`): the facts tell which."""
+    random: bool = False
+    kept: bool = False
+    """Has an effect that no user shows: dead-code elimination leaves it."""
+    barrier: bool = False
+    """Opens or closes a region (autocast, grad mode, profiler): nothing may be moved over it."""
+
+    @property
+    def pure(self) -> bool:
+        return not (self.writes or self.random or self.kept or self.barrier)
+
+
+PURE = Effects()
+BARRIER = Effects(kept=True, barrier=True)
+
+
+def effects(node: Node) -> Effects:
+    if node.op == "call_function":
+        target = node.target
+        if isinstance(target, _private.OpOverload):
+            return _from_schema(node, target)
+        if target in _regions():
+            return BARRIER
+        if isinstance(target, _private.HigherOrderOperator):
+            return _higher_order(node)
+        return _from_call(node)
+    if node.op == "call_method":
+        return _from_call(node)
+    if node.op == "call_module":
+        return _from_module(node)
+    return PURE
+
+
+@functools.cache
+def _regions() -> dict[Any, str]:
+    return _private.region_functions()
+
+
+def node_operands(value: Any) -> Iterator[Node]:
+    """All nodes inside an argument."""
+    if isinstance(value, Node):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from node_operands(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from node_operands(item)
+    elif isinstance(value, slice):
+        yield from node_operands((value.start, value.stop, value.step))
+
+
+@dataclass(frozen=True)
+class _SchemaEffects:
+    written: tuple[int, ...]
+    aliased: tuple[int, ...]
+    may_copy: bool
+    random: bool
+    kept: bool
+    barrier: bool
+    plain: bool
+
+
+KEPT_NAMES = ("assert", "sym_constrain", "record_function", "_print", "check", "wait_tensor")
+
+KEEPS_STATISTICS = ("aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm", "aten::cudnn_batch_norm")
+
+
+@functools.cache
+def _schema_effects(overload: _private.OpOverload) -> _SchemaEffects:
+    schema = overload._schema
+    tags = overload.tags
+    returned = {name for r in schema.returns if r.alias_info for name in r.alias_info.before_set}
+    written, aliased = [], []
+    vague = torch.Tag.maybe_aliasing_or_mutating in tags
+    for i, argument in enumerate(schema.arguments):
+        info = argument.alias_info
+        is_tensor = "Tensor" in str(argument.type)
+        if info is not None and info.is_write:
+            written.append(i)
+        if is_tensor and (vague or (info is not None and (info.before_set & returned or "*" in info.after_set))):
+            aliased.append(i)
+    name = schema.name
+    random = torch.Tag.nondeterministic_seeded in tags
+    no_result = not schema.returns
+    kept = no_result or any(part in name for part in KEPT_NAMES) or "c10d" in name
+    barrier = name.startswith("profiler::") or "c10d" in name
+    plain = not (written or aliased or random or kept or barrier or name in KEEPS_STATISTICS)
+    may_copy = vague or _private.is_composite(overload)
+    return _SchemaEffects(tuple(written), tuple(aliased), may_copy, random, kept, barrier, plain)
+
+
+def _from_schema(node: Node, overload: _private.OpOverload) -> Effects:
+    known = _schema_effects(overload)
+    if known.plain:
+        return PURE
+    names = [a.name for a in overload._schema.arguments]
+
+    def operands(indices: tuple[int, ...]) -> tuple[Node, ...]:
+        found: list[Node] = []
+        for i in indices:
+            value = node.args[i] if i < len(node.args) else node.kwargs.get(names[i])
+            found.extend(node_operands(value))
+        return tuple(found)
+
+    writes = operands(known.written)
+    if overload._schema.name in KEEPS_STATISTICS:
+        writes += _running_stats(read(node))
+    random = known.random
+    if random and ((call := read(node)) is not None):
+        random = not _drops_nothing(call)
+    return Effects(writes, operands(known.aliased), known.may_copy, random, known.kept, known.barrier)
+
+
+def _running_stats(call: Call | None) -> tuple[Node, ...]:
+    """Norms in training change their running statistics, which the schemas do not say."""
+    if call is None or not any(call.get(flag) for flag in ("training", "train", "use_input_stats")):
+        return ()
+    stats = (call.args.get("running_mean"), call.args.get("running_var"))
+    return tuple(s for s in stats if isinstance(s, Node))
+
+
+@functools.cache
+def _op_may_alias(op: str) -> bool:
+    if op in ("tensor_getitem", "getattr", "to", "to_like", "getitem", "einsum", "reshape", "permute", "split"):
+        return True
+    if "maybe_aliasing_or_mutating" in packet_tags(op):
+        return True
+    return any(r.alias_info is not None for s in overloads(op) if not s.mutates for r in s.overload._schema.returns)
+
+
+RANDOM_NAMES = ("dropout", "multi_head_attention", "gumbel_softmax")
+"""Functions written in Python that draw random numbers, which no schema says."""
+
+PURE_MODULES = ("torch.nn.functional.", "torch.functional.", "torch._tensor.", "torch.special.")
+"""Where functions written in Python compute and do nothing else; any other may do anything."""
+
+
+@functools.cache
+def _op_is_random(op: str) -> bool:
+    return "nondeterministic_seeded" in packet_tags(op) or any(part in op for part in RANDOM_NAMES)
+
+
+def _draws(call: Call) -> bool:
+    return _op_is_random(call.op.removesuffix("_")) and not _drops_nothing(call)
+
+
+def _drops_nothing(call: Call) -> bool:
+    """Attention and dropout are tagged random whatever their arguments; without dropout they draw nothing."""
+    if "dropout_p" in op_parameters(call.op):
+        return call.get("dropout_p") == 0.0 and not isinstance(call.get("dropout_p"), Node)
+    return call.get("train") is False
+
+
+def _from_call(node: Node) -> Effects:
+    """Torch-level calls: the schema of the operation they spell, else the worst."""
+    call = read(node)
+    operands = tuple(node_operands((node.args, node.kwargs)))
+    if call is None:
+        return Effects(writes=operands, aliases=operands, random=True, kept=True)
+    if any(part in call.op for part in KEPT_NAMES):
+        return Effects(kept=True)
+    if not _has_tensor(node):
+        return PURE if not call.mutates else Effects(writes=operands[:1], kept=True)
+    in_python = call.op.startswith(PURE_MODULES)
+    known_operation = in_python or bool(overloads(call.op)) or call.op in (
+        "tensor_getitem", "getattr", "to_like", "getitem", "setitem", "not", "tensor", "rdiv"
+    )  # fmt: skip
+    random = _draws(call)
+    if call.mutates:
+        target = call.args.get("out", call.args.get("self", operands[:1]))
+        written = tuple(node_operands(target)) or operands[:1]
+        return Effects(written, written, random=random, kept=True)
+    if call.op in ("batch_norm", "instance_norm"):
+        return Effects(writes=_running_stats(call), aliases=(), random=False)
+    if not known_operation:
+        return Effects(writes=operands, aliases=operands, random=True, kept=True)
+    if call.op.endswith((".embedding", ".embedding_bag")) and call.args.get("max_norm") is not None:
+        return Effects(writes=operands, kept=True)  # rows of the weight are scaled in place
+    may_alias = in_python or _op_may_alias(call.op)
+    first = operands if in_python or call.op == "einsum" else operands[:1]
+    if "maybe_aliasing_or_mutating" in packet_tags(call.op):
+        first = operands
+    return Effects((), first if may_alias else (), may_copy=True, random=random)
+
+
+def _has_tensor(node: Node) -> bool:
+    value = fact(node)
+    if value is None:
+        return True
+    if isinstance(value, (list, tuple)):
+        return any(isinstance(v, torch.Tensor) for v in value) or not value
+    return isinstance(value, torch.Tensor)
+
+
+def _higher_order(node: Node) -> Effects:
+    """Sub-graphs are opaque: they may draw random numbers, and at the torch level write their operands."""
+    operands = tuple(node_operands((node.args, node.kwargs)))
+    functional = "val" in node.meta and "mutation" not in str(node.target)
+    return Effects(writes=() if functional else operands, aliases=operands, random=True, kept=True)
+
+
+_PURE_MODULES = (
+    torch.nn.Linear, torch.nn.Identity, torch.nn.ReLU, torch.nn.GELU, torch.nn.SiLU, torch.nn.Tanh, torch.nn.Sigmoid,
+    torch.nn.LayerNorm, torch.nn.GroupNorm, torch.nn.Softmax, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d,
+    torch.nn.Embedding, torch.nn.Flatten, torch.nn.Unflatten, torch.nn.LeakyReLU, torch.nn.ELU, torch.nn.Hardtanh,
+    torch.nn.MaxPool2d, torch.nn.AvgPool2d, torch.nn.AdaptiveAvgPool2d,
+)  # fmt: skip
+
+
+def _from_module(node: Node) -> Effects:
+    operands = tuple(node_operands((node.args, node.kwargs)))
+    module = called_module(node)
+    if isinstance(module, torch.nn.modules.dropout._DropoutNd) and not (module.inplace and module.training):
+        return Effects(aliases=operands, random=module.training)
+    if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+        return Effects(kept=module.training, barrier=module.training)
+    if isinstance(module, _PURE_MODULES):
+        in_place = bool(getattr(module, "inplace", False))
+        return Effects(operands if in_place else (), operands, kept=in_place)
+    if type(module).__name__ == "GuardsFn":
+        return Effects(kept=True)  # what `torch.export` checks of its inputs: it reads them and may raise
+    return Effects(writes=operands, aliases=operands, random=True, kept=True)

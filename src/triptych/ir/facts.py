@@ -1,0 +1,126 @@
+"""What is known about a value: shape, dtype, device, stride, storage; numbers may be symbolic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from .. import _private
+
+
+def fact(node: Node) -> Any:
+    """The fake value of a node, or None where nothing is known."""
+    meta = node.meta
+    if "val" in meta:
+        return meta["val"]
+    return meta.get("example_value")
+
+
+def tensor_fact(node: Any) -> torch.Tensor | None:
+    if not isinstance(node, Node):
+        return None
+    value = fact(node)
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def set_fact(node: Node, value: Any, key: str) -> None:
+    node.meta[key] = value
+
+
+def known(condition: Any) -> bool:
+    """True only if the condition holds for every size the program was compiled for; adds no guard."""
+    if isinstance(condition, bool):
+        return condition
+    return statically_known_true(condition)
+
+
+def known_equal(left: Any, right: Any) -> bool:
+    """Two numbers or sequences of numbers that are provably equal."""
+    if type(left) is int and type(right) is int:
+        return left == right
+    if isinstance(left, (list, tuple, torch.Size)):
+        if not isinstance(right, (list, tuple, torch.Size)) or len(left) != len(right):
+            return False
+        return all(known_equal(a, b) for a, b in zip(left, right))
+    left, right = number(left), number(right)
+    if left is None or right is None:
+        return left is right
+    return known(left == right)
+
+
+def number(value: Any) -> Any:
+    """A size as a number: a node that computes one stands for its symbol."""
+    return fact(value) if isinstance(value, Node) else value
+
+
+def is_static(sizes: Iterable[Any]) -> bool:
+    return all(isinstance(s, int) for s in sizes)
+
+
+def numel(shape: Sequence[Any]) -> Any:
+    total: Any = 1
+    for size in shape:
+        total = total * size
+    return total
+
+
+def same_layout(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Strides that no user could tell apart: those of size-1 dims do not count, unless a convolution would choose
+    its memory format by them."""
+    if left.layout != right.layout or left.layout != torch.strided:
+        return left.layout == right.layout
+    exact = True
+    for size, a, b in zip(left.shape, left.stride(), right.stride()):
+        if not known_equal(a, b):
+            if not known(size == 1):
+                return False
+            exact = False
+    if exact or left.dim() not in (4, 5):
+        return True
+    return is_static(left.shape) and _private.memory_format_of(left) == _private.memory_format_of(right)
+
+
+def difference(old: Any, new: Any, strides: bool = True) -> str | None:
+    """Why a value cannot stand for another, in words; None if it can."""
+    if isinstance(old, (list, tuple)):
+        if not isinstance(new, (list, tuple)) or len(old) != len(new):
+            return "another number of results"
+        return next((d for a, b in zip(old, new) if (d := difference(a, b, strides))), None)
+    if not isinstance(old, torch.Tensor):
+        if isinstance(new, torch.Tensor):
+            return "a tensor for a number"
+        return None if known_equal(old, new) else f"{old} would become {new}"
+    if not isinstance(new, torch.Tensor):
+        return "a number for a tensor"
+    if old.dtype != new.dtype:
+        return f"dtype {old.dtype} would become {new.dtype}"
+    if old.device != new.device:
+        return f"device {old.device} would become {new.device}"
+    if not known_equal(old.shape, new.shape):
+        return f"shape {list(old.shape)} would become {list(new.shape)}"
+    if strides and not same_layout(old, new):
+        return f"stride {list(old.stride())} would become {list(new.stride())}"
+    return None
+
+
+def storage(value: Any) -> int | None:
+    """An identity of the memory behind a fake tensor, if there is one."""
+    return _private.storage_id(value) if isinstance(value, torch.Tensor) else None
+
+
+def sharing(value: Any, operands: Sequence[Any]) -> list[list[str]]:
+    """How a value, or each of several, lies to its operands: the very same tensor, the same memory, or apart."""
+    made = value if isinstance(value, (list, tuple)) else (value,)
+    given = [o for operand in operands for o in (operand if isinstance(operand, (list, tuple)) else (operand,))]
+
+    def relation(left: Any, right: Any) -> str:
+        if left is right:
+            return "itself"
+        place = storage(left)
+        return "shared" if place is not None and place == storage(right) else "apart"
+
+    return [[relation(m, g) for g in given if isinstance(g, torch.Tensor)] for m in made]

@@ -1,0 +1,38 @@
+"""Modules that a traced graph calls whole, read as the operation they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from .. import _private
+
+_DROPOUTS: dict[type, str] = {
+    nn.Dropout: "dropout", nn.Dropout1d: "feature_dropout", nn.Dropout2d: "feature_dropout",
+    nn.Dropout3d: "feature_dropout", nn.AlphaDropout: "alpha_dropout",
+    nn.FeatureAlphaDropout: "feature_alpha_dropout",
+}  # fmt: skip
+
+
+def called_module(node: Node) -> nn.Module | None:
+    """The module a `call_module` node calls, if the graph knows its owner."""
+    owner = node.graph.owning_module
+    return owner.get_submodule(str(node.target)) if isinstance(owner, GraphModule) else None
+
+
+def module_call(node: Node) -> tuple[str, dict[str, Any]] | None:
+    """The operation a module stands for, with its arguments; None for a module we do not read."""
+    module = called_module(node)
+    if module is None or len(node.args) != 1 or node.kwargs or _private.has_hooks(module):
+        return None
+    if type(module) is nn.Identity:
+        return "identity", {"self": node.args[0]}
+    name = _DROPOUTS.get(type(module))
+    if name is None or not isinstance(module, torch.nn.modules.dropout._DropoutNd):
+        return None
+    if module.inplace and module.training:
+        return None
+    return name, {"input": node.args[0], "p": module.p, "train": module.training}

@@ -1,0 +1,279 @@
+"""A graph and what is known about it: calls, facts, aliasing, dialect. Rules look at graphs through this."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+
+from .. import _private
+from .alias import Aliasing
+from .calls import Call, read
+from .facts import fact, tensor_fact
+from .text import source_line, type_of
+
+TORCH, ATEN = "torch", "aten"
+
+
+def dialect_of(gm: GraphModule) -> str:
+    """`aten` if every call is an ATen overload, a higher-order operator or Python arithmetic; else `torch`."""
+    hop = _private.HigherOrderOperator
+    for node in gm.graph.nodes:
+        if node.op in ("call_method", "call_module"):
+            return TORCH
+        if node.op == "call_function" and not isinstance(node.target, (_private.OpOverload, hop)):
+            value = fact(node)
+            if node.target is _private.InvokeQuant:
+                continue  # options of a higher-order operator, made in the graph
+            is_arithmetic = getattr(node.target, "__module__", "") in ("_operator", "math", "torch", "builtins")
+            if not is_arithmetic or (value is None and node.target is not operator.getitem):
+                return TORCH
+            is_element = node.target is operator.getitem and tensor_fact(node.args[0]) is None
+            made = value if isinstance(value, (list, tuple)) else (value,)
+            if any(isinstance(v, torch.Tensor) for v in made) and not is_element:
+                return TORCH
+    return ATEN
+
+
+class Program:
+    """One graph module under change."""
+
+    def __init__(self, gm: GraphModule, example_inputs: Sequence[Any] = ()) -> None:
+        self.gm = gm
+        self.graph = gm.graph
+        self.dialect = dialect_of(gm)
+        self.fact_key = "val" if self.dialect == ATEN else "example_value"
+        self._calls: dict[Node, Call | None] = {}
+        self._aliasing: Aliasing | None = None
+        self._sizes: dict[Any, list[tuple[Node, int | None]]] | None = None
+        self.fake_mode = _private.fake_mode_of([fact(n) for n in self.graph.nodes if n.op == "placeholder"])
+        if example_inputs and not self._has_facts():
+            self._learn_facts(example_inputs)
+        if self.fake_mode is None:
+            self.fake_mode = _private.fake_mode_of([fact(n) for n in self.graph.nodes])
+
+    # ---- facts ----
+
+    def call(self, node: Node) -> Call | None:
+        """The operation a node calls, by canonical name."""
+        try:
+            return self._calls[node]
+        except KeyError:
+            call = self._calls[node] = read(node)
+            return call
+
+    @property
+    def aliasing(self) -> Aliasing:
+        if self._aliasing is None:
+            self._aliasing = Aliasing(self.graph)
+        return self._aliasing
+
+    def changed(self, node: Node) -> None:
+        """The arguments of a node are others now."""
+        self._calls.pop(node, None)
+
+    def respelled(self, node: Node) -> None:
+        """A node calls the same thing in other words."""
+        self.changed(node)
+        if self._aliasing is not None:
+            self._aliasing.refresh(node)
+
+    def size_sources(self, expr: Any) -> list[tuple[Node, int | None]]:
+        """Where a symbolic size can be had: a node that is it, or a dim of a tensor that comes in."""
+        if self._sizes is None:
+            self._sizes = {}
+            for node in self.graph.nodes:
+                self._note_sizes(node)
+        return self._sizes.get(expr, [])
+
+    def _note_sizes(self, node: Node) -> None:
+        if self._sizes is None:
+            return
+        value = fact(node)
+        if isinstance(value, torch.SymInt):
+            self._sizes.setdefault(value.node.expr, []).append((node, None))
+        elif node.op == "placeholder" and isinstance(value, torch.Tensor):
+            for dim, size in enumerate(value.shape):
+                if isinstance(size, torch.SymInt):
+                    self._sizes.setdefault(size.node.expr, []).append((node, dim))
+
+    def added(self, node: Node) -> None:
+        self._note_sizes(node)
+        if self._aliasing is not None:
+            self._aliasing.add(node)
+
+    def erased(self, node: Node) -> None:
+        self._calls.pop(node, None)
+        if self._aliasing is not None:
+            self._aliasing.forget(node)
+
+    def value(self, node: Node) -> Value:
+        return Value(self, node)
+
+    # ---- facts for graphs that come without ----
+
+    def _has_facts(self) -> bool:
+        """Some calls have no value (a store, a region's end), so not every node can be asked."""
+        inputs = [n for n in self.graph.nodes if n.op == "placeholder"]
+        calls = [n for n in self.graph.nodes if n.op in ("call_function", "call_method", "call_module")]
+        return all(fact(n) is not None for n in inputs) and (not calls or any(fact(n) is not None for n in calls))
+
+    def _learn_facts(self, example_inputs: Sequence[Any]) -> None:
+        """Run the graph on fake inputs; a graph that cannot run so keeps what it had."""
+        mode = self.fake_mode or _private.fake_mode_of(list(example_inputs)) or _private.FakeTensorMode(allow_non_fake_inputs=True)
+        try:
+            with mode, torch.no_grad():
+                fakes = [_fake(mode, v) for v in example_inputs]
+                _FactRunner(self.gm, self.fact_key, mode).run(*fakes)
+            self.fake_mode = mode
+        except Exception:  # any failure of the user's own code: facts are a help, not a need
+            return
+
+    def attribute_fact(self, path: str) -> Any:
+        """The fake value of a parameter or buffer of the graph's module, by its dotted path."""
+        owner, _, name = path.rpartition(".")
+        value = getattr(self.gm.get_submodule(owner), name)
+        return None if self.fake_mode is None else _fake(self.fake_mode, value)
+
+    @contextlib.contextmanager
+    def computing(self, node: Node) -> Iterator[None]:
+        """The surroundings in which the facts of a node that stands at `node` are computed."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_private.without_dispatch_modes())
+            if self.fake_mode is not None:
+                stack.enter_context(self.fake_mode)
+            stack.enter_context(torch.no_grad())
+            if self.dialect == TORCH:
+                for region in self._autocast_around(node):
+                    stack.enter_context(torch.autocast(*region))
+            yield
+
+    def _autocast_around(self, node: Node) -> list[tuple[Any, ...]]:
+        if not self._has_autocast:
+            return []
+        open_regions: dict[Node, tuple[Any, ...]] = {}
+        for other in self.graph.nodes:
+            if other is node:
+                break
+            name = getattr(other.target, "__name__", "")
+            if name == "_enter_autocast":
+                open_regions[other] = other.args
+            elif name == "_exit_autocast":
+                open_regions.pop(other.args[0], None)
+        return list(open_regions.values())
+
+    @functools.cached_property
+    def _has_autocast(self) -> bool:
+        return any(getattr(n.target, "__name__", "") == "_enter_autocast" for n in self.graph.nodes)
+
+    @functools.cached_property
+    def has_composites(self) -> bool:
+        """A graph from `torch.export` keeps `linear` and its like; one from AOTAutograd has none."""
+        overloads = {n.target for n in self.graph.nodes if isinstance(n.target, _private.OpOverload)}
+        return any(_private.is_composite(o) for o in overloads)
+
+
+def _fake(mode: Any, value: Any) -> Any:
+    return mode.from_tensor(value, static_shapes=True) if isinstance(value, torch.Tensor) else value
+
+
+class _FactRunner(Interpreter):
+    """Runs a graph on fake values and leaves each value on its node."""
+
+    def __init__(self, gm: GraphModule, key: str, mode: Any) -> None:
+        super().__init__(gm)
+        self.key, self.mode = key, mode
+        self.extra_traceback = False
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        if n.op == "get_attr" and isinstance(value, torch.Tensor):
+            value = _fake(self.mode, value)
+        if n.op != "output":
+            n.meta[self.key] = value
+        return value
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        module = self.fetch_attr(target)
+        state = {k: _fake(self.mode, v) for k, v in (*module.named_parameters(), *module.named_buffers())}
+        return torch.func.functional_call(module, state, args, kwargs)
+
+
+class Value:
+    """A value of the graph as rules see it: its facts, and its place."""
+
+    __slots__ = ("node", "program")
+
+    def __init__(self, program: Program, node: Node) -> None:
+        self.program, self.node = program, node
+
+    @property
+    def fact(self) -> Any:
+        return fact(self.node)
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        return tensor_fact(self.node)
+
+    @property
+    def known(self) -> bool:
+        return self.fact is not None
+
+    @property
+    def is_tensor(self) -> bool:
+        return self.tensor is not None
+
+    @property
+    def shape(self) -> Any:
+        return tuple(self.tensor.shape) if self.tensor is not None else None
+
+    @property
+    def rank(self) -> Any:
+        return self.tensor.dim() if self.tensor is not None else None
+
+    @property
+    def dtype(self) -> Any:
+        return self.tensor.dtype if self.tensor is not None else None
+
+    @property
+    def device(self) -> Any:
+        return self.tensor.device if self.tensor is not None else None
+
+    @property
+    def stride(self) -> Any:
+        return self.tensor.stride() if self.tensor is not None else None
+
+    @property
+    def is_float(self) -> bool:
+        return self.tensor is not None and self.tensor.dtype.is_floating_point
+
+    @property
+    def call(self) -> Call | None:
+        return self.program.call(self.node)
+
+    @property
+    def op(self) -> str | None:
+        call = self.call
+        return call.op if call else None
+
+    @property
+    def users(self) -> list[Value]:
+        return [Value(self.program, u) for u in self.node.users]
+
+    @property
+    def source(self) -> str:
+        return source_line(self.node)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Value) and other.node is self.node
+
+    def __hash__(self) -> int:
+        return hash(self.node)
+
+    def __repr__(self) -> str:
+        return f"{self.node.name}: {type_of(self.fact)}"

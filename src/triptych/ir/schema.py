@@ -1,0 +1,233 @@
+"""Signatures of ATen operations, and how the arguments of a call are bound to them."""
+
+from __future__ import annotations
+
+import functools
+import numbers
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from .. import _private
+from .facts import fact
+
+REQUIRED = type("Required", (), {"__repr__": lambda self: "REQUIRED"})()
+
+NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim", "x": "self", "a": "self", "x1": "self", "x2": "other"}
+"""What the Python bindings accept beside the schema's names."""
+
+
+@dataclass(frozen=True)
+class Param:
+    """One parameter of a schema: its kind is a coarse type, enough to tell overloads apart."""
+
+    name: str
+    kind: str
+    optional: bool
+    default: Any
+    keyword_only: bool
+    grows: int
+    """`int[2]`: a lone number stands for the list of it, that long; 0 where it does not."""
+    written: bool
+
+    def accepts(self, value: Any) -> bool:
+        if value is None:
+            return self.optional or self.default is None
+        if isinstance(value, Node):
+            return self._accepts_node(value)
+        match self.kind:
+            case "tensor":
+                return isinstance(value, torch.Tensor)
+            case "tensors" | "ints" | "list":
+                return isinstance(value, (list, tuple, torch.Size)) or (self.grows and _is_int(value))
+            case "int":
+                return _is_int(value)
+            case "float":
+                return isinstance(value, (numbers.Real, torch.SymInt, torch.SymFloat)) and value is not True
+            case "number":
+                return isinstance(value, (numbers.Number, torch.SymInt, torch.SymFloat, torch.SymBool))
+            case "bool":
+                return isinstance(value, (bool, torch.SymBool))
+            case "dtype":
+                return isinstance(value, torch.dtype)
+            case "device":
+                return isinstance(value, (torch.device, str, int))
+            case "str":
+                return isinstance(value, str)
+        return not isinstance(value, (torch.dtype, torch.device, str)) or self.kind == "any"
+
+    def plain(self, value: Any) -> Any:
+        """One way to give a list: numbers grown to the length wanted, tuples made lists."""
+        if self.grows and _is_int(value):
+            return [value] * self.grows
+        if self.kind in ("ints", "tensors") and isinstance(value, (list, tuple)):
+            return list(value) * self.grows if self.grows and len(value) == 1 else list(value)
+        return value
+
+    def _accepts_node(self, node: Node) -> bool:
+        value = fact(node)
+        if value is None:
+            return True
+        if isinstance(value, torch.Tensor):
+            return self.kind in ("tensor", "any")
+        if isinstance(value, (list, tuple)):
+            return self.kind in ("tensors", "ints", "list", "any")
+        return self.kind != "tensor"
+
+
+def _is_int(value: Any) -> bool:
+    if isinstance(value, Node):
+        return isinstance(fact(value), (int, torch.SymInt, type(None)))
+    return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+
+
+def _is_element(param: Param, value: Any) -> bool:
+    if param.kind == "tensors":
+        return isinstance(value, Node) and isinstance(fact(value), torch.Tensor)
+    return param.kind == "ints" and _is_int(value)
+
+
+_KINDS = {
+    "Tensor": "tensor", "List[Tensor]": "tensors", "List[Optional[Tensor]]": "list",
+    "int": "int", "SymInt": "int", "List[int]": "ints", "List[SymInt]": "ints",
+    "float": "float", "number": "number", "Scalar": "number", "bool": "bool", "SymBool": "bool",
+    "ScalarType": "dtype", "Device": "device", "str": "str", "List[float]": "list", "List[bool]": "list",
+}  # fmt: skip
+
+
+def _param(argument: Any) -> Param:
+    kind = str(argument.real_type)
+    optional = kind.startswith("Optional[")
+    if optional:
+        kind = kind[len("Optional[") : -1]
+    alias = argument.alias_info
+    return Param(
+        argument.name,
+        _KINDS.get(kind, "any"),
+        optional,
+        argument.default_value if argument.has_default_value() else REQUIRED,
+        argument.kwarg_only,
+        (argument.N or 0) if kind.startswith("List") else 0,
+        alias is not None and alias.is_write,
+    )
+
+
+class Signature:
+    """The parameters of one overload."""
+
+    def __init__(self, overload: _private.OpOverload) -> None:
+        schema = overload._schema
+        self.overload = overload
+        self.name = schema.name.removeprefix("aten::").replace("::", ".")
+        self.params = tuple(_param(a) for a in schema.arguments)
+        self.by_name = {p.name: p for p in self.params}
+        self.mutates = schema.is_mutable
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any], check: bool = True) -> dict[str, Any] | None:
+        """Arguments by parameter name, defaults left out; None if the call does not fit."""
+        bound: dict[str, Any] = {}
+        positional = [p for p in self.params if not p.keyword_only]
+        if len(args) > len(positional):
+            args = self._gather_trailing(args, positional)
+            if args is None:
+                return None
+        for param, value in zip(positional, args):
+            bound[param.name] = value
+        for name, value in kwargs.items():
+            key = self._parameter_called(name)
+            if key is None or key in bound:
+                return None
+            bound[key] = value
+        for param in self.params:
+            if param.name not in bound:
+                if param.default is REQUIRED:
+                    return None
+                continue
+            value = bound[param.name]
+            if check and not param.accepts(value):
+                gathered = self._whole_tail(param, positional, args)
+                if gathered is None:
+                    return None
+                bound[param.name] = gathered
+                return bound if len(bound) == len(positional) else None
+            bound[param.name] = value = param.plain(value)
+            left_out = value is None and param.optional and param.default is REQUIRED
+            if left_out or same_constant(value, param.default):
+                del bound[param.name]
+        return bound
+
+    def _parameter_called(self, name: str) -> str | None:
+        if name in self.by_name:
+            return name
+        if name == "input" and "self" in self.by_name:
+            return "self"
+        alias = NUMPY_NAMES.get(name)
+        return alias if alias in self.by_name else None
+
+    def _gather_trailing(self, args: Sequence[Any], positional: list[Param]) -> list[Any] | None:
+        """`x.view(2, 3)`, `einsum(how, a, b)`: what stands at the end is the list that the last parameter wants."""
+        fixed = len(positional) - 1
+        rest = list(args[fixed:])
+        fits = bool(positional) and all(_is_element(positional[-1], v) for v in rest)
+        return [*args[:fixed], rest] if fits else None
+
+    def _whole_tail(self, param: Param, positional: list[Param], args: Sequence[Any]) -> list[Any] | None:
+        """`x.view(6)`: the same with one."""
+        if param is positional[-1] and len(args) == len(positional) and _is_element(param, args[-1]):
+            return [args[-1]]
+        return None
+
+
+def same_constant(value: Any, default: Any) -> bool:
+    """Equal as an argument: 1 and 1.0 are, True and 1 are not, nor -0.0 and 0.0."""
+    if isinstance(value, Node) or default is REQUIRED:
+        return False
+    if value is None or default is None:
+        return value is default
+    if isinstance(value, bool) != isinstance(default, bool):
+        return False
+    if isinstance(value, (int, float)) and isinstance(default, (int, float)):
+        return value == default and str(float(value)) == str(float(default))
+    return type(value) is type(default) and bool(value == default)
+
+
+@functools.cache
+def signature(overload: _private.OpOverload) -> Signature:
+    return Signature(overload)
+
+
+@functools.cache
+def overloads(name: str) -> tuple[Signature, ...]:
+    """The overloads of an ATen operation that a call can be bound to."""
+    packet = getattr(torch.ops.aten, name, None)
+    if packet is None or not hasattr(packet, "overloads"):
+        return ()
+    found = []
+    for overload_name in packet.overloads():
+        overload = getattr(packet, overload_name)
+        if not _private.is_dispatched(overload) or "Dimname" in str(overload._schema):
+            continue
+        sig = signature(overload)
+        if not any(p.written and p.keyword_only for p in sig.params):  # `out=` variants are read as such elsewhere
+            found.append(sig)
+    return tuple(found)
+
+
+@functools.cache
+def parameters(name: str) -> dict[str, Any]:
+    """All parameters of an operation over its overloads, with the default that leaving it out means."""
+    merged: dict[str, Any] = {}
+    for sig in sorted(overloads(name), key=lambda s: -len(s.params)):
+        for param in sig.params:
+            default = None if param.default is REQUIRED and param.optional else param.default
+            if merged.get(param.name, REQUIRED) is REQUIRED:
+                merged[param.name] = default
+    return merged
+
+
+@functools.cache
+def packet_tags(name: str) -> frozenset[str]:
+    return frozenset(str(t).rpartition(".")[2] for s in overloads(name) for t in s.overload.tags)

@@ -1,0 +1,122 @@
+"""A graph as text that a person enjoys reading: one line a node, with shapes, source line and the rule that made it.
+
+    relu: f32[8, 64] = relu(x)  # model.py:31  <- fuse_linear
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from .. import _private
+
+from .facts import fact
+
+DTYPES = {
+    torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16", torch.int64: "i64",
+    torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "bool",
+    torch.complex64: "c64", torch.complex128: "c128",
+}  # fmt: skip
+
+RULE = "triptych_rule"
+"""Where a node keeps the name of the rule that made it."""
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return DTYPES.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def type_of(value: Any) -> str:
+    """`f32[8, 64]`, `cuda:0` added where it is not the CPU; a tuple of results in brackets."""
+    if isinstance(value, torch.Tensor):
+        sizes = ", ".join(str(s) for s in value.shape)
+        device = "" if value.device.type == "cpu" else f" {value.device}"
+        return f"{dtype_name(value.dtype)}[{sizes}]{device}"
+    if isinstance(value, (list, tuple)):
+        return "(" + ", ".join(type_of(v) for v in value) + ")"
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return f"{type(value).__name__}({value})"
+    return type(value).__name__
+
+
+def target_name(node: Node) -> str:
+    """The operation as it is spelled in this graph, short."""
+    target = node.target
+    if isinstance(target, _private.OpOverload):
+        name = str(target).removesuffix(".default")
+        return name
+    if isinstance(target, str):
+        return target
+    return getattr(target, "__name__", str(target))
+
+
+def _argument(value: Any) -> str:
+    if isinstance(value, Node):
+        return value.name
+    if isinstance(value, (list, torch.Size)):
+        return "[" + ", ".join(_argument(v) for v in value) + "]"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(_argument(v) for v in value) + ("," if len(value) == 1 else "") + ")"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}: {_argument(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, torch.dtype):
+        return dtype_name(value)
+    if isinstance(value, torch.device):
+        return str(value)
+    if isinstance(value, slice):
+        parts = [value.start, value.stop] + ([value.step] if value.step is not None else [])
+        return ":".join("" if p is None else _argument(p) for p in parts)
+    if isinstance(value, str):
+        return repr(value)
+    return str(value)
+
+
+@functools.lru_cache(4096)
+def _last_frame(trace: str) -> str:
+    frames = re.findall(r'File "([^"]+)", line (\d+)', trace)
+    if not frames:
+        return ""
+    path, line = frames[-1]
+    return f"{path.replace(chr(92), '/').rpartition('/')[2]}:{line}"
+
+
+def source_line(node: Node) -> str:
+    """The user's source line, as `file.py:31`, or nothing."""
+    trace = node.meta.get("stack_trace")
+    return _last_frame(trace) if isinstance(trace, str) else ""
+
+
+def line(node: Node) -> str:
+    """One node as one line."""
+    if node.op == "output":
+        return f"return {_argument(node.args[0] if node.args else None)}"
+    value = fact(node)
+    kind = "" if value is None else f": {type_of(value)}"
+    if node.op == "placeholder":
+        text = f"{node.name}{kind} = input"
+    elif node.op == "get_attr":
+        text = f"{node.name}{kind} = self.{node.target}"
+    else:
+        parts = [_argument(a) for a in node.args] + [f"{k}={_argument(v)}" for k, v in node.kwargs.items()]
+        if node.op == "call_method":
+            call = f"{parts[0]}.{node.target}({', '.join(parts[1:])})"
+        elif node.op == "call_module":
+            call = f"self.{node.target}({', '.join(parts)})"
+        else:
+            call = f"{target_name(node)}({', '.join(parts)})"
+        text = f"{node.name}{kind} = {call}"
+    source, rule = source_line(node), node.meta.get(RULE)
+    return text + (f"  # {source}" if source else "") + (f"  <- {rule}" if rule else "")
+
+
+def lines(graph: Graph) -> list[str]:
+    return [line(node) for node in graph.nodes]
+
+
+def text(program: GraphModule | Graph) -> str:
+    graph = program.graph if isinstance(program, GraphModule) else program
+    return "\n".join(lines(graph))

@@ -1,0 +1,122 @@
+"""Puts a graph into an order in which it can run, moving only what must move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from ..ir.program import Program
+from ..passes.base import Pass, PassRun
+from ..testing.examples import declines
+
+CYCLE = "no order has every value before its uses and keeps writes, draws and regions where they are"
+
+
+def _add_in_place(x):
+    x.add_(1)
+    return x.relu() + x
+
+
+@dataclass(frozen=True)
+class StableTopologicalSort(Pass):
+    """Moves a value that is used before it is computed up to its first use; everything else stays where it stands.
+
+    Writes, random draws and regions keep their order among each other, and a read stays on its side of a write.
+    """
+
+    name = "stable_topological_sort"
+
+    def run(self, run: PassRun) -> None:
+        moves = needed_moves(run.program)
+        if moves is None:
+            last = next(iter(reversed(run.program.graph.nodes)))
+            run.declined("sort", last, CYCLE)
+            return
+        for node, anchor in moves:
+            run.rewriter.move_before(node, anchor)
+            run.fired("move_up")
+
+    examples = [
+        declines(lambda x: (x + 1).relu(), "f32[4]"),
+        declines(_add_in_place, "f32[4]", dialects=("torch",)),
+    ]
+
+
+def needed_moves(program: Program) -> list[tuple[Node, Node]] | None:
+    """Nodes to move and before which node, in turn; empty if the order is right, None if there is none."""
+    nodes = list(program.graph.nodes)
+    if _is_sorted(nodes):
+        return []
+    before = _predecessors(program, nodes)
+    place = {node: i for i, node in enumerate(nodes)}
+    done: set[Node] = set()
+    moves: list[tuple[Node, Node]] = []
+    for anchor in nodes:
+        if anchor in done:
+            continue
+        # depth first, without recursion: chains are as long as graphs
+        path: list[tuple[Node, Iterator[Node]]] = []
+        on_path: set[Node] = set()
+        enter: Node | None = anchor
+        while enter is not None or path:
+            if enter is not None:
+                if enter in on_path:
+                    return None
+                on_path.add(enter)
+                missing = sorted((n for n in before[enter] if n not in done), key=place.__getitem__)
+                path.append((enter, iter(missing)))
+            node, waiting = path[-1]
+            enter = next((n for n in waiting if n not in done), None)
+            if enter is None:
+                path.pop()
+                done.add(node)
+                if node is not anchor:
+                    moves.append((node, anchor))
+    return moves
+
+
+def _is_sorted(nodes: list[Node]) -> bool:
+    seen: set[Node] = set()
+    for node in nodes:
+        for operand in node.all_input_nodes:
+            if operand not in seen:
+                return False
+        seen.add(node)
+    return True
+
+
+def _predecessors(program: Program, nodes: list[Node]) -> dict[Node, list[Node]]:
+    """What must stand before each node: its operands, and what its effects must not overtake."""
+    aliasing = program.aliasing
+    before: dict[Node, list[Node]] = {}
+    effect: Node | None = None
+    region: Node | None = None
+    in_region: list[Node] = []
+    writer: dict[Node, Node] = {}
+    readers: dict[Node, list[Node]] = {}
+    for node in nodes:
+        operands = node.all_input_nodes
+        wanted = list(operands)
+        seen = aliasing.effects(node)
+        if region is not None:
+            wanted.append(region)
+        for memory in {aliasing.memory(n) for n in operands if aliasing.written(n)}:
+            if memory in writer:
+                wanted.append(writer[memory])
+            readers.setdefault(memory, []).append(node)
+        for memory in {aliasing.memory(n) for n in seen.writes}:
+            wanted.extend(n for n in readers.pop(memory, ()) if n is not node)
+            writer[memory] = node
+        if not seen.pure:
+            if effect is not None:
+                wanted.append(effect)
+            effect = node
+        if seen.barrier or node.op == "output":
+            wanted.extend(in_region)
+            region, in_region = node, []
+        else:
+            in_region.append(node)
+        before[node] = wanted
+    return before

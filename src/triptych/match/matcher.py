@@ -1,0 +1,232 @@
+"""Matching: a pattern against the values of a program. A miss is a value with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.fx import Node
+
+from ..ir.calls import Call, op_parameters
+from ..ir.facts import known_equal
+from ..ir.program import Program
+from ..ir.schema import REQUIRED, same_constant
+from ..ir.text import source_line
+from ..ir.traits import is_commutative
+from .pattern import Capture, Constant, Each, Either, ListOf, Operation, Pattern, Such, Through
+
+
+@dataclass(frozen=True)
+class Miss:
+    """Where a pattern stopped matching: how far it got, what was wanted and what was there."""
+
+    node: Node | None
+    matched: int
+    """How many nodes of the pattern had matched before."""
+    wanted: str
+    found: str
+
+    @property
+    def reason(self) -> str:
+        return f"wanted {self.wanted}, found {self.found}"
+
+    @property
+    def source(self) -> str:
+        return source_line(self.node) if self.node is not None else ""
+
+
+@dataclass
+class Found:
+    """One way in which a pattern matches."""
+
+    roots: tuple[Node, ...]
+    bindings: dict[str, Any]
+    nodes: tuple[Node, ...]
+    """Every node the pattern covers, the root first."""
+
+
+class _Missed:
+    """Keeps the miss that got furthest; only made when somebody asks why."""
+
+    def __init__(self) -> None:
+        self.best: Miss | None = None
+
+    def note(self, node: Any, matched: int, wanted: Any, found: Any) -> None:
+        if self.best is None or matched > self.best.matched:
+            at = node if isinstance(node, Node) else None
+            self.best = Miss(at, matched, str(wanted), str(found))
+
+
+@dataclass
+class Matcher:
+    """Finds the ways a pattern matches at a node, trying alternatives and operand orders."""
+
+    program: Program
+    missed: _Missed | None = None
+    _bindings: dict[str, Any] = field(default_factory=dict)
+    _nodes: list[Node] = field(default_factory=list)
+
+    def find(self, roots: tuple[Pattern, ...], node: Node) -> Iterator[Found]:
+        self._bindings, self._nodes = {}, []
+        for _ in self._match(roots[0], node):
+            for rest in self._other_roots(roots[1:], (node,)):
+                yield Found(rest, dict(self._bindings), tuple(dict.fromkeys(self._nodes)))
+
+    def why_not(self, roots: tuple[Pattern, ...], node: Node) -> Miss | None:
+        """Why the pattern does not match at this node; None if it does."""
+        self.missed = _Missed()
+        found = next(self.find(roots, node), None)
+        best, self.missed = self.missed.best, None
+        if found is not None:
+            return None
+        return best or Miss(node, 0, str(roots[0]), node.name)
+
+    def _other_roots(self, patterns: tuple[Pattern, ...], done: tuple[Node, ...]) -> Iterator[tuple[Node, ...]]:
+        """Further roots hang on values that are bound already: look at those values' users."""
+        if not patterns:
+            yield done
+            return
+        anchors = [v for v in (*self._bindings.values(), *self._nodes) if isinstance(v, Node)]
+        candidates = dict.fromkeys(user for a in anchors for user in a.users)
+        for candidate in candidates:
+            if candidate in done:
+                continue
+            for _ in self._match(patterns[0], candidate):
+                yield from self._other_roots(patterns[1:], (*done, candidate))
+
+    def _miss(self, value: Any, wanted: Any, found: Any) -> None:
+        if self.missed is not None:
+            self.missed.note(value, len(self._nodes), wanted, found)
+
+    def _match(self, pattern: Pattern, value: Any) -> Iterator[None]:
+        """Yields once for each way to match; bindings hold while the caller holds the iterator."""
+        if isinstance(pattern, Operation):
+            yield from self._match_operation(pattern, value)
+        elif isinstance(pattern, Capture):
+            yield from self._match_capture(pattern, value)
+        elif isinstance(pattern, Constant):
+            if equal(pattern.value, value):
+                yield
+            else:
+                self._miss(value, pattern, value)
+        elif isinstance(pattern, Such):
+            if pattern.restriction.holds(value):
+                yield
+            else:
+                self._miss(value, pattern, value)
+        elif isinstance(pattern, Either):
+            for option in pattern.options:
+                yield from self._match(option, value)
+        elif isinstance(pattern, Through):
+            yield from self._match_through(pattern, value, ())
+        elif isinstance(pattern, ListOf):
+            if isinstance(value, (list, tuple)) and len(value) == len(pattern.items):
+                yield from self._match_all(list(zip(pattern.items, value)))
+            else:
+                self._miss(value, pattern, value)
+        elif isinstance(pattern, Each):
+            yield from self._match_each(pattern, value)
+
+    def _match_capture(self, capture: Capture, value: Any) -> Iterator[None]:
+        name, restriction = capture.name, capture.restriction
+        if name in self._bindings:
+            if equal(self._bindings[name], value):
+                yield
+            else:
+                self._miss(value, f"the same {name} again", value)
+            return
+        if restriction is not None and not restriction.holds(value):
+            self._miss(value, f"{name} to be {restriction.words}", value)
+            return
+        self._bindings[name] = value
+        yield
+        del self._bindings[name]
+
+    def _match_operation(self, pattern: Operation, value: Any) -> Iterator[None]:
+        call = self.program.call(value) if isinstance(value, Node) else None
+        if call is None or call.op != pattern.op or call.mutates:
+            self._miss(value, pattern.op, _what(value, call))
+            return
+        for extra in call.args:
+            if extra not in pattern.args:
+                self._miss(value, f"{pattern.op} without {extra}", f"{extra}={call.args[extra]}")
+                return
+        self._nodes.append(value)
+        for pairs in self._argument_orders(pattern, call):
+            yield from self._match_all(pairs)
+        self._nodes.pop()
+
+    def _argument_orders(self, pattern: Operation, call: Call) -> Iterator[list[tuple[Pattern, Any]]]:
+        pairs = []
+        for name, wanted in pattern.args.items():
+            if name not in call.args and op_parameters(call.op).get(name, REQUIRED) is REQUIRED:
+                self._miss(None, f"{call.op} with {name}", "none")
+                return
+            pairs.append((wanted, call.get(name)))
+        yield pairs
+        if is_commutative(call.op) and "self" in pattern.args and "other" in pattern.args:
+            swapped = {"self": call.get("other"), "other": call.get("self")}
+            yield [(wanted, swapped.get(name, call.get(name))) for name, wanted in pattern.args.items()]
+
+    def _match_all(self, pairs: list[tuple[Pattern, Any]]) -> Iterator[None]:
+        if not pairs:
+            yield
+            return
+        pattern, value = pairs[0]
+        for _ in self._match(pattern, value):
+            yield from self._match_all(pairs[1:])
+
+    def _match_through(self, pattern: Through, value: Any, steps: tuple[Node, ...]) -> Iterator[None]:
+        call = self.program.call(value) if isinstance(value, Node) else None
+        if call is not None and call.op in pattern.ops and not call.mutates:
+            operand = call.args.get("self", call.args.get("input"))
+            self._nodes.append(value)
+            yield from self._match_through(pattern, operand, (*steps, value))
+            self._nodes.pop()
+        if pattern.steps:
+            self._bindings[pattern.steps] = steps
+        yield from self._match(pattern.inner, value)
+        if pattern.steps:
+            self._bindings.pop(pattern.steps, None)
+
+    def _match_each(self, pattern: Each, value: Any) -> Iterator[None]:
+        if not isinstance(value, (list, tuple)):
+            self._miss(value, pattern, value)
+            return
+        outer, covered = dict(self._bindings), len(self._nodes)
+        collected: dict[str, list[Any]] = {n: [] for n in pattern.element.captures() - pattern.same - set(outer)}
+        for item in value:
+            attempt = self._match(pattern.element, item)
+            if next(attempt, self) is self:
+                self._restore(outer, covered)
+                return
+            bound, nodes = dict(self._bindings), list(self._nodes)
+            attempt.close()
+            for name, values in collected.items():
+                values.append(bound.pop(name, None))
+            self._bindings, self._nodes = bound, nodes
+        self._bindings.update({name: tuple(values) for name, values in collected.items()})
+        yield
+        self._restore(outer, covered)
+
+    def _restore(self, bindings: dict[str, Any], covered: int) -> None:
+        self._bindings = bindings
+        del self._nodes[covered:]
+
+
+def equal(left: Any, right: Any) -> bool:
+    """The same argument: the same node, or numbers that are provably equal."""
+    if isinstance(left, Node) or isinstance(right, Node):
+        return left is right
+    if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
+        return len(left) == len(right) and all(equal(a, b) for a, b in zip(left, right))
+    if same_constant(left, right):
+        return True
+    return hasattr(left, "node") and known_equal(left, right)
+
+
+def _what(value: Any, call: Call | None) -> str:
+    if call is not None:
+        return call.op
+    return f"{value.op} {value.name}" if isinstance(value, Node) else str(value)

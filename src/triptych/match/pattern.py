@@ -1,0 +1,266 @@
+"""The pattern language: operations by name, whatever their spelling in the graph.
+
+    def pattern(self, op, x, a, b):
+        return op.to(op.to(x, dtype=a), dtype=b)
+
+Parameters after `op` are captures: they bind whatever stands there, and the same capture twice must bind the same
+value twice. Annotate a capture (`x: Tensor`, `n: Int`, `c: Is("zero", is_zero)`) to restrict what it takes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import numbers
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..errors import TriptychError, UnknownName
+from ..ir.calls import op_parameters
+from ..ir.canonical import CANONICAL, OWN_PARAMETERS
+from ..ir.facts import fact, tensor_fact
+
+
+@dataclass(frozen=True)
+class Is:
+    """A restriction on a capture: a predicate with words for the report."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (numbers.Number, torch.SymInt, torch.SymFloat)) and not isinstance(value, bool)
+
+
+def _is_int(value: Any) -> bool:
+    if isinstance(value, Node):
+        return isinstance(fact(value), (int, torch.SymInt))
+    return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+
+
+Tensor = Is("a tensor", lambda v: isinstance(v, Node) and (fact(v) is None or tensor_fact(v) is not None))
+Number = Is("a number", _is_number)
+Int = Is("an integer", _is_int)
+Ints = Is("a list of integers", lambda v: isinstance(v, (list, tuple)) and all(_is_int(i) for i in v))
+Bool = Is("true or false", lambda v: isinstance(v, bool))
+Dtype = Is("a dtype", lambda v: isinstance(v, torch.dtype))
+
+
+class Pattern:
+    """Something a value of the graph can match."""
+
+    def __or__(self, other: Pattern) -> Pattern:
+        return Either((self, other))
+
+    def __getitem__(self, index: Any) -> Pattern:
+        return Operation("getitem", {"self": self, "index": as_pattern(index)})
+
+    def children(self) -> Iterator[Pattern]:
+        return iter(())
+
+    def root_ops(self) -> frozenset[str]:
+        """The operations a match of this pattern can end in; empty means any."""
+        return frozenset()
+
+    def depth(self) -> int:
+        return 1 + max((c.depth() for c in self.children()), default=0)
+
+    def captures(self) -> set[str]:
+        return set().union(*(c.captures() for c in self.children()))
+
+
+@dataclass(frozen=True, eq=False)
+class Capture(Pattern):
+    name: str
+    restriction: Is | None = None
+
+    def captures(self) -> set[str]:
+        return {self.name}
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, eq=False)
+class Constant(Pattern):
+    """One particular value."""
+
+    value: Any
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+@dataclass(frozen=True, eq=False)
+class Such(Pattern):
+    """A constant by predicate."""
+
+    restriction: Is
+
+    def __str__(self) -> str:
+        return self.restriction.words
+
+
+@dataclass(frozen=True, eq=False)
+class Operation(Pattern):
+    op: str
+    args: dict[str, Pattern]
+
+    def children(self) -> Iterator[Pattern]:
+        return iter(self.args.values())
+
+    def root_ops(self) -> frozenset[str]:
+        return frozenset((self.op,))
+
+    def __str__(self) -> str:
+        return f"{self.op}(...)"
+
+
+@dataclass(frozen=True, eq=False)
+class Either(Pattern):
+    """The first alternative that matches."""
+
+    options: tuple[Pattern, ...]
+
+    def children(self) -> Iterator[Pattern]:
+        return iter(self.options)
+
+    def root_ops(self) -> frozenset[str]:
+        roots = [o.root_ops() for o in self.options]
+        return frozenset().union(*roots) if all(roots) else frozenset()
+
+    def __str__(self) -> str:
+        return " or ".join(str(o) for o in self.options)
+
+
+@dataclass(frozen=True, eq=False)
+class Through(Pattern):
+    """`inner`, seen through any number of one-operand steps."""
+
+    ops: frozenset[str]
+    inner: Pattern
+    steps: str | None = None
+    """A capture for the steps passed, outermost first."""
+
+    def children(self) -> Iterator[Pattern]:
+        return iter((self.inner,))
+
+    def captures(self) -> set[str]:
+        return self.inner.captures() | ({self.steps} if self.steps else set())
+
+    def root_ops(self) -> frozenset[str]:
+        inner = self.inner.root_ops()
+        return self.ops | inner if inner else frozenset()
+
+    def __str__(self) -> str:
+        return str(self.inner)
+
+
+@dataclass(frozen=True, eq=False)
+class ListOf(Pattern):
+    """A list of fixed length."""
+
+    items: tuple[Pattern, ...]
+
+    def children(self) -> Iterator[Pattern]:
+        return iter(self.items)
+
+    def __str__(self) -> str:
+        return f"a list of {len(self.items)}"
+
+
+@dataclass(frozen=True, eq=False)
+class Each(Pattern):
+    """Every element of a list; what the element captures is collected, one entry an element."""
+
+    element: Pattern
+    same: frozenset[str] = field(default_factory=frozenset)
+    """Captures that are one value for all elements."""
+
+    def children(self) -> Iterator[Pattern]:
+        return iter((self.element,))
+
+    def __str__(self) -> str:
+        return f"a list of {self.element}"
+
+
+def as_pattern(value: Any) -> Pattern:
+    if isinstance(value, Pattern):
+        return value
+    if isinstance(value, Is):
+        return Such(value)
+    if isinstance(value, (list, tuple)):
+        return ListOf(tuple(as_pattern(v) for v in value))
+    return Constant(value)
+
+
+class PatternBuilder:
+    """`op` in a pattern: calling an operation by name makes a pattern of it."""
+
+    def __getattr__(self, name: str) -> Callable[..., Pattern]:
+        params = op_parameters(name)
+        if not params or (name in CANONICAL and name not in OWN_PARAMETERS):
+            raise UnknownName("operation", name, known_operations())
+
+        def build(*args: Any, **kwargs: Any) -> Pattern:
+            names = list(params)
+            bound = dict(zip(names, args))
+            for key, value in kwargs.items():
+                if key not in params:
+                    raise UnknownName(f"parameter of {name}", key, names)
+                bound[key] = value
+            return Operation(name, {k: as_pattern(v) for k, v in bound.items()})
+
+        return build
+
+    def any_of(self, *options: Any) -> Pattern:
+        return Either(tuple(as_pattern(o) for o in options))
+
+    def one_of(self, ops: Sequence[str], *args: Any, **kwargs: Any) -> Pattern:
+        """Any of several operations over the same arguments."""
+        return Either(tuple(getattr(self, name)(*args, **kwargs) for name in ops))
+
+    def optional(self, op: str, x: Any, *args: Any, **kwargs: Any) -> Pattern:
+        """A step that may be there or not; its captures are None where it is not."""
+        inner = as_pattern(x)
+        return Either((getattr(self, op)(inner, *args, **kwargs), inner))
+
+    def through(self, ops: Sequence[str], x: Any, steps: str | None = None) -> Pattern:
+        return Through(frozenset(ops), as_pattern(x), steps)
+
+    def each(self, element: Any, same: Sequence[str] = ()) -> Pattern:
+        return Each(as_pattern(element), frozenset(same))
+
+    def such(self, words: str, holds: Callable[[Any], bool]) -> Pattern:
+        return Such(Is(words, holds))
+
+
+def known_operations() -> list[str]:
+    public = [n for n in dir(torch.ops.aten) if not n.startswith("_")]
+    functions = [n for n in dir(torch) if not n.startswith("_") and n.islower()]
+    return sorted({*OWN_PARAMETERS, *public, *functions})
+
+
+def build_pattern(method: Callable[..., Any]) -> tuple[Pattern, ...]:
+    """Call a rule's `pattern` with captures for its parameters; one pattern for each root."""
+    signature = inspect.signature(method, eval_str=True)
+    arguments: list[Any] = []
+    for i, (name, param) in enumerate(signature.parameters.items()):
+        if i == 0:
+            arguments.append(PatternBuilder())
+            continue
+        note = param.annotation
+        if note is not param.empty and not isinstance(note, Is):
+            note = {int: Int, float: Number, bool: Bool, torch.Tensor: Tensor, torch.dtype: Dtype}.get(note)
+            if note is None:
+                raise TriptychError(f"{method.__qualname__}: cannot restrict {name!r} to {param.annotation!r}")
+        arguments.append(Capture(name, note if isinstance(note, Is) else None))
+    made = method(*arguments)
+    roots = made if isinstance(made, tuple) else (made,)
+    if not all(isinstance(r, Pattern) for r in roots):
+        raise TriptychError(f"{method.__qualname__} must return a pattern built with `op`")
+    return roots

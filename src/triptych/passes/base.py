@@ -1,0 +1,116 @@
+"""What a pass is: a name, a purpose, options, rules or a `run` of its own, and examples."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+from torch.fx import Node
+
+from ..errors import RuleError
+from ..ir.program import Program
+from ..ir.text import line, source_line
+from ..options import Options
+from ..rewrite.driver import Tally, run_rules
+from ..rewrite.emit import Emitter
+from ..rewrite.refusal import Refused
+from ..rewrite.rewriter import PLAIN, Rewriter, Terms
+from ..rewrite.rule import Rule
+from .record import Decline
+
+
+@dataclass
+class PassRun:
+    """One run of one pass: what it may look at and change. Options reach it as values, never from elsewhere."""
+
+    rewriter: Rewriter
+    options: Options
+    is_inference: bool = False
+    strict: bool = False
+    """A rule that raises is an error instead of a skipped rewrite."""
+    tally: Tally = field(default_factory=Tally)
+
+    @property
+    def program(self) -> Program:
+        return self.rewriter.program
+
+    @property
+    def spent(self) -> bool:
+        """The limit of rewrites is reached; a pass that does not go through `replace` asks for itself."""
+        limit = self.rewriter.limit
+        return limit is not None and self.tally.fired.total() >= limit
+
+    def fired(self, what: str) -> None:
+        """Count a change made by a pass that is not made of rules."""
+        self.tally.fired[what] += 1
+
+    def declined(self, what: str, node: Node, reason: str) -> None:
+        self.tally.declines[what, node.name] = Decline(what, node.name, reason, source_line(node))
+
+    def replace(
+        self,
+        what: str,
+        old: Node | Sequence[Node],
+        make: Callable[[Emitter], Any],
+        before: Node | None = None,
+        covered: Sequence[Node] = (),
+        terms: Terms = PLAIN,
+    ) -> bool:
+        """Put what `make` builds where `old` stands, counted; where that is not right, the reason is kept instead."""
+        site = old if isinstance(old, Node) else old[0]
+        op = self.rewriter.emitter(before or site, what)
+        try:
+            self.rewriter.replace(old, make(op), op, covered, terms)
+        except Refused as refused:
+            op.discard()
+            self.declined(what, site, refused.reason)
+            return False
+        except Exception as error:
+            op.discard()
+            if self.strict:
+                raise RuleError(f"pass {self.rewriter.pass_name}, {what}: {error}\n  at {line(site)}") from error
+            self.declined(what, site, f"raised {type(error).__name__}: {error}")
+            self.tally.errors.append(f"{what} raised {type(error).__name__}: {error} at {site.name}")
+            return False
+        self.fired(what)
+        return True
+
+    def run_rules(self, rules: Sequence[Rule]) -> None:
+        """Run rules to a fixpoint, less those the user removed by name."""
+        kept = [r for r in rules if r.name not in self.options.remove_passes]
+        run_rules(self.rewriter, kept, strict=self.strict, tally=self.tally)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Subclass as a frozen dataclass: the docstring is the purpose, the fields are the options."""
+
+    name: ClassVar[str] = ""
+    default: ClassVar[bool] = True
+    """Runs unless removed; False: runs only if added by name."""
+    examples: ClassVar[list[Any]] = []
+    """For passes that are not made of rules; rules carry their own."""
+
+    @classmethod
+    def purpose(cls) -> str:
+        return (inspect.getdoc(cls) or "").partition("\n\n")[0].replace("\n", " ")
+
+    @classmethod
+    def option_fields(cls) -> dict[str, Any]:
+        """The pass's own options with their defaults."""
+        return {f.name: f.default for f in fields(cls)}
+
+    def rules(self) -> Sequence[Rule]:
+        return ()
+
+    def run(self, run: PassRun) -> None:
+        run.run_rules(self.rules())
+
+
+def pass_with_options(cls: type[Pass], options: Options) -> Pass:
+    """The pass with the values of its `pass_name.option` entries."""
+    prefix = f"{cls.name}."
+    given = {k[len(prefix) :]: v for k, v in options.pass_options.items() if k.startswith(prefix)}
+    return cls(**given)

@@ -1,0 +1,89 @@
+"""The passes as data: what `list_passes`, the command line and the documentation show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import UnknownName
+from ..pipeline import STAGES, Entry, Hook
+from ..rewrite.rule import Rule
+
+
+@dataclass(frozen=True)
+class RuleInfo:
+    """A rule as it is shown."""
+
+    name: str
+    formula: str
+    exact: bool
+    fires: tuple[str, ...]
+    """Programs on which it fires."""
+    declines: tuple[tuple[str, str], ...]
+    """Programs which it leaves alone, each with the reason."""
+
+
+@dataclass(frozen=True)
+class PassInfo:
+    """A step of the pipeline as it is shown."""
+
+    name: str
+    stage: str
+    step: int
+    default: bool
+    purpose: str
+    example: str = ""
+    """A program on which the pass fires."""
+    options: dict[str, Any] = field(default_factory=dict)
+    rules: tuple[RuleInfo, ...] = ()
+
+
+def list_passes(stage: str | None = None) -> list[PassInfo]:
+    """Every pass in the order in which it runs, those that run only when added after the others."""
+    if stage is not None and stage not in STAGES:
+        raise UnknownName("stage", stage, STAGES)
+    return [
+        _info(entry, name, step)
+        for name, entries in STAGES.items()
+        if stage in (None, name)
+        for step, entry in enumerate(entries, 1)
+    ]
+
+
+def _info(entry: Entry, stage: str, step: int) -> PassInfo:
+    if isinstance(entry, Hook):
+        return PassInfo(entry.name, stage, step, True, entry.purpose())
+    rules = entry().rules()
+    examples = [e for subject in (entry, *rules) for e in subject.examples if e.fires]
+    example = examples[0].source if examples else ""
+    shown = tuple(_rule_info(r) for r in rules)
+    return PassInfo(entry.name, stage, step, entry.default, entry.purpose(), example, entry.option_fields(), shown)
+
+
+def _rule_info(rule: Rule) -> RuleInfo:
+    fires = tuple(e.source for e in rule.examples if e.fires)
+    declines = tuple((e.source, e.because) for e in rule.examples if not e.fires)
+    return RuleInfo(rule.name, rule.formula(), rule.exact, fires, declines)
+
+
+def all_rules() -> dict[str, Rule]:
+    """Every rule of the pipeline by name."""
+    return {
+        rule.name: rule
+        for entries in STAGES.values()
+        for entry in entries
+        if not isinstance(entry, Hook)
+        for rule in entry().rules()
+    }
+
+
+def as_rule(rule: Rule | type[Rule] | str) -> Rule:
+    """A rule from itself, its class or its name."""
+    if isinstance(rule, Rule):
+        return rule
+    if isinstance(rule, str):
+        known = all_rules()
+        if rule not in known:
+            raise UnknownName("rule", rule, known)
+        return known[rule]
+    return rule()

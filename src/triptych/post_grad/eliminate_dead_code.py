@@ -1,0 +1,79 @@
+"""Drops what nobody uses and nothing can notice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from ..passes.base import Pass, PassRun
+from ..testing.examples import declines, fires
+
+VISIBLE_STREAM = "the draw advances a generator that later draws and the user see"
+
+
+def _unused_sum(x):
+    x.sum()
+    return x + 1
+
+
+def _unused_chain(x):
+    x.relu().sum().sqrt()
+    return x + 1
+
+
+def _written(x):
+    y = x.clone()
+    y.add_(1)
+    y[0] = 2
+    F.relu(y, inplace=True)
+    x.mul_(2)
+    return x.sum()
+
+
+def _unused_draw(x):
+    torch.rand_like(x)
+    return x + 1
+
+
+def _unused_attention(x):
+    F.scaled_dot_product_attention(x, x, x)
+    return x + 1
+
+
+def _checked(x):
+    torch._assert_async((x == x).all())
+    return x + 1
+
+
+@dataclass(frozen=True)
+class EliminateDeadCode(Pass):
+    """Drops values that nobody uses; writes, asserts, collectives and draws from torch's generators stay."""
+
+    name = "eliminate_dead_code"
+
+    def run(self, run: PassRun) -> None:
+        rewriter = run.rewriter
+        for node in reversed(list(run.program.graph.nodes)):
+            if node.users or node.op in ("placeholder", "output"):
+                continue
+            seen = run.program.aliasing.effects(node)
+            if not seen.pure:
+                if seen.random and not (seen.writes or seen.kept or seen.barrier):
+                    run.declined("drop_unused", node, VISIBLE_STREAM)
+                continue
+            if run.spent:
+                return
+            rewriter.erase(node)
+            run.fired("drop_unused")
+
+    examples = [
+        fires(_unused_sum, "f32[4]"),
+        fires(_unused_chain, "f32[4]"),
+        fires(_unused_attention, "f32[2, 4, 8]"),
+        declines(_written, "f32[4]", dialects=("torch",)),
+        declines(_unused_draw, "f32[4]", because="advances a generator"),
+        declines(_checked, "f32[4]", dialects=("torch",)),
+        declines(lambda x: x + 1, "f32[4]"),
+    ]

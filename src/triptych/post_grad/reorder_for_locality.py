@@ -1,0 +1,159 @@
+"""Brings a value next to where it is used: shorter lives, and neighbours that the code generator can fuse."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+from ..ir.facts import fact
+from ..passes.base import Pass, PassRun
+from ..testing.examples import declines, fires
+
+
+def _far(x, y):
+    a = x + 1
+    b = y * 2
+    c = b.sum()
+    return c + y, a.relu()
+
+
+def _far_pieces(x, y):
+    first, second = x.split(2)
+    b = (y * 2).sum()
+    return b + y, first + second
+
+
+def _over_a_write(x, y):
+    a = x + 1
+    x.mul_(2)
+    b = y * 2
+    return b + x, a.relu()
+
+
+def _over_a_draw(x, y):
+    a = torch.rand_like(x)
+    b = torch.rand_like(y)
+    return b + y, a + x
+
+
+@dataclass(frozen=True)
+class ReorderForLocality(Pass):
+    """In inference, moves a value down to just before its first use; never over a write of what it reads, a
+    region's border or a wait. Writes and random draws stay where they are."""
+
+    name = "reorder_for_locality"
+
+    def run(self, run: PassRun) -> None:
+        if not run.is_inference:
+            return
+        _Mover(run).walk()
+
+    examples = [
+        fires(_far, "f32[4]", "f32[4]"),
+        fires(_far_pieces, "f32[4]", "f32[4]"),
+        declines(_far, "f32[4]", "f32[4]", is_inference=False),
+        declines(_over_a_write, "f32[4]", "f32[4]", dialects=("torch",), because="written in between"),
+        declines(_over_a_draw, "f32[4]", "f32[4]"),
+        declines(lambda x: x.sin().cos(), "f32[4]"),
+    ]
+
+
+class _Mover:
+    """Visits nodes from the last to the first; every value waits for the earliest of its users."""
+
+    def __init__(self, run: PassRun) -> None:
+        self.run = run
+        self.nodes = list(run.program.graph.nodes)
+        self.place = {node: i for i, node in enumerate(self.nodes)}
+        """Where a node stands, counted in nodes that do not move; one that moved stands where its anchor does."""
+        self.origin = dict(self.place)
+        self.borders: list[int] = []
+        self.writes: dict[Node, list[int]] = {}
+        aliasing = run.program.aliasing
+        for i, node in enumerate(self.nodes):
+            seen = aliasing.effects(node)
+            if seen.barrier:
+                self.borders.append(i)
+            for memory in {aliasing.memory(n) for n in seen.writes}:
+                self.writes.setdefault(memory, []).append(i)
+        self.units: dict[Node, list[Node]] = {}
+        self.waiting: dict[Node, int] = {}
+        """How many users of a unit the walk has still to come by."""
+
+    def walk(self) -> None:
+        node = self.nodes[-1]
+        while node.op != "root":
+            self._bring_operands(node)
+            node = node.prev
+
+    def _bring_operands(self, user: Node) -> None:
+        """Operands line up before their user in the order in which they stand; the walk comes to them next."""
+        leaders = {_leader(operand) for operand in user.all_input_nodes} - {_leader(user)}
+        anchor = user
+        for leader in sorted(leaders, reverse=True):
+            unit = self._unit(leader)
+            self.waiting[leader] -= 1
+            if user.op == "output":  # what only leaves the graph gains nothing by leaving late
+                continue
+            if _line_up(unit, anchor) or (self.waiting[leader] == 0 and self._move(unit, anchor)):
+                anchor = leader
+
+    def _unit(self, leader: Node) -> list[Node]:
+        """What moves together: a value, or an operation of several results with the nodes that take them apart."""
+        if leader not in self.units:
+            unit = [leader, *sorted(u for u in leader.users if _takes_apart(u))]
+            self.units[leader] = unit
+            self.waiting[leader] = len({u for n in unit for u in n.users} - set(unit))
+        return self.units[leader]
+
+    def _move(self, unit: list[Node], anchor: Node) -> bool:
+        leader = unit[0]
+        if leader.op in ("placeholder", "get_attr") or "unbacked_bindings" in leader.meta or _takes_apart(leader):
+            return False
+        if not self.run.program.aliasing.effects(leader).pure or self.run.spent:
+            return False
+        if problem := self._obstacle(unit, anchor):
+            self.run.declined("move_down", leader, problem)
+            return False
+        for node in unit:
+            self.run.rewriter.move_before(node, anchor)
+            self.place[node] = self.place[anchor]
+        self.run.fired("move_down")
+        return True
+
+    def _obstacle(self, unit: list[Node], anchor: Node) -> str | None:
+        first, last = self.origin[unit[0]], self.place[anchor]
+        if _any_between(self.borders, first, last):
+            return "a region begins or ends, or a collective runs, in between"
+        if self.writes:
+            aliasing = self.run.program.aliasing
+            memories = {aliasing.memory(n) for n in (*unit, *unit[0].all_input_nodes)}
+            if any(_any_between(self.writes.get(m, ()), first, last) for m in memories):
+                return "memory that it reads is written in between"
+        return None
+
+
+def _takes_apart(node: Node) -> bool:
+    if node.op != "call_function" or node.target is not operator.getitem or not node.all_input_nodes:
+        return False
+    return not isinstance(fact(node.all_input_nodes[0]), torch.Tensor)
+
+
+def _leader(node: Node) -> Node:
+    return node.all_input_nodes[0] if _takes_apart(node) else node
+
+
+def _line_up(unit: list[Node], anchor: Node) -> bool:
+    """Already in place, one behind the other."""
+    return unit[-1].next is anchor and all(left.next is right for left, right in itertools.pairwise(unit))
+
+
+def _any_between(places: Sequence[int], first: int, last: int) -> bool:
+    at = bisect_right(places, first)
+    return at < len(places) and places[at] < last

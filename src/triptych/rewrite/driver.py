@@ -1,0 +1,145 @@
+"""Running rules over a graph: a worklist that revisits only what changed, with a limit and a named stop reason."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch.fx import Node
+
+from ..errors import RuleError
+from ..ir.text import line, source_line
+from ..match.matcher import Matcher
+from ..passes.record import Decline
+from .refusal import NotConcerned, Refused
+from .rewriter import Rewriter
+from .rule import CompiledRule, Match, Rule, compiled
+
+log = logging.getLogger("triptych")
+
+
+@dataclass
+class Tally:
+    """What a run of rules did."""
+
+    tried: int = 0
+    matched: int = 0
+    fired: Counter[str] = field(default_factory=Counter)
+    declines: dict[tuple[str, str], Decline] = field(default_factory=dict)
+    """The latest reason for each rule and node: a site looked at twice counts once."""
+    errors: list[str] = field(default_factory=list)
+    stop: str = "nothing to do"
+
+
+class RuleSet:
+    """Rules by the operation their pattern ends in."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.by_op: dict[str, list[CompiledRule]] = {}
+        self.anywhere: list[CompiledRule] = []
+        self.reach = 1
+        for rule in rules:
+            ready = compiled(rule)
+            self.reach = max(self.reach, ready.depth)
+            for op in ready.root_ops:
+                self.by_op.setdefault(op, []).append(ready)
+            if not ready.root_ops:
+                self.anywhere.append(ready)
+
+    def at(self, op: str) -> Sequence[CompiledRule]:
+        found = self.by_op.get(op)
+        return self.anywhere if found is None else [*found, *self.anywhere]
+
+
+def run_rules(rewriter: Rewriter, rules: Sequence[Rule], *, strict: bool = False, tally: Tally | None = None) -> Tally:
+    """Apply rules until nothing fires. `strict`: a rule that raises is an error, not a skipped rewrite."""
+    tally = tally or Tally()
+    ruleset = RuleSet(rules)
+    program = rewriter.program
+    matcher = Matcher(program)
+    work = deque(program.graph.nodes)
+    waiting = set(work)
+    limit = 10 * len(work) + 1000
+    visits = 0
+    while work:
+        node = work.popleft()
+        waiting.discard(node)
+        if node._erased:
+            continue
+        visits += 1
+        if visits > limit:
+            tally.stop = f"limit of {limit} visits: two rules may undo each other"
+            log.warning("%s: %s", rewriter.pass_name, tally.stop)
+            return tally
+        call = program.call(node)
+        if call is None:
+            continue
+        for rule in ruleset.at(call.op):
+            tally.tried += 1
+            if _apply(rewriter, matcher, rule, node, tally, strict):
+                for again in _neighbourhood(rewriter.touched, ruleset.reach):
+                    if again not in waiting:
+                        waiting.add(again)
+                        work.append(again)
+                break
+    if rewriter.limit is not None and rewriter.rewrites >= rewriter.limit:
+        tally.stop = "limit of rewrites"
+    elif tally.fired:
+        tally.stop = "fixpoint"
+    return tally
+
+
+def _neighbourhood(touched: list[Node], reach: int) -> list[Node]:
+    """Nodes a pattern could now match at: what changed and, as deep as patterns go, its users."""
+    seen = dict.fromkeys(n for n in touched if not n._erased)
+    edge = list(seen)
+    for _ in range(reach - 1):
+        edge = [u for n in edge for u in n.users if u not in seen]
+        seen.update(dict.fromkeys(edge))
+    return list(seen)
+
+
+def _apply(
+    rewriter: Rewriter, matcher: Matcher, rule: CompiledRule, node: Node, tally: Tally, strict: bool
+) -> bool:
+    declined: Decline | None = None
+    for found in matcher.find(rule.roots, node):
+        tally.matched += 1
+        match = Match(rewriter.program, found)
+        op = rewriter.emitter(max(found.roots), rule.name)
+        try:
+            rule.check(match)
+            rewriter.replace(found.roots, rule.rewrite(op, match), op, match.nodes, rule.rule)
+        except NotConcerned:
+            tally.matched -= 1
+            op.discard()
+            continue
+        except Refused as refused:
+            op.discard()
+            declined = declined or Decline(rule.name, node.name, refused.reason, source_line(node))
+            continue
+        except Exception as error:
+            op.discard()
+            if strict:
+                raise RuleError(
+                    f"pass {rewriter.pass_name}, rule {rule.name}: {type(error).__name__}: {error}\n  at {line(node)}"
+                ) from error
+            _report_failure(rewriter, rule, node, error, tally)
+            declined = Decline(rule.name, node.name, f"raised {type(error).__name__}: {error}", source_line(node))
+            break
+        tally.fired[rule.name] += 1
+        tally.declines.pop((rule.name, node.name), None)
+        return True
+    if declined is not None:
+        tally.declines[rule.name, node.name] = declined
+    return False
+
+
+def _report_failure(rewriter: Rewriter, rule: CompiledRule, node: Node, error: Exception, tally: Tally) -> None:
+    message = f"rule {rule.name} raised {type(error).__name__}: {error} at {node.name}"
+    log.warning("%s: %s; that rewrite was left out", rewriter.pass_name, message)
+    log.debug("%s", traceback.format_exc())
+    tally.errors.append(f"{message}\n{traceback.format_exc()}")

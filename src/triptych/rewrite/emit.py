@@ -1,0 +1,238 @@
+"""Writing operations: a canonical call in the dialect of the graph it goes into.
+
+`op.reshape(x, [4, 8])` becomes `torch.reshape(x, [4, 8])` in a torch-level graph and `aten.view` (or a copy and
+`aten._unsafe_view`, where the memory cannot be viewed so) in an ATen graph.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.fx import Node
+
+from .. import _private
+from ..errors import UnknownName
+from ..ir.calls import op_parameters
+from ..ir.facts import fact, set_fact
+from ..ir.program import ATEN, Program, Value
+from ..ir.schema import REQUIRED, overloads
+from ..ir.text import RULE
+from ..match.pattern import known_operations
+from .forms import PYTHON_OPERATORS, special_form
+from .refusal import Refused
+
+aten = torch.ops.aten
+
+STALE_META = ("val", "example_value", "tensor_meta", "unbacked_bindings", "eager_input_vals", "arg_kwarg_vals")
+"""What a node knows of its own value: a new node computes its own."""
+
+AS_TENSOR_OVERLOAD = frozenset("add sub mul div maximum minimum".split())
+"""AOTAutograd writes a number operand of these into the `.Tensor` overload; so do we."""
+
+
+class Emitter:
+    """`op` in a rewrite: calling an operation by name puts a node of it into the graph."""
+
+    def __init__(self, program: Program, anchor: Node, rule: str) -> None:
+        self.program = program
+        self.anchor = anchor
+        self.rule = rule
+        self.made: list[Node] = []
+
+    def __getattr__(self, name: str) -> Callable[..., Value]:
+        params = op_parameters(name)
+        if not params:
+            raise UnknownName("operation", name, known_operations())
+
+        def build(*args: Any, **kwargs: Any) -> Value:
+            bound = {**dict(zip(params, args)), **kwargs}
+            for key in kwargs:
+                if key not in params:
+                    raise UnknownName(f"parameter of {name}", key, params)
+            plain = {k: self._plain(v) for k, v in bound.items() if not (v is None and params[k] is None)}
+            form = special_form(self.program.dialect, name)
+            if form is not None:
+                return form(self, plain)
+            return self.aten(name, plain) if self.program.dialect == ATEN else self._torch(name, plain)
+
+        return build
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> Value:
+        """A node for one particular function: for operations that have no name of their own here."""
+        return self.node("call_function", target, self._plain(args), self._plain(kwargs))
+
+    def attribute(self, path: str) -> Node:
+        """A tensor of the graph's module, such as a parameter: the node that is there already, or a new one."""
+        for node in self.program.graph.find_nodes(op="get_attr", target=path):
+            if node < self.anchor:
+                return node
+        return self.node("get_attr", path, (), {}).node
+
+    def again(self, node: Node, operands: Mapping[Node, Node]) -> Value:
+        """The call a node makes, in its own words and with its own source line, on other operands."""
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: operands.get(n, n))
+        value = self.node(node.op, node.target, args, kwargs)
+        value.node.meta |= {k: v for k, v in node.meta.items() if k not in (*STALE_META, RULE)}
+        return value
+
+    # ---- making nodes ----
+
+    def _plain(self, value: Any) -> Any:
+        """Nodes for values, and for symbolic sizes the nodes that compute them."""
+        if isinstance(value, Value):
+            return value.node
+        if isinstance(value, (list, torch.Size)):
+            return [self._plain(v) for v in value]
+        if isinstance(value, tuple):
+            return tuple(self._plain(v) for v in value)
+        if isinstance(value, dict):
+            return {k: self._plain(v) for k, v in value.items()}
+        if isinstance(value, torch.SymInt):
+            return self._size_node(value)
+        return value
+
+    def _size_node(self, size: torch.SymInt) -> Any:
+        if size.node.is_constant():
+            return int(size)
+        return self._expression(size.node.expr)
+
+    def _expression(self, expr: Any) -> Any:
+        """A node that computes a symbolic size: one of the graph, else arithmetic on such."""
+        if expr.is_Integer:
+            return int(expr)
+        for node, dim in self.program.size_sources(expr):
+            if node._erased or not node < self.anchor:
+                continue
+            if dim is None:
+                return node
+            if self.program.dialect == ATEN:
+                return self.node("call_function", aten.sym_size.int, (node, dim), {}).node
+            return self.node("call_method", "size", (node, dim), {}).node
+        if expr.is_Add or expr.is_Mul:
+            parts = [self._expression(part) for part in expr.args]
+            combine = operator.add if expr.is_Add else operator.mul
+            return functools.reduce(lambda a, b: self.node("call_function", combine, (a, b), {}).node, parts)
+        raise Refused(f"no node computes the size {expr}")
+
+    def node(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
+        graph = self.program.graph
+        with graph.inserting_before(self.anchor):
+            node = graph.create_node(kind, target, args, kwargs)
+        self.made.append(node)
+        node.meta = {k: v for k, v in self.anchor.meta.items() if k not in STALE_META}
+        node.meta[RULE] = self.rule
+        value = self.compute(node)
+        if value is not None:
+            set_fact(node, value, self.program.fact_key)
+        self.program.added(node)
+        return Value(self.program, node)
+
+    def compute(self, node: Node) -> Any:
+        """The value of a node on the facts of its operands; None where one of them is unknown."""
+        if node.op == "get_attr":
+            return self.program.attribute_fact(str(node.target))
+        unknown = False
+
+        def known_value(n: Node) -> Any:
+            nonlocal unknown
+            value = fact(n)
+            unknown |= value is None
+            return value
+
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), known_value)
+        if unknown:
+            return None
+        with self.program.computing(node):
+            if node.op == "call_method":
+                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def drop_last(self) -> None:
+        """Take the newest node back: it could not be computed, another form is tried."""
+        node = self.made.pop()
+        self.program.erased(node)
+        self.program.graph.erase_node(node)
+
+    def discard(self) -> None:
+        """Take everything back."""
+        while self.made:
+            self.drop_last()
+
+    # ---- the two dialects ----
+
+    def _torch(self, name: str, bound: dict[str, Any]) -> Value:
+        if _number_first(bound):
+            if name in ("add", "mul") and set(bound) == {"self", "other"}:
+                bound = {"self": bound["other"], "other": bound["self"]}
+            elif name in PYTHON_OPERATORS and len(bound) == 2:
+                return self.node("call_function", PYTHON_OPERATORS[name], tuple(bound.values()), {})
+        dim = bound.get("dim")
+        if isinstance(dim, list) and len(dim) == 1:
+            bound = {**bound, "dim": dim[0]}
+        if name.endswith("_") and hasattr(torch.Tensor, name):
+            return self.node("call_method", name, *_split_arguments(name, bound))
+        target = next((f for m in (F, torch) if name in TORCH_HOMES.get(m, ()) and (f := getattr(m, name, None))), None)
+        target = target or getattr(torch, name, None) or getattr(F, name, None)
+        args, kwargs = _split_arguments(name, bound)
+        if target is not None:
+            return self.node("call_function", target, args, kwargs)
+        if hasattr(torch.Tensor, name):
+            return self.node("call_method", name, args, kwargs)
+        return self.aten(name, bound)
+
+    def aten(self, name: str, bound: dict[str, Any]) -> Value:
+        packets = overloads(name)
+        if not packets and "." in name:
+            namespace, _, rest = name.partition(".")
+            packet = getattr(getattr(torch.ops, namespace), rest)
+            return self.node("call_function", packet.default, *_split_arguments(name, bound))
+        if name in AS_TENSOR_OVERLOAD and isinstance(bound.get("self"), Node):
+            packets = tuple(s for s in packets if s.overload._overloadname == "Tensor") + packets
+        for sig in packets:
+            if sig.mutates or set(bound) - set(sig.by_name):
+                continue
+            as_tensor = name in AS_TENSOR_OVERLOAD and sig.overload._overloadname == "Tensor"
+            if sig.bind((), bound, check=not as_tensor) is None:
+                continue
+            if _private.is_composite(sig.overload) and not self.program.has_composites:
+                continue
+            args = tuple(bound[p.name] for p in sig.params if not p.keyword_only and p.name in bound)
+            gap = [p.name in bound for p in sig.params if not p.keyword_only]
+            if gap != sorted(gap, reverse=True):  # an argument left out before one that is given
+                first = gap.index(False)
+                names = [p.name for p in sig.params if not p.keyword_only]
+                args, rest = args[:first], {n: bound[n] for n in names[first:] if n in bound}
+            else:
+                rest = {}
+            rest |= {p.name: bound[p.name] for p in sig.params if p.keyword_only and p.name in bound}
+            return self.node("call_function", sig.overload, args, rest)
+        raise Refused(f"{name} has no form in an ATen graph for these arguments")
+
+
+TORCH_HOMES: dict[Any, frozenset[str]] = {
+    F: frozenset("relu gelu silu linear layer_norm softmax log_softmax scaled_dot_product_attention".split())
+}
+
+
+def _number_first(bound: dict[str, Any]) -> bool:
+    return not isinstance(bound.get("self"), Node) and any(isinstance(v, Node) for v in bound.values())
+
+
+def _split_arguments(name: str, bound: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What must be given goes by position, the rest by keyword: the one agreed way."""
+    params = op_parameters(name)
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for key, default in params.items():
+        if key not in bound:
+            continue
+        if default is REQUIRED and not kwargs:
+            args.append(bound[key])
+        else:
+            kwargs[key] = bound[key]
+    return tuple(args), kwargs

@@ -1,0 +1,184 @@
+"""Operations whose form in a dialect is not simply a function of the same name."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch.fx import Node
+
+from ..ir.facts import fact, known
+from ..ir.program import ATEN, Value
+from .refusal import Refused
+
+if TYPE_CHECKING:
+    from .emit import Emitter
+
+aten = torch.ops.aten
+
+Form = Callable[["Emitter", dict[str, Any]], Value]
+
+
+def _function(target: Any) -> Form:
+    return lambda op, a: op.node("call_function", target, tuple(a.values()), {})
+
+
+def _method(name: str, spread: str | None = None) -> Form:
+    def form(op: Emitter, a: dict[str, Any]) -> Value:
+        rest = {k: v for k, v in a.items() if k not in ("self", spread)}
+        spread_args = tuple(a[spread]) if spread else ()
+        return op.node("call_method", name, (a["self"], *spread_args), rest)
+
+    return form
+
+
+def _torch_to(op: Emitter, a: dict[str, Any]) -> Value:
+    rest = {k: v for k, v in a.items() if k not in ("self", "layout", "pin_memory")}
+    if set(rest) == {"dtype"}:
+        return op.node("call_method", "to", (a["self"], rest["dtype"]), {})
+    return op.node("call_method", "to", (a["self"],), rest)
+
+
+def _torch_slice(op: Emitter, a: dict[str, Any]) -> Value:
+    dim = a.get("dim", 0)
+    index = (slice(None),) * dim + (slice(a.get("start") or None, a.get("end"), None if a.get("step", 1) == 1 else a["step"]),)
+    return op.node("call_function", operator.getitem, (a["self"], index if dim else index[0]), {})
+
+
+def _torch_batch_norm(op: Emitter, a: dict[str, Any]) -> Value:
+    if "cudnn_enabled" in a:
+        raise Refused("batch_norm as a function of torch has no such argument")
+    first = (a["input"], a.get("running_mean"), a.get("running_var"))
+    plain = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
+    return op.node("call_function", F.batch_norm, first, {k: a[k] for k, v in plain.items() if k in a and a[k] != v})
+
+
+def _torch_dropout(op: Emitter, a: dict[str, Any]) -> Value:
+    return op.node("call_function", F.dropout, (a["input"],), {"p": a["p"], "training": a["train"]})
+
+
+def _torch_squeeze(op: Emitter, a: dict[str, Any]) -> Value:
+    dim = a.get("dim")
+    kwargs = {} if dim is None else {"dim": dim[0] if len(dim) == 1 else tuple(dim)}
+    return op.node("call_function", torch.squeeze, (a["self"],), kwargs)
+
+
+def _torch_split(op: Emitter, a: dict[str, Any]) -> Value:
+    dim = {"dim": a["dim"]} if a.get("dim", 0) else {}
+    return op.node("call_function", torch.split, (a["self"], list(a["sizes"])), dim)
+
+
+TORCH_FORMS: dict[str, Form] = {
+    "to": _torch_to,
+    "expand": _method("expand", spread="size"),
+    "contiguous": _method("contiguous"),
+    "slice": _torch_slice,
+    "dropout": _torch_dropout,
+    "squeeze": _torch_squeeze,
+    "split": _torch_split,
+    "batch_norm": _torch_batch_norm,
+    "einsum": lambda op, a: op.node("call_function", torch.einsum, (a["equation"], *a["tensors"]), {}),
+    "rdiv": lambda op, a: op.node("call_function", operator.truediv, (a["other"], a["self"]), {}),
+    "getitem": _function(operator.getitem),
+    "tensor_getitem": _function(operator.getitem),
+}
+
+
+def _aten_getitem(op: Emitter, a: dict[str, Any]) -> Value:
+    return op.node("call_function", operator.getitem, (a["self"], a["index"]), {})
+
+
+def _aten_to(op: Emitter, a: dict[str, Any]) -> Value:
+    rest = {k: v for k, v in a.items() if k not in ("self", "copy")}
+    if set(rest) == {"dtype"}:
+        return op.node("call_function", torch.ops.prims.convert_element_type.default, (a["self"], rest["dtype"]), {})
+    return op.node("call_function", aten._to_copy.default, (a["self"],), rest)
+
+
+def _aten_reshape(op: Emitter, a: dict[str, Any]) -> Value:
+    shape = list(a["shape"])
+    try:
+        return op.node("call_function", aten.view.default, (a["self"], shape), {})
+    except RuntimeError:  # the memory cannot be seen in this shape
+        op.drop_last()
+        copy = op.node("call_function", aten.clone.default, (a["self"],), {"memory_format": torch.contiguous_format})
+        return op.node("call_function", aten._unsafe_view.default, (copy.node, shape), {})
+
+
+def _aten_matmul(op: Emitter, a: dict[str, Any]) -> Value:
+    left, right = fact(a["self"]), fact(a["other"])
+    if left is None or right is None:
+        raise Refused("matmul of values of unknown rank")
+    if left.dim() == 2 and right.dim() == 2:
+        return op.node("call_function", aten.mm.default, (a["self"], a["other"]), {})
+    if left.dim() == 3 and right.dim() == 3 and known(left.shape[0] == right.shape[0]):
+        return op.node("call_function", aten.bmm.default, (a["self"], a["other"]), {})
+    raise Refused(f"no single ATen product of ranks {left.dim()} and {right.dim()}")
+
+
+def _aten_softmax(target: Any) -> Form:
+    def form(op: Emitter, a: dict[str, Any]) -> Value:
+        x = a["self"]
+        if a.get("dtype") is not None and a["dtype"] != fact(x).dtype:
+            x = _aten_to(op, {"self": x, "dtype": a["dtype"]}).node
+        return op.node("call_function", target, (x, a["dim"], False), {})
+
+    return form
+
+
+def _aten_split(op: Emitter, a: dict[str, Any]) -> Value:
+    return op.node("call_function", aten.split_with_sizes.default, (a["self"], list(a["sizes"]), a.get("dim", 0)), {})
+
+
+def _aten_squeeze(op: Emitter, a: dict[str, Any]) -> Value:
+    if "dim" not in a:
+        return op.node("call_function", aten.squeeze.default, (a["self"],), {})
+    return op.node("call_function", aten.squeeze.dims, (a["self"], list(a["dim"])), {})
+
+
+def _aten_slice(op: Emitter, a: dict[str, Any]) -> Value:
+    end = a.get("end")
+    bounds = (a.get("dim", 0), a.get("start", 0), sys.maxsize if end is None else end, a.get("step", 1))
+    return op.node("call_function", aten.slice.Tensor, (a["self"], *bounds), {})
+
+
+def _aten_sub(op: Emitter, a: dict[str, Any]) -> Value:
+    if isinstance(a["self"], Node):
+        return op.aten("sub", a)
+    return op.node("call_function", aten.rsub.Scalar, (a["other"], a["self"]), {})
+
+
+def _aten_mul(op: Emitter, a: dict[str, Any]) -> Value:
+    if not isinstance(a["self"], Node):
+        a = {"self": a["other"], "other": a["self"]}
+    return op.aten("mul", a)
+
+
+ATEN_FORMS: dict[str, Form] = {
+    "getitem": _aten_getitem,
+    "to": _aten_to,
+    "reshape": _aten_reshape,
+    "matmul": _aten_matmul,
+    "softmax": _aten_softmax(aten._softmax.default),
+    "log_softmax": _aten_softmax(aten._log_softmax.default),
+    "split": _aten_split,
+    "squeeze": _aten_squeeze,
+    "slice": _aten_slice,
+    "sub": _aten_sub,
+    "mul": _aten_mul,
+}
+
+
+PYTHON_OPERATORS = {
+    "sub": operator.sub, "pow": operator.pow, "remainder": operator.mod, "floor_divide": operator.floordiv,
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
+}  # fmt: skip
+"""How a torch-level graph writes `2 - x`, a number before a tensor: most functions take the tensor first."""
+
+
+def special_form(dialect: str, name: str) -> Form | None:
+    return (ATEN_FORMS if dialect == ATEN else TORCH_FORMS).get(name)

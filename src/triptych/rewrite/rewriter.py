@@ -1,0 +1,302 @@
+"""The only thing that edits graphs.
+
+It checks that a replacement is as good as what it replaces (shape, dtype, device, strides, memory sharing, order of
+writes and random draws) and takes a rewrite back whole if it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch.fx import Node
+
+from ..ir.effects import Effects, node_operands
+from ..ir.facts import difference, fact, sharing, storage
+from ..ir.program import ATEN, Program, Value
+from ..ir.text import RULE
+from ..ir.traits import is_gemm, is_pointwise
+from .emit import Emitter
+from .refusal import Refused
+from .spelling import Spelling
+
+
+class Terms(Protocol):
+    """What a rewrite says of itself; rules say it as class attributes."""
+
+    takes_random: bool
+    without_facts: bool
+    returns_operand: bool
+    keeps_strides: bool
+
+
+@dataclass(frozen=True)
+class PlainTerms:
+    """No random draws, all facts known, strides as they were."""
+
+    takes_random: bool = False
+    without_facts: bool = False
+    returns_operand: bool = False
+    keeps_strides: bool = True
+
+
+PLAIN = PlainTerms()
+
+
+class Rewriter:
+    """Edits one program; everything it does is counted, and a limit stops it (for bisection)."""
+
+    def __init__(self, program: Program, pass_name: str = "", limit: int | None = None) -> None:
+        self.program = program
+        self.pass_name = pass_name
+        self.limit = limit
+        self.rewrites = 0
+        self.touched: list[Node] = []
+        """Nodes made or given other operands by the last rewrite: what a worklist looks at again."""
+
+    # ---- rewriting ----
+
+    def emitter(self, before: Node, rule: str = "") -> Emitter:
+        return Emitter(self.program, before, rule or self.pass_name)
+
+    def replace(
+        self, old: Node | Sequence[Node], new: Any, op: Emitter, covered: Iterable[Node] = (), terms: Terms = PLAIN
+    ) -> None:
+        """Put `new` where `old` stands, if that is right; raises Refused and changes nothing if it is not.
+
+        `covered` are the nodes whose work the new value does; those nobody uses any more are erased.
+        """
+        olds = [old] if isinstance(old, Node) else list(old)
+        covered = tuple(dict.fromkeys((*olds, *covered)))
+        try:
+            self._check_limit()
+            made = self.require_sound(olds, new, op, covered, terms)
+        except Exception:
+            op.discard()
+            raise
+        self.rewrites += 1
+        self.touched = list(op.made)
+        for was, now in zip(olds, made):
+            self._swap(was, now)
+        self._erase_unused((*covered, *op.made), terms.takes_random)
+
+    def require_sound(
+        self, olds: Sequence[Node], new: Any, op: Emitter, covered: tuple[Node, ...], terms: Terms
+    ) -> list[Node]:
+        """The nodes to put in place, if the rewrite keeps the program's meaning; raises Refused if not."""
+        news = list(new) if isinstance(new, (tuple, list)) else [new]
+        if len(olds) != len(news):
+            raise Refused(f"{len(olds)} values replaced by {len(news)}")
+        made = [self._node_of(n) for n in news]
+        self._check_order(olds, made, covered, op, terms)
+        for was, now in zip(olds, made):
+            if terms.returns_operand:
+                continue
+            self._check_value(was, now, terms)
+            self._check_memory(was, now, now in op.made)
+            if now not in op.made:
+                self._check_identity(was, now)
+        return made
+
+    def respell(self, node: Node, spelling: Spelling) -> None:
+        """Write the same call another way; the node, its name and its place stay.
+
+        What it makes is computed anew and must be what was known: in shape, dtype, strides, and in what memory it
+        shares with its operands. Raises Refused and changes nothing if it is not.
+        """
+        self._check_limit()
+        before = Spelling.of(node)
+        seen = self.program.aliasing.effects(node)
+        _write(node, spelling)
+        try:
+            self._check_respelled(node, before, seen)
+        except Exception:
+            _write(node, before)
+            raise
+        self.rewrites += 1
+        if not before.same_function(spelling):
+            node.meta[RULE] = self.pass_name
+        self.program.respelled(node)
+        self.touched = [node]
+
+    def erase(self, node: Node) -> None:
+        """Remove a node that nobody uses."""
+        if node.users:
+            raise Refused(f"{node.name} is used")
+        self.program.erased(node)
+        operands = set(node.all_input_nodes)
+        self.program.graph.erase_node(node)
+        self.touched.extend(operands)
+
+    def move_before(self, node: Node, anchor: Node) -> None:
+        """Move a node; that this is right is the caller's to know (see `may_move`)."""
+        anchor.prepend(node)
+
+    def set_arguments(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any = None) -> None:
+        """Another spelling of the same call; nothing is computed, for what it makes is what it made."""
+        node.args, node.kwargs = args, kwargs
+        if target is not None:
+            node.target = target
+            node.meta[RULE] = self.pass_name
+            self.program.aliasing.refresh(node)
+        self.program.changed(node)
+        self.touched.append(node)
+
+    def effect_free(self, node: Node) -> bool:
+        return node.op not in ("placeholder", "output") and self.program.aliasing.effects(node).pure
+
+    # ---- what must hold ----
+
+    def _check_limit(self) -> None:
+        if self.limit is not None and self.rewrites >= self.limit:
+            raise Refused("the limit of rewrites is reached")
+
+    def _check_respelled(self, node: Node, before: Spelling, seen: Effects) -> None:
+        old = fact(node)
+        if old is None or seen.writes or seen.barrier:
+            return  # nothing to compare with, or computing it would change the facts themselves
+        try:
+            new = self.emitter(node).compute(node)
+        except Exception as error:
+            raise Refused(f"cannot be written so: {type(error).__name__}") from error
+        if new is None:
+            return
+        if problem := difference(old, new):
+            raise Refused(problem)
+        operands = [fact(n) for n in node_operands((before.args, before.kwargs))]
+        if sharing(old, operands) != sharing(new, operands):
+            raise Refused("would share other memory than before")
+
+    def _node_of(self, value: Any) -> Node:
+        if isinstance(value, Value):
+            return value.node
+        if isinstance(value, Node):
+            return value
+        raise Refused(f"a rewrite must return values of the graph, not {type(value).__name__}")
+
+    def _check_order(
+        self, olds: Sequence[Node], made: list[Node], covered: tuple[Node, ...], op: Emitter, terms: Terms
+    ) -> None:
+        """Nothing between the first covered node and the place of the new ones may write what they read."""
+        aliasing = self.program.aliasing
+        for node in covered:
+            seen = aliasing.effects(node)
+            if seen.writes or seen.kept or seen.barrier:
+                raise Refused(f"{node.name} has effects of its own")
+            if seen.random and not terms.takes_random:
+                raise Refused(f"{node.name} draws random numbers")
+        place = op.anchor
+        first = min(covered)
+        if barrier := aliasing.barrier_between(first, place):
+            raise Refused(f"{barrier.name} stands between the matched nodes")
+        if aliasing.any_write:
+            read = {n for c in covered for n in node_operands((c.args, c.kwargs))} | set(covered) | set(made)
+            if writer := aliasing.written_between(read, first, place):
+                raise Refused(f"{writer.name} writes a matched value in between")
+        for user in (u for o in olds for u in o.users):
+            if user < place and user not in covered:
+                raise Refused(f"{user.name} uses the value before the replacement can stand")
+
+    def _check_value(self, was: Node, now: Node, terms: Terms) -> None:
+        old, new = fact(was), fact(now)
+        if old is None or new is None:
+            if not terms.without_facts:
+                raise Refused("shape and dtype are not known")
+            if not self._strides_unseen(was, lambda op: is_pointwise(op) or is_gemm(op)):
+                raise Refused("strides are not known and could be seen")
+            return
+        if problem := difference(old, new, strides=False):
+            raise Refused(problem)
+        problem = difference(old, new)
+        if problem and (terms.keeps_strides or not self._strides_unseen(was, is_gemm)):
+            raise Refused(problem)
+
+    def _strides_unseen(self, node: Node, users: Callable[[str], bool]) -> bool:
+        """Is every user an operation of that kind, whose result does not tell how this operand lies in memory?"""
+        calls = [self.program.call(user) for user in node.users]
+        return all(call is not None and users(call.op) for call in calls)
+
+    def _check_memory(self, was: Node, now: Node, is_new: bool) -> None:
+        """No new sharing of memory that a write or a caller could notice, and none lost."""
+        aliasing = self.program.aliasing
+        if aliasing.same(was, now) and self._same_storage(was, now):
+            return
+        if is_new and aliasing.is_fresh(was) and aliasing.is_fresh(now):
+            return  # one new tensor for another: later writes and views follow it
+        if aliasing.written(was) or aliasing.written(now):
+            raise Refused("memory of the value is written")
+        was_shares = aliasing.is_input(was)
+        now_leaves = aliasing.is_input(now) or aliasing.is_output(now)
+        if aliasing.is_output(was) and (now_leaves or was_shares or self._returned_beside(was)):
+            raise Refused("the value leaves the graph, and would share other memory than before")
+
+    def _returned_beside(self, was: Node) -> bool:
+        """Is memory of the value also returned by a way that does not go through it?"""
+        aliasing = self.program.aliasing
+        through, seen = 0, {was}
+        work = [was]
+        while work:
+            node = work.pop()
+            for user in node.users:
+                if user.op == "output":
+                    through += sum(n is node for n in node_operands(user.args))
+                elif user not in seen and node in aliasing.effects(user).aliases:
+                    seen.add(user)
+                    work.append(user)
+        return through < aliasing.output_uses(was)
+
+    def _check_identity(self, was: Node, now: Node) -> None:
+        """Where a value that was there already takes the place of another: is the difference seen from outside?
+
+        Two tensors the caller gets stay two, and a view of an input is not the input: `y.unsqueeze_(0)` on one of
+        them, after the call, must not show in the other. And `y = x * 1` under `no_grad`, used after it, cuts the
+        gradient; x in its place would not.
+        """
+        value = fact(was)
+        if value is not None and value is fact(now):
+            return  # `x.contiguous()` of a contiguous x is x
+        if (now.op in ("placeholder", "get_attr") or _is_returned(now)) and _is_returned(was):
+            raise Refused(f"the value is returned, and would be the very tensor {now.name}")
+        if self.program.dialect == ATEN:
+            return
+        for user in was.users:
+            if barrier := self.program.aliasing.barrier_between(was, user):
+                raise Refused(f"the value is used beyond {barrier.name}")
+
+    def _same_storage(self, was: Node, now: Node) -> bool:
+        """`reshape` and its like may copy: at the torch level the facts tell whether they did."""
+        old, new = storage(fact(was)), storage(fact(now))
+        return self.program.dialect == ATEN or old is None or new is None or old == new
+
+    # ---- the edit itself ----
+
+    def _swap(self, was: Node, now: Node) -> None:
+        users = list(was.users)
+        was.replace_all_uses_with(now, propagate_meta=False)
+        aliasing = self.program.aliasing
+        for user in users:
+            self.program.changed(user)
+            if user.op == "output":
+                aliasing.output_replaced(was, now)
+            elif aliasing.effects(user).aliases or aliasing.effects(user).writes:
+                aliasing.refresh(user)
+        self.touched.extend(users)
+
+    def _erase_unused(self, covered: Iterable[Node], takes_random: bool) -> None:
+        """Covered nodes, latest first, that the rewrite left without users."""
+        for node in sorted(covered, reverse=True):
+            if node.users or node._erased or node.op in ("placeholder", "output"):
+                continue
+            seen = self.program.aliasing.effects(node)
+            if seen.pure or (takes_random and not (seen.writes or seen.kept or seen.barrier)):
+                self.erase(node)
+
+
+def _write(node: Node, spelling: Spelling) -> None:
+    node.op, node.target = spelling.kind, spelling.target
+    node.args, node.kwargs = spelling.args, dict(spelling.kwargs)
+
+
+def _is_returned(node: Node) -> bool:
+    return any(user.op == "output" for user in node.users)

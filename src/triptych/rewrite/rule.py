@@ -1,0 +1,174 @@
+"""A rule: a formula, a pattern, a check, a rewrite, and examples of where it fires and where it declines."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch.fx import Node
+
+from ..errors import TriptychError
+from ..ir.program import Program, Value
+from ..match.matcher import Found
+from ..match.pattern import Pattern, build_pattern
+from .refusal import NotConcerned, Refused
+
+
+class Match:
+    """What a pattern found, as `check` and `rewrite` see it."""
+
+    def __init__(self, program: Program, found: Found) -> None:
+        self.program = program
+        self.nodes = found.nodes
+        self.roots = tuple(Value(program, n) for n in found.roots)
+        self.captures = {k: _as_value(program, v) for k, v in found.bindings.items()}
+
+    @property
+    def root(self) -> Value:
+        """The value that the rewrite replaces."""
+        return self.roots[0]
+
+    def require(self, condition: Any, reason: str) -> None:
+        """Leave this site alone, for that reason, unless the condition holds."""
+        if not condition:
+            raise Refused(reason)
+
+    def applies(self, condition: Any, reason: str = "") -> None:
+        """What the pattern cannot say by its form ("to the same shape"); without it this is no match."""
+        if not condition:
+            raise NotConcerned(reason)
+
+    def cover(self, nodes: Iterable[Node]) -> None:
+        """More nodes whose work the rewrite does: found by `check` itself, beyond the pattern."""
+        self.nodes = tuple(dict.fromkeys((*self.nodes, *nodes)))
+
+    def __getitem__(self, name: str) -> Any:
+        return self.captures.get(name)
+
+
+def _as_value(program: Program, raw: Any) -> Any:
+    if isinstance(raw, Node):
+        return Value(program, raw)
+    if isinstance(raw, (list, tuple)):
+        return type(raw)(_as_value(program, r) for r in raw) if type(raw) in (list, tuple) else tuple(raw)
+    return raw
+
+
+class Rule:
+    """Subclass this, with a docstring whose first line is the formula.
+
+    `pattern(self, op, x, ...)` names operations; `check(self, m, x, ...)` says what must hold with `m.require`;
+    `rewrite(self, op, x, ...)` builds what stands there instead and returns it.
+    """
+
+    exact: ClassVar[bool] = True
+    """Bit for bit the same result; False where rounding may differ, and the formula says so."""
+    interior_may_be_used: ClassVar[bool] = False
+    """Fires although an inner value of the pattern is used elsewhere too (it then stays)."""
+    mixed_dtypes: ClassVar[bool] = False
+    """Captured tensors may be of several dtypes."""
+    takes_random: ClassVar[bool] = False
+    """The pattern covers random draws, and the rewrite keeps their meaning."""
+    without_facts: ClassVar[bool] = False
+    """Right even where shapes and dtypes are unknown: the rewrite keeps both by its form."""
+    returns_operand: ClassVar[bool] = False
+    """What is dropped hands back its very operand (`nn.Identity`): nothing about the value differs, known or not."""
+    keeps_strides: ClassVar[bool] = True
+    """False: the result may lie otherwise in memory where nobody can see it."""
+    examples: ClassVar[list[Any]] = []
+
+    @classmethod
+    def rule_name(cls) -> str:
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls.__name__).lower()
+
+    @property
+    def name(self) -> str:
+        return self.rule_name()
+
+    @classmethod
+    def formula(cls) -> str:
+        return (inspect.getdoc(cls) or "").partition("\n")[0]
+
+    if TYPE_CHECKING:  # every rule has captures of its own
+        pattern: Callable[..., Any]
+        check: Callable[..., None]
+        rewrite: Callable[..., Any]
+    else:
+
+        def pattern(self, op):
+            raise TriptychError(f"{type(self).__name__} has no pattern")
+
+        def check(self, m):
+            """Nothing beyond the pattern, unless a rule says so."""
+
+        def rewrite(self, op):
+            raise TriptychError(f"{type(self).__name__} has no rewrite")
+
+
+class CompiledRule:
+    """A rule made ready once: its pattern, the operations it can end in, and who wants which capture."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.roots: tuple[Pattern, ...] = build_pattern(rule.pattern)
+        self.root_ops = self.roots[0].root_ops()
+        self.depth = max(r.depth() for r in self.roots)
+        known = set().union(*(r.captures() for r in self.roots))
+        self._check = _wanted(rule.check, known)
+        self._rewrite = _wanted(rule.rewrite, known)
+
+    @property
+    def name(self) -> str:
+        return self.rule.name
+
+    def check(self, match: Match) -> None:
+        self._default_checks(match)
+        self.rule.check(match, **_given(self._check, match.captures))
+
+    def rewrite(self, op: Any, match: Match) -> tuple[Any, ...]:
+        extra = {"m": match} if "m" in self._rewrite else {}
+        made = self.rule.rewrite(op, **_given(self._rewrite - {"m"}, match.captures), **extra)
+        return made if isinstance(made, tuple) else (made,)
+
+    def _default_checks(self, match: Match) -> None:
+        rule = self.rule
+        if not rule.interior_may_be_used:
+            inside = set(match.nodes)
+            outputs = {r.node for r in match.roots}
+            for node in match.nodes:
+                if node not in outputs and any(u not in inside for u in node.users):
+                    raise Refused(f"{node.name} is used outside the pattern")
+        tensors = [v for v in match.captures.values() if isinstance(v, Value) and v.is_tensor]
+        if tensors:
+            first = tensors[0]
+            for other in tensors[1:]:
+                if not rule.mixed_dtypes and other.dtype != first.dtype:
+                    raise Refused(f"different dtypes {first.dtype} and {other.dtype}")
+                if other.device != first.device and other.rank != 0 and first.rank != 0:
+                    raise Refused(f"different devices {first.device} and {other.device}")
+
+
+def _wanted(method: Callable[..., Any], known: set[str]) -> frozenset[str]:
+    """The captures a method asks for by its parameters; a name nobody captures is a mistake found early."""
+    names = list(inspect.signature(method).parameters)[1:]
+    for name in names:
+        if name not in known and name != "m":
+            raise TriptychError(f"{method.__qualname__} asks for {name!r}, which the pattern does not capture")
+    return frozenset(names)
+
+
+def _given(names: frozenset[str], captures: Mapping[str, Any]) -> dict[str, Any]:
+    return {n: captures.get(n) for n in names}
+
+
+_COMPILED: dict[Any, CompiledRule] = {}
+
+
+def compiled(rule: Rule) -> CompiledRule:
+    """The rule made ready; once for each class, or for each rule that carries values of its own."""
+    key = rule if vars(rule) else type(rule)
+    if key not in _COMPILED:
+        _COMPILED[key] = CompiledRule(rule)
+    return _COMPILED[key]

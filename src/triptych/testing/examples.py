@@ -1,0 +1,91 @@
+"""Declared examples: where a rule fires, and where it declines and why. Written once, they are the test, the
+documentation and the gallery."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..ir.text import DTYPES
+
+DTYPE_OF = {name: dtype for dtype, name in DTYPES.items()}
+BOTH = ("torch", "aten")
+
+
+@dataclass(frozen=True)
+class Example:
+    """A small program, its inputs as `f32[4, 8]` or as values, and what the rule does with it."""
+
+    program: Callable[..., Any]
+    inputs: tuple[Any, ...]
+    fires: bool
+    because: str = ""
+    """Part of the reason given where the rule declines; empty if the pattern does not match at all."""
+    dialects: Sequence[str] = BOTH
+    dynamic: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+    is_inference: bool = True
+    same_values: bool = True
+    """False where random numbers come from another stream: only shapes, dtypes, strides and sharing are compared."""
+
+    @property
+    def source(self) -> str:
+        """The program as it is written."""
+        try:
+            text = inspect.getsource(self.program).strip()
+        except OSError:
+            return self.program.__name__
+        except TypeError:  # a module
+            return str(self.program)
+        found = re.search(r"lambda.*", text, re.S)
+        if found and self.program.__name__ == "<lambda>":
+            return _one_expression(found.group(0))
+        return text
+
+
+def fires(program: Callable[..., Any], *inputs: Any, **how: Any) -> Example:
+    return Example(program, inputs, True, **how)
+
+
+def declines(program: Callable[..., Any], *inputs: Any, because: str = "", **how: Any) -> Example:
+    return Example(program, inputs, False, because, **how)
+
+
+def _one_expression(text: str) -> str:
+    """A lambda out of the call it stands in: up to the comma or bracket that ends it."""
+    depth, seen_colon = 0, False
+    for i, char in enumerate(text):
+        if char in "([{":
+            depth += 1
+        elif char in ")]}":
+            depth -= 1
+            if depth < 0:
+                return text[:i].rstrip()
+        elif char == ":" and depth == 0:
+            seen_colon = True
+        elif char == "," and depth == 0 and seen_colon:
+            return text[:i].rstrip()
+    return text
+
+
+def make_input(spec: Any, generator: torch.Generator) -> Any:
+    """A tensor from `bf16[4, 8]`: floats normal, integers small, booleans even; other values as they are."""
+    if not isinstance(spec, str) or not (found := re.fullmatch(r"(\w+)\[([\d, ]*)\]", spec)):
+        return spec
+    dtype = DTYPE_OF[found.group(1)]
+    shape = [int(s) for s in found.group(2).replace(" ", "").split(",") if s]
+    if dtype == torch.bool:
+        return torch.rand(shape, generator=generator) > 0.5
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=generator).to(dtype)
+    return torch.randint(0, 5, shape, generator=generator).to(dtype)
+
+
+def make_inputs(example: Example, seed: int = 0) -> list[Any]:
+    generator = torch.Generator().manual_seed(seed)
+    return [make_input(spec, generator) for spec in example.inputs]

@@ -1,0 +1,26 @@
+"""Everything that carries examples: all rules and passes of the three stages."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
+
+from .. import joint, post_grad, pre_grad
+from ..passes.base import Pass
+from ..rewrite.rule import Rule
+
+
+def subjects() -> Iterator[Rule | type[Pass]]:
+    """Rules and passes, by the modules they are written in."""
+    for package in (pre_grad, joint, post_grad):
+        for info in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+            module = importlib.import_module(info.name)
+            for found in vars(module).values():
+                if not inspect.isclass(found) or found.__module__ != module.__name__:
+                    continue
+                if issubclass(found, Rule) and not inspect.isabstract(found):
+                    yield found()
+                elif issubclass(found, Pass):
+                    yield found

@@ -1,0 +1,178 @@
+"""Caches: a compiled program is reused exactly as long as nothing that made it has changed."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+import torch._dynamo
+from torch._dynamo.utils import counters
+
+from triptych import backend
+from triptych.backend import compile_fx
+from triptych.cache import cache_key, pass_identity
+from triptych.passes.manager import run_stage
+
+aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def run(options=None):
+    """What the compiled function gives, and how the FX graph cache answered."""
+    torch._dynamo.reset()
+    counters.clear()
+    x = torch.arange(6.0)
+    y = torch.compile(lambda x: x + 2.0, backend=compile_fx, options=options)(x)
+    seen = {
+        k.removeprefix("fxgraph_cache_"): v for k, v in counters["inductor"].items() if "fxgraph_cache" in k
+    }
+    assert not any("autograd_cache" in k for k in counters["aot_autograd"])
+    return y, seen
+
+
+def adding_to_multiplying(recompile):
+    def stage(name, gm, session, **kwargs):
+        gm = run_stage(name, gm, session, **kwargs)
+        for node in gm.graph.nodes:
+            if name == "post_grad" and node.target is aten.add.Tensor:
+                node.target = aten.mul.Tensor
+        if recompile:
+            gm.recompile()
+        return gm
+
+    return stage
+
+
+def test_same_program_is_served_from_the_cache():
+    assert run()[1] == {"miss": 1}
+    y, seen = run()
+    assert seen == {"hit": 1}
+    assert torch.equal(y, torch.arange(6.0) + 2)
+
+
+@pytest.mark.parametrize("recompile", [True, False])
+@pytest.mark.parametrize("force", [True, False], ids=["autograd cache forced", "default"])
+def test_an_edited_pass_is_not_served_the_old_kernel(monkeypatch, recompile, force):
+    with torch._functorch.config.patch(force_autograd_cache=force, enable_autograd_cache=True):
+        assert torch.equal(run()[0], torch.arange(6.0) + 2)
+        monkeypatch.setattr(backend, "run_stage", adding_to_multiplying(recompile))
+        y, seen = run()
+    assert torch.equal(y, torch.arange(6.0) * 2)
+    assert seen == {"miss": 1}
+
+
+def module_pass(gm):
+    return None
+
+
+def other_module_pass(gm):
+    pass
+
+
+class Identified:
+    def __init__(self, uuid):
+        self.id = uuid
+
+    def uuid(self):
+        return self.id
+
+    def __call__(self, gm):
+        return None
+
+
+def with_pass(custom_pass):
+    return {"post_grad_custom_post_pass": custom_pass}
+
+
+def test_other_options_and_passes_are_other_programs():
+    assert run()[1] == {"miss": 1}
+    assert run({"verify": "final"})[1] == {"miss": 1}
+    assert run(with_pass(module_pass))[1] == {"miss": 1}
+    assert run(with_pass(other_module_pass))[1] == {"miss": 1}
+    assert run(with_pass(module_pass))[1] == {"hit": 1}
+
+
+def test_a_pass_without_identity_is_not_cached():
+    for _ in range(2):
+        assert run(with_pass(functools.partial(module_pass)))[1] == {}
+
+
+def test_key_follows_what_it_must():
+    keys = [
+        cache_key(),
+        cache_key({"fallback_random": True}),
+        cache_key({"codegen": "eager"}),
+        cache_key(with_pass(module_pass)),
+        cache_key(with_pass([module_pass, other_module_pass])),
+        cache_key(with_pass([other_module_pass, module_pass])),
+        cache_key({"post_grad_custom_pre_pass": module_pass}),
+        cache_key(with_pass(Identified("one"))),
+        cache_key(with_pass(Identified("two"))),
+    ]
+    assert None not in keys and len(set(keys)) == len(keys)
+    assert cache_key() == keys[0] and cache_key(with_pass(Identified("one"))) == keys[7]
+
+
+def test_identity_of_a_pass():
+    pair = [lambda gm: gm.graph.lint(), lambda gm: gm.recompile()]
+    assert pass_identity(pair[0]) != pass_identity(pair[1])
+    constant = object()
+    assert pass_identity(lambda gm: constant) is None  # a closure carries state
+    assert pass_identity(Identified(None)) is None
+    assert pass_identity(Identified("mine").__call__) is None
+    assert pass_identity(functools.partial(module_pass)) is None
+
+    def with_default(gm, limit=3):
+        return None
+
+    first = pass_identity(with_default)
+    with_default.__defaults__ = (4,)
+    assert None is not first != pass_identity(with_default)
+
+
+def test_sources_are_part_of_the_key(monkeypatch):
+    before = cache_key()
+    monkeypatch.setattr("triptych.cache.sources_digest", lambda: "edited")
+    assert cache_key() != before
+
+
+class TimesProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        product = x @ w
+        ctx.save_for_backward(product)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        (product,) = ctx.saved_tensors
+        return grad * product, None
+
+
+def test_visible_outputs_are_part_of_the_key():
+    """One forward graph, whose second output is the user's in one program and saved for backward in another.
+
+    Their strides are fixed in the first only, so the programs must not share kernels.
+    """
+
+    def returns_both(x, w):
+        with torch.no_grad():
+            product = x @ w
+        return x * 2, product
+
+    def returns_one(x, w):
+        return TimesProduct.apply(x, w)
+
+    counters.clear()
+    for f in (returns_both, returns_one):
+        torch.compile(f, backend=compile_fx)(torch.randn(3, 3, requires_grad=True), torch.randn(3, 3))
+    assert counters["inductor"]["fxgraph_cache_hit"] == 0
+    assert counters["inductor"]["fxgraph_cache_miss"] == 2

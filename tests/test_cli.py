@@ -1,0 +1,263 @@
+"""The command line: what it prints, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+
+import pytest
+from click.testing import CliRunner
+
+import triptych
+from triptych.cli import main
+from triptych.explain import demo as demo_module
+from triptych.explain.source import split
+from triptych.passes.catalogue import PassInfo, RuleInfo
+
+EAGER = ["--option", "codegen=eager"]
+
+
+def run(*args: str, code: int = 0):
+    result = CliRunner().invoke(main, list(args))
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    path = tmp_path / "models.py"
+    path.write_text(
+        textwrap.dedent(
+            """
+            import torch
+            from torch import nn
+
+            model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+            args = lambda: (torch.ones(2, 4),)
+
+            def tower(x, scale=1.0):
+                return torch.cat([torch.cat([x, x]), x]) * scale
+
+            tower_args = torch.ones(3)
+            tower_kwargs = {"scale": 2.0}
+
+            class Net(nn.Module):
+                pass
+
+            number = 3
+
+            def broken(x):
+                raise ValueError("no such luck")
+            """
+        )
+    )
+    monkeypatch.chdir(tmp_path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["demo", "passes", "explain", "why-not"])
+def test_every_command_explains_itself(name):
+    text = run(name, "--help").output
+    assert f"Example:\n    triptych {name}" in text
+
+
+def test_version():
+    assert triptych.__version__ in run("--version").output
+
+
+# ---- explain ----
+
+
+def test_explain_prints_a_table(file):
+    text = run("explain", "models.py", *EAGER).output
+    assert text.startswith("Sequential, inference, compiled with triptych") and "total" in text
+
+
+def test_explain_takes_a_name_and_its_own_inputs(file):
+    data = json.loads(run("explain", "models.py:tower", "--json", *EAGER).output)
+    assert data["model"] == "tower" and data["train"] is False
+    assert "f32[3]" in data["graphs"]["dynamo"]
+
+
+def test_explain_train_writes_a_page(file):
+    text = run("explain", "models.py", "--train", "--html", "out/page.html", *EAGER).output
+    assert "training step" in text and "report: out/page.html" in text
+    assert "<!doctype html>" in (file.parent / "out" / "page.html").read_text()
+
+
+def test_explain_inductor_shows_one_pass_line_by_line(file):
+    text = run("explain", "models.py:tower", "--backend", "inductor", "--pass", "remove_noop_ops").output
+    assert text.startswith("joint remove_noop_ops (joint):")
+
+
+def test_explain_an_unknown_pass(file):
+    result = run("explain", "models.py", "--backend", "inductor", "--pass", "remove_noop_op", code=2)
+    assert "did you mean 'remove_noop_ops'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("model.py", "no file model.py; did you mean 'models.py'?"),
+        ("models.py:towe", "models.py defines no 'towe'; did you mean 'tower'?"),
+        ("models.py:Net", "is a class"),
+        ("models.py:number", "models.py:number is a int"),
+        ("empty.py", "empty.py defines no 'model' (say empty.py:NAME for another name)"),
+        ("bare.py", "inputs for 'model': set args = (...,) or model_args = (...,); did you mean 'arg_list'"),
+        ("raises.py", "raises.py:2 raised KeyError: 'here'"),
+        ("syntax.py", "syntax.py:1 raised SyntaxError"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_named(file, spec, message):
+    (file.parent / "empty.py").write_text("")
+    (file.parent / "bare.py").write_text("def model(x): return x\narg_list = []\n")
+    (file.parent / "raises.py").write_text("import math\n{}['here']\n")
+    (file.parent / "syntax.py").write_text("def :\n")
+    result = run("explain", spec, code=2)
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1 and "Traceback" not in result.stderr
+
+
+def test_options_are_checked_before_anything_is_compiled(file):
+    assert "did you mean 'codegen'" in run("explain", "models.py", "--option", "codegn=x", code=2).stderr
+    assert "NAME=VALUE" in run("explain", "models.py", "--option", "codegen", code=2).stderr
+    assert "'inductor'" in run("explain", "models.py", "--backend", "inducter", code=2).stderr
+
+
+def test_an_error_of_the_model_is_one_line_with_a_traceback_on_request(file):
+    (file.parent / "bad.py").write_text("def model(x):\n    raise ValueError('no such luck')\nargs = (1,)\n")
+    short = run("explain", "bad.py", *EAGER, code=1).stderr
+    assert short.startswith("triptych: ValueError: no such luck") and "Traceback" not in short
+    full = run("explain", "bad.py", "--traceback", *EAGER, code=1).stderr
+    assert "Traceback" in full and "bad.py" in full
+
+
+def test_a_file_can_import_its_neighbours(file):
+    (file.parent / "beside.py").write_text("from models import tower as model, tower_args as args\n")
+    assert "tower" in run("explain", "beside.py", *EAGER).output
+
+
+def test_file_and_name_are_split_at_the_last_colon(file):
+    assert split("models.py")[1] == "model"
+    assert split("models.py:tower") == (split("models.py")[0], "tower")
+    assert split(f"{file}:tower")[0] == file
+
+
+# ---- passes ----
+
+INFOS = [
+    PassInfo(
+        "first_pass", "pre_grad", 1, True, "makes things first", "x + 0", {"limit": 3},
+        (RuleInfo("drop_zero", "x + 0 -> x", False, ("x + 0",), (("x + 1", "not a zero"),)),),
+    ),
+    PassInfo("second_pass", "pre_grad", 2, False, "makes things second"),
+    PassInfo("first_pass", "joint", 1, True, "makes things first"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def known(monkeypatch):
+    monkeypatch.setattr(
+        triptych, "list_passes", lambda stage=None: [i for i in INFOS if stage in (None, i.stage)]
+    )
+
+
+def test_passes_lists_them_in_order(known):
+    lines = [line.split() for line in run("passes").output.splitlines() if line.strip()]
+    assert lines[1] == ["pre_grad", "1", "first_pass", "always", "makes", "things", "first"]
+    assert lines[2] == ["2", "second_pass", "if", "added", "makes", "things", "second"]
+    assert lines[3][0] == "joint"
+
+
+def test_passes_shows_one(known):
+    text = run("passes", "first_pass").output
+    for part in (
+        "pre_grad step 1, joint step 1", "makes things first", "option first_pass.limit, by default 3",
+        "drop_zero  (equal up to rounding)", "x + 0 -> x", "fires     x + 0", "declines  x + 1  # not a zero",
+    ):  # fmt: skip
+        assert part in text
+
+
+def test_passes_as_data(known):
+    data = json.loads(run("passes", "--stage", "joint", "--json").output)
+    assert [(info["name"], info["stage"], info["step"]) for info in data] == [("first_pass", "joint", 1)]
+
+
+def test_passes_real_list_agrees_with_the_pipeline():
+    from triptych.pipeline import STAGES
+
+    data = json.loads(run("passes", "--json").output)
+    assert [info["name"] for info in data] == [e.name for entries in STAGES.values() for e in entries]
+    for name in {info["name"] for info in data}:
+        assert name in run("passes", name).output
+
+
+def test_an_unknown_pass_names_the_near_ones(known):
+    assert "did you mean 'first_pass'" in run("passes", "frst_pass", code=2).stderr
+
+
+def test_an_unknown_stage_names_the_near_ones():
+    assert "did you mean 'joint'" in run("passes", "--stage", "jiont", code=2).stderr
+
+
+# ---- why-not ----
+
+
+def test_why_not_prints_near_misses(file, monkeypatch):
+    from triptych.explain.why_not import NearMiss
+
+    asked = []
+
+    def answer(rule, model, *args):
+        asked.append((rule, model(*args).tolist()))
+        return [NearMiss(rule, "dynamo", "cat", 2, "dim differs", "models.py:9")]
+
+    monkeypatch.setattr(triptych, "why_not", answer)
+    text = run("why-not", "merge", "models.py:tower").output
+    assert asked == [("merge", [2.0] * 9)]
+    assert text == "merge at cat (dynamo): matched 2 of its nodes; dim differs  # models.py:9\n"
+    (data,) = json.loads(run("why-not", "merge", "models.py:tower", "--json").output)
+    assert data["reason"] == "dim differs"
+
+
+def test_why_not_an_unknown_rule(file):
+    assert "unknown rule 'no_such_rule'" in run("why-not", "no_such_rule", "models.py", code=2).stderr
+
+
+# ---- demo ----
+
+
+@pytest.fixture
+def eager_demo(monkeypatch):
+    real = demo_module.run_demo
+    monkeypatch.setattr(
+        demo_module, "run_demo", lambda device, tell: real(device, tell, {"codegen": "eager"})
+    )
+
+
+def test_demo_checks_and_writes_a_report(eager_demo, tmp_path):
+    text = run("demo", "--out", str(tmp_path / "report")).output
+    assert text.count("equal to eager, largest difference") == 3
+    assert "SmallTransformer, inference" in text and "SmallTransformer, training step" in text
+    data = json.loads((tmp_path / "report" / "triptych-demo.json").read_text())
+    assert data["passed"] is True and set(data["training"]["graphs"]) >= {"joint", "backward"}
+    page = (tmp_path / "report" / "triptych-demo.html").read_text()
+    assert page.count('<div class="triptych">') == 2
+
+
+def test_demo_fails_if_numbers_differ(eager_demo, tmp_path, monkeypatch):
+    monkeypatch.setattr(demo_module, "TOLERANCE", -1.0)
+    result = run("demo", "--out", str(tmp_path), code=1)
+    assert "DIFFERS from eager" in result.output and "differ from eager" in result.stderr
+
+
+def test_compare_sees_missing_wrong_and_nan():
+    import torch
+
+    one = torch.ones(3)
+    assert demo_module.compare("x", [one], [one]).passed
+    assert not demo_module.compare("x", [one + 1], [one]).passed
+    assert not demo_module.compare("x", [one * float("nan")], [one]).passed
+    assert not demo_module.compare("x", [None], [one]).passed
+    assert not demo_module.compare("x", [], [one]).passed
+    assert not demo_module.compare("x", [one.double()], [one]).passed

@@ -1,0 +1,215 @@
+"""How passes run: hooks, order, names, records, and what happens to a pass that goes wrong."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import triptych
+from triptych import Options, pipeline
+from triptych.errors import RuleError, TriptychError, UnknownName
+from triptych.passes.base import Pass
+from triptych.passes.manager import run_stage
+from triptych.passes.session import Session
+from triptych.rewrite.rule import Rule
+from triptych.testing.capture import capture_aten
+
+X = torch.randn(4, 6)
+
+
+def aten(program=lambda x: x.relu() + 1):
+    return capture_aten(program, [X])[0]
+
+
+def run(stage, gm, observed=True, **options):
+    session = Session(Options.make(options), observed=observed)
+    run_stage(stage, gm, session, graph="test", is_inference=True)
+    return session
+
+
+def relu_to_neg(graph):
+    for node in graph.nodes:
+        if node.target is torch.ops.aten.relu.default:
+            node.target = torch.ops.aten.neg.default
+
+
+HOOKS = {
+    "pre_grad": ["pre_grad_custom_pass"],
+    "joint": ["joint_custom_pre_pass", "joint_custom_post_pass"],
+    "post_grad": ["post_grad_custom_pre_pass", "post_grad_custom_post_pass"],
+}
+
+
+@pytest.mark.parametrize("stage, hook", [(s, h) for s, hooks in HOOKS.items() for h in hooks])
+def test_hooks_take_a_callable_or_an_ordered_list(stage, hook):
+    seen = []
+    session = run(stage, aten(), **{hook: [lambda g: seen.append(1), lambda gm: seen.append(2)]})
+    assert seen[:2] == [1, 2]
+    assert [r.name for r in session.records].count(hook) == len(seen)
+
+    gm = aten()
+    session = run(stage, gm, **{hook: relu_to_neg})
+    record = next(r for r in session.records if r.name == hook and r.changed)
+    assert record.fired["relu_to_neg"] == 1 and "aten.neg" in record.after and "aten.relu" in record.before
+    assert torch.equal(gm(X), -X + 1)
+
+
+def test_hooks_are_told_what_they_ask_for():
+    seen = {}
+
+    def custom(gm, is_inference):
+        seen.update(gm=gm, is_inference=is_inference)
+
+    gm = aten()
+    run("post_grad", gm, post_grad_custom_pre_pass=custom)
+    assert seen["gm"] is gm and seen["is_inference"] is True
+
+
+def test_a_user_pass_that_raises_is_undone(caplog):
+    def half_done(graph):
+        relu_to_neg(graph)
+        raise ZeroDivisionError("oops")
+
+    gm = aten()
+    with caplog.at_level(logging.WARNING, "triptych"):
+        session = run("joint", gm, joint_custom_post_pass=half_done)
+    assert torch.equal(gm(X), X.relu() + 1)
+    record = next(r for r in session.records if r.name == "joint_custom_post_pass")
+    assert "ZeroDivisionError" in record.error and "half_done" in session.warnings[0] and "half_done" in caplog.text
+    with pytest.raises(RuleError, match="half_done.*oops"):
+        run("joint", aten(), joint_custom_post_pass=half_done, verify="each")
+
+
+def test_a_user_pass_that_breaks_the_graph_is_undone():
+    def malformed(graph):
+        nodes = list(graph.nodes)
+        nodes[2].append(nodes[1])  # a value used before it is made
+
+    gm = aten()
+    session = run("joint", gm, joint_custom_post_pass=malformed)
+    assert torch.equal(gm(X), X.relu() + 1) and session.warnings
+
+
+def forget_names():
+    for cached in (pipeline.pass_names, pipeline.option_names, pipeline.rule_names):
+        cached.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def names_of_the_real_pipeline():
+    yield
+    forget_names()
+
+
+def with_pass(monkeypatch, stage, *passes):
+    monkeypatch.setitem(pipeline.STAGES, stage, passes)
+    forget_names()
+
+
+@dataclass(frozen=True)
+class Wrong(Pass):
+    """Makes the output an input."""
+
+    name = "wrong"
+
+    def run(self, run):
+        relu, add = list(run.program.graph.nodes)[1:3]
+        add.replace_all_uses_with(relu.args[0])
+        run.fired("wrong")
+
+
+@pytest.mark.parametrize("level", ["each", "final"])
+def test_a_pass_that_breaks_the_contract_is_undone_and_reported(monkeypatch, level):
+    with_pass(monkeypatch, "joint", Wrong)
+    gm = aten()
+    session = run("joint", gm, verify=level)
+    assert torch.equal(gm(X), X.relu() + 1)
+    assert "undone" in session.warnings[0] and "sharing" in session.warnings[0]
+
+
+class Oops(Rule):
+    """relu(x) -> oops"""
+
+    def pattern(self, op, x):
+        return op.relu(x)
+
+    def rewrite(self, op, x):
+        raise ZeroDivisionError("oops")
+
+
+@dataclass(frozen=True)
+class Failing(Pass):
+    """Has a rule that raises."""
+
+    name = "failing"
+
+    def rules(self):
+        return [Oops()]
+
+
+def test_a_rule_that_raises_is_skipped_or_with_verify_an_error(monkeypatch):
+    with_pass(monkeypatch, "joint", Failing)
+    session = run("joint", aten())
+    assert "oops" in session.records[0].error and session.warnings
+    with pytest.raises(RuleError, match="pass failing, rule oops"):
+        run("joint", aten(), verify="each")
+    assert run("joint", aten(), remove_passes="oops").records[0].error is None
+
+
+@dataclass(frozen=True)
+class Configured(Pass):
+    """Has an option, and runs only if added."""
+
+    name = "configured"
+    default = False
+    level: int = 3
+
+    def run(self, run):
+        run.fired(f"level {self.level}")
+
+
+def test_options_and_names_are_exact(monkeypatch):
+    with_pass(monkeypatch, "joint", Failing, Configured)
+    assert [r.name for r in run("joint", aten()).records] == ["failing"]
+    session = run("joint", aten(), add_passes="configured", remove_passes=["failing"], **{"configured.level": 5})
+    assert session.records[0].fired == {"level 5": 1}
+    for wrong, kind, near in [
+        ({"add_passes": "configurd"}, "pass", "configured"),
+        ({"remove_passes": "fail"}, "pass", "failing"),
+        ({"configured.lvel": 1}, "option", "configured.level"),
+        ({"codegen": "inducter"}, "codegen", "inductor"),
+        ({"verifi": "each"}, "option", "verify"),
+        ({"verify": "eech"}, "verify", "each"),
+        ({"mode": "max-autotun"}, "mode", "max-autotune"),
+    ]:
+        with pytest.raises(UnknownName, match=near) as error:
+            Options.make(wrong)
+        assert kind in str(error.value)
+    with pytest.raises(UnknownName, match="pre_grad"):
+        triptych.list_passes("pregrad")
+    with pytest.raises(TriptychError, match="callable"):
+        run("joint", aten(), joint_custom_pre_pass=[3])
+
+
+def test_records_tell_counts_time_and_listings(monkeypatch):
+    session = run("joint", aten(lambda x: (x.clone() + 1) * 2), joint_custom_post_pass=relu_to_neg)
+    for record in session.records:
+        assert record.stage == "joint" and record.seconds >= 0 and record.before and record.after
+        assert record.changed == (record.before != record.after)
+        assert record.nodes_before == record.before.count("\n") + 1
+    ordinals = [r.ordinal for r in session.records]
+    assert ordinals == sorted(ordinals)
+    assert run("joint", aten(), observed=False).records[0].before == ""
+
+
+def test_the_rewrite_limit_bisects(monkeypatch):
+    gm = aten(lambda x: (x.clone() * 2).clone() + x.clone())
+    full = run("joint", copy.deepcopy(gm)).rewrites
+    assert full >= 2
+    session = Session(Options(), rewrite_limit=1)
+    run_stage("joint", gm, session, graph="test")
+    assert session.rewrites == 1
