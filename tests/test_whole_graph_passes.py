@@ -1,0 +1,143 @@
+"""Passes over whole graphs, on random programs with views, copies and writes: the meaning stays."""
+
+from __future__ import annotations
+
+import copy
+import time
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.fx import Graph, GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from triptych.joint.constant_fold_uniform_value import ConstantFoldUniformValue
+from triptych.joint.replace_random_passes import ReplaceRandomPasses
+from triptych.joint.stable_topological_sort import StableTopologicalSort
+from triptych.post_grad.eliminate_dead_code import EliminateDeadCode
+from triptych.post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
+from triptych.post_grad.remove_assert_ops import RemoveAssertOps
+from triptych.post_grad.reorder_for_locality import ReorderForLocality
+from triptych.testing import compare_graphs, run_pass
+from triptych.testing.fuzz import random_program
+
+EXACT = [ConstantFoldUniformValue, StableTopologicalSort, EliminateDeadCode, ReorderForLocality]
+ALL = [*EXACT, ReplaceRandomPasses, RemoveAssertOps, MoveConstructorsToGpu]
+
+QUICK = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+
+
+def choose_from(data):
+    return lambda below: data.draw(st.integers(0, max(below, 1) - 1))
+
+
+@pytest.mark.parametrize("subject", EXACT, ids=lambda s: s.name)
+@pytest.mark.parametrize("facts", [True, False], ids=["facts", "no_facts"])
+@QUICK
+@given(data=st.data())
+def test_torch_level_programs_keep_their_meaning(subject, facts, data):
+    gm, inputs = random_program(choose_from(data), 14)
+    before = copy.deepcopy(gm)
+    run_pass(subject, gm, inputs if facts else ())
+    gm.graph.lint()
+    compare_graphs(before, gm, inputs)
+
+
+@pytest.mark.parametrize("subject", EXACT, ids=lambda s: s.name)
+@QUICK
+@given(data=st.data())
+def test_aten_programs_keep_their_meaning(subject, data):
+    gm, inputs = random_program(choose_from(data), 14)
+    with torch.no_grad():
+        traced = make_fx(torch.func.functionalize(gm), tracing_mode="fake")(*[t.clone() for t in inputs])
+    before = copy.deepcopy(traced)
+    run_pass(subject, traced)
+    traced.graph.lint()
+    compare_graphs(before, traced, inputs)
+
+
+@QUICK
+@given(data=st.data())
+def test_a_shuffled_program_is_sorted_back(data):
+    """Pure values anywhere, writes and draws in their order: the sort finds an order with the same meaning."""
+    choose = choose_from(data)
+    gm, inputs = random_program(choose, 14)
+    before = copy.deepcopy(gm)
+    nodes = [n for n in gm.graph.nodes if n.op not in ("placeholder", "output")]
+    writes = any(str(n.target).endswith("_") or "set" in str(n.target) or "iadd" in str(n.target) for n in nodes)
+    if writes or any(n.kwargs.get("inplace") or n.args[1:2] == (True,) for n in nodes):
+        return
+    for node in nodes:
+        nodes[choose(len(nodes))].prepend(node)
+    tally = run_pass(StableTopologicalSort, gm)
+    assert not tally.declines
+    gm.graph.lint()
+    compare_graphs(before, gm, inputs)
+
+
+def long_graph(blocks=400):
+    def program(x, w):
+        for _ in range(blocks):
+            y = torch.relu(x @ w + torch.zeros(64)) * torch.ones(64)
+            a, b = y.split(32, dim=1)
+            x = torch.cat([a * 2, b + torch.rand_like(b)], dim=1) * 0.5
+        return x
+
+    with torch.no_grad():
+        return make_fx(program, tracing_mode="fake")(torch.randn(4, 64), torch.randn(64, 64))
+
+
+@pytest.mark.parametrize("subject", ALL, ids=lambda s: s.name)
+def test_time_is_linear_and_short(subject):
+    """Thousands of nodes: well under a millisecond each even where every node is rewritten, and no worse when twice as long."""
+    times = []
+    for blocks in (150, 300):
+        gm = long_graph(blocks)
+        nodes = len(gm.graph.nodes)
+        started = time.process_time()
+        run_pass(subject, gm)
+        times.append((time.process_time() - started) / nodes)
+    assert times[1] < 2.5 * times[0] + 1e-4, f"seconds a node: {times}"
+
+
+def test_a_value_used_before_it_is_computed_moves_up_alone():
+    graph = Graph()
+    x = graph.placeholder("x")
+    relu = graph.call_function(torch.relu, (x,))
+    neg = graph.call_function(torch.neg, (relu,))
+    graph.output(neg)
+    gm = GraphModule(torch.nn.Module(), graph)
+    with graph.inserting_before(neg.next):
+        late = graph.call_function(torch.abs, (x,))
+    relu.args = (late,)
+    tally = run_pass(StableTopologicalSort, gm)
+    assert [n.name for n in graph.nodes] == ["x", "abs_1", "relu", "neg", "output"]
+    assert tally.fired.total() == 1
+    assert run_pass(StableTopologicalSort, gm).fired.total() == 0
+
+
+def test_sorting_keeps_reads_on_their_side_of_a_write():
+    graph = Graph()
+    x = graph.placeholder("x")
+    total = graph.call_function(torch.add, (x, 1))  # will read a value computed behind the write
+    write = graph.call_method("mul_", (x, 2))
+    after = graph.call_function(torch.neg, (x,))
+    graph.output((total, write, after))
+    gm = GraphModule(torch.nn.Module(), graph)
+    total.args = (after, 1)
+    assert run_pass(StableTopologicalSort, gm, ()).fired.total() == 2
+    assert [n.name for n in graph.nodes] == ["x", "mul_", "neg", "add", "output"]
+    gm.graph.lint()
+
+
+def test_an_order_that_cannot_be_is_declined():
+    graph = Graph()
+    x = graph.placeholder("x")
+    write = graph.call_method("mul_", (x, 2))
+    graph.call_method("add_", (x, 1))
+    after = graph.call_function(torch.neg, (x,))
+    graph.output((after,))
+    write.args = (x, after)  # what the first write needs is read after the second
+    tally = run_pass(StableTopologicalSort, GraphModule(torch.nn.Module(), graph))
+    assert not tally.fired and [d.reason for d in tally.declines.values()]
