@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
+import functools
+import random
 import time
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from triptych.ir.program import Program
 from triptych.joint.constant_fold_uniform_value import ConstantFoldUniformValue
 from triptych.joint.replace_random_passes import ReplaceRandomPasses
 from triptych.joint.stable_topological_sort import StableTopologicalSort
@@ -25,58 +26,61 @@ from triptych.testing.fuzz import random_program
 EXACT = [ConstantFoldUniformValue, StableTopologicalSort, EliminateDeadCode, ReorderForLocality]
 ALL = [*EXACT, ReplaceRandomPasses, RemoveAssertOps, MoveConstructorsToGpu]
 
-QUICK = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+PROGRAMS = 80
 
 
-def choose_from(data):
-    return lambda below: data.draw(st.integers(0, max(below, 1) - 1))
+def programs(steps=14):
+    """Random programs, the same on every run."""
+    for seed in range(PROGRAMS):
+        source = random.Random(seed)
+
+        def choose(below, source=source):
+            return source.randrange(max(below, 1))
+
+        yield (*random_program(choose, 3 + seed % steps), choose)
 
 
 @pytest.mark.parametrize("subject", EXACT, ids=lambda s: s.name)
 @pytest.mark.parametrize("facts", [True, False], ids=["facts", "no_facts"])
-@QUICK
-@given(data=st.data())
-def test_torch_level_programs_keep_their_meaning(subject, facts, data):
-    gm, inputs = random_program(choose_from(data), 14)
-    before = copy.deepcopy(gm)
-    run_pass(subject, gm, inputs if facts else ())
-    gm.graph.lint()
-    compare_graphs(before, gm, inputs)
+def test_torch_level_programs_keep_their_meaning(subject, facts):
+    for gm, inputs, _ in programs():
+        before = copy.deepcopy(gm)
+        run_pass(subject, gm, inputs if facts else ())
+        gm.graph.lint()
+        compare_graphs(before, gm, inputs)
 
 
 @pytest.mark.parametrize("subject", EXACT, ids=lambda s: s.name)
-@QUICK
-@given(data=st.data())
-def test_aten_programs_keep_their_meaning(subject, data):
-    gm, inputs = random_program(choose_from(data), 14)
-    with torch.no_grad():
-        traced = make_fx(torch.func.functionalize(gm), tracing_mode="fake")(*[t.clone() for t in inputs])
-    before = copy.deepcopy(traced)
-    run_pass(subject, traced)
-    traced.graph.lint()
-    compare_graphs(before, traced, inputs)
+def test_aten_programs_keep_their_meaning(subject):
+    for gm, inputs, _ in programs():
+        with torch.no_grad():
+            traced = make_fx(torch.func.functionalize(gm), tracing_mode="fake")(*[t.clone() for t in inputs])
+        before = copy.deepcopy(traced)
+        run_pass(subject, traced)
+        traced.graph.lint()
+        compare_graphs(before, traced, inputs)
 
 
-@QUICK
-@given(data=st.data())
-def test_a_shuffled_program_is_sorted_back(data):
-    """Pure values anywhere, writes and draws in their order: the sort finds an order with the same meaning."""
-    choose = choose_from(data)
-    gm, inputs = random_program(choose, 14)
-    before = copy.deepcopy(gm)
-    nodes = [n for n in gm.graph.nodes if n.op not in ("placeholder", "output")]
-    writes = any(str(n.target).endswith("_") or "set" in str(n.target) or "iadd" in str(n.target) for n in nodes)
-    if writes or any(n.kwargs.get("inplace") or n.args[1:2] == (True,) for n in nodes):
-        return
-    for node in nodes:
-        nodes[choose(len(nodes))].prepend(node)
-    tally = run_pass(StableTopologicalSort, gm)
-    assert not tally.declines
-    gm.graph.lint()
-    compare_graphs(before, gm, inputs)
+def test_a_shuffled_program_is_sorted_back():
+    """Values in any order, writes among each other and beside what reads them in theirs: the meaning is found again."""
+    moved = 0
+    for gm, inputs, choose in programs():
+        before = copy.deepcopy(gm)
+        aliasing = Program(gm).aliasing
+        free = [n for n in gm.graph.nodes if n.op.startswith("call") and aliasing.effects(n).pure]
+        free = [n for n in free if not any(aliasing.written(o) for o in (n, *n.all_input_nodes))]
+        for node in free:
+            free[choose(len(free))].prepend(node)
+        tally = run_pass(StableTopologicalSort, gm)
+        assert not tally.declines
+        moved += tally.fired.total()
+        gm.graph.lint()
+        compare_graphs(before, gm, inputs)
+    assert moved > 50
 
 
-def long_graph(blocks=400):
+@functools.cache
+def long_graph(blocks):
     def program(x, w):
         for _ in range(blocks):
             y = torch.relu(x @ w + torch.zeros(64)) * torch.ones(64)
@@ -89,16 +93,15 @@ def long_graph(blocks=400):
 
 
 @pytest.mark.parametrize("subject", ALL, ids=lambda s: s.name)
-def test_time_is_linear_and_short(subject):
-    """Thousands of nodes: well under a millisecond each even where every node is rewritten, and no worse when twice as long."""
+def test_time_is_linear(subject):
+    """Twice the nodes take about twice the time, also where every other node is rewritten."""
     times = []
-    for blocks in (150, 300):
-        gm = long_graph(blocks)
-        nodes = len(gm.graph.nodes)
+    for blocks in (60, 240):
+        gm = copy.deepcopy(long_graph(blocks))
         started = time.process_time()
         run_pass(subject, gm)
-        times.append((time.process_time() - started) / nodes)
-    assert times[1] < 2.5 * times[0] + 1e-4, f"seconds a node: {times}"
+        times.append((time.process_time() - started) / len(gm.graph.nodes))
+    assert times[1] < 3 * times[0] + 1e-4, f"seconds a node: {times}"
 
 
 def test_a_value_used_before_it_is_computed_moves_up_alone():
