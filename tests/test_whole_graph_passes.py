@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -21,6 +22,7 @@ from triptych.post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
 from triptych.post_grad.remove_assert_ops import RemoveAssertOps
 from triptych.post_grad.reorder_for_locality import ReorderForLocality
 from triptych.testing import compare_graphs, run_pass
+from triptych.testing.capture import capture_aten, capture_torch
 from triptych.testing.fuzz import random_program
 
 EXACT = [ConstantFoldUniformValue, StableTopologicalSort, EliminateDeadCode, ReorderForLocality]
@@ -144,3 +146,103 @@ def test_an_order_that_cannot_be_is_declined():
     write.args = (x, after)  # what the first write needs is read after the second
     tally = run_pass(StableTopologicalSort, GraphModule(torch.nn.Module(), graph))
     assert not tally.fired and [d.reason for d in tally.declines.values()]
+
+
+def asserting(**checks):
+    graph = Graph()
+    x = graph.placeholder("x")
+    graph.call_function(torch.ops.aten._assert_tensor_metadata.default, (x,), checks)
+    graph.output(graph.call_function(torch.ops.aten.relu.default, (x,)))
+    with FakeTensorMode():
+        x.meta["val"] = torch.empty(4, 8)
+    return GraphModule(torch.nn.Module(), graph)
+
+
+def test_metadata_asserts_go_when_proved_and_stay_when_not():
+    proved = [
+        {"size": [4, 8]}, {"size": [4, 8], "stride": [8, 1], "dtype": torch.float32},
+        {"device": torch.device("cpu")}, {"layout": torch.strided},
+    ]  # fmt: skip
+    for checks in proved:
+        assert run_pass(RemoveAssertOps, asserting(**checks)).fired.total() == 1, checks
+    unproved = [
+        {"size": [4, 9]}, {"size": [4]}, {"stride": [1, 4]}, {"dtype": torch.float64},
+        {"size": [4, 8], "device": torch.device("cuda")}, {"layout": torch.sparse_coo},
+    ]  # fmt: skip
+    for checks in unproved:
+        tally = run_pass(RemoveAssertOps, asserting(**checks))
+        assert not tally.fired and "is asserted" in next(iter(tally.declines.values())).reason
+
+
+def names(gm):
+    return [n.name for n in gm.graph.nodes if n.op not in ("placeholder", "output")]
+
+
+def test_pieces_stay_behind_what_they_are_taken_from():
+    def program(x, y):
+        first, second = x.split(2)
+        total = y.sum()
+        product = total * y
+        return product, first + second
+
+    gm, _ = capture_aten(program, [torch.randn(4), torch.randn(4)])
+    assert run_pass(ReorderForLocality, gm).fired.total() == 1
+    assert names(gm) == ["sum_1", "mul", "split", "getitem", "getitem_1", "add"]
+
+
+def test_a_value_never_passes_a_region_or_a_wait():
+    def program(x, y):
+        a = x + 1
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            b = y @ y
+        return b, a * 2
+
+    gm, _ = capture_torch(program, [torch.randn(4), torch.randn(4, 4)])
+    before = names(gm)
+    tally = run_pass(ReorderForLocality, gm)
+    assert names(gm) == before and "region" in next(iter(tally.declines.values())).reason
+
+
+def test_reordering_is_for_inference():
+    def program(x, y):
+        a = x + 1
+        b = (y * 2).sum()
+        return b, a * 2
+
+    gm, _ = capture_aten(program, [torch.randn(4), torch.randn(4)])
+    assert not run_pass(ReorderForLocality, gm, is_inference=False).fired
+    assert run_pass(ReorderForLocality, gm).fired
+
+
+def test_dead_draws_of_the_backend_go_and_those_of_torch_stay():
+    def program(x):
+        torch.rand_like(x)
+        return x + torch.rand_like(x)
+
+    gm, _ = capture_aten(program, [torch.randn(4)])
+    assert not run_pass(EliminateDeadCode, gm).fired
+    run_pass(ReplaceRandomPasses, gm)
+    run_pass(EliminateDeadCode, gm)
+    targets = [str(n.target) for n in gm.graph.nodes]
+    assert sum("inductor_random" in t for t in targets) == 1 and sum("inductor_seeds" in t for t in targets) == 1
+    # the generator that the user sees moves on as before: the load of seeds is the same
+    assert next(n for n in gm.graph.nodes if "seeds" in str(n.target)).args[0] == 2
+
+
+def test_dead_code_with_effects_stays():
+    def program(x):
+        y = x.clone()
+        y.add_(1)
+        y[0] = 2
+        torch.relu_(y)
+        torch.nn.functional.relu(y, inplace=True)
+        torch._check(x.shape[0] > 1)
+        torch._assert_async((x == x).all())
+        x.neg()
+        return x + 1
+
+    gm, _ = capture_torch(program, [torch.randn(4)])
+    assert run_pass(EliminateDeadCode, gm).fired.total() == 1
+    kept = [str(n.target) for n in gm.graph.nodes]
+    assert "add_" in kept and "neg" not in kept and any("setitem" in k for k in kept)
+    assert any("_assert_async" in k for k in kept) and sum("relu" in k for k in kept) == 2
