@@ -15,7 +15,10 @@ FILES = [p for p in sorted(PACKAGE.rglob("*.py")) if p.name != "_private.py"]
 
 
 def private_names(path: Path) -> list[str]:
-    """Imports of torch's private modules, and `torch._something` wherever it is written out."""
+    """Imports of torch's private modules, and `torch._something` wherever it is written out.
+
+    `torch._assert` and `torch._assert_async` are in users' programs, and so in examples.
+    """
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -23,7 +26,7 @@ def private_names(path: Path) -> list[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{a.name}" for a in node.names]
             found += [n for n in names if re.match(r"torch(\.\w+)*\._\w+", n)]
-        elif isinstance(node, ast.Attribute) and re.match(r"_(?!_)", node.attr):
+        elif isinstance(node, ast.Attribute) and re.match(r"_(?!_|assert)", node.attr):
             if isinstance(node.value, ast.Name) and node.value.id == "torch":
                 found.append(f"torch.{node.attr}")
     return found

@@ -73,12 +73,13 @@ def _graphs_of(model: Callable[..., Any], args: tuple[Any, ...], rule: Rule) -> 
 
     removed = [rule.name] if rule.name in all_rules() else []
     seen = explain(model, *args, options={"codegen": "eager", "remove_passes": removed})
-    return {name: gm for name, gm in seen.graphs.items() if name.partition("#")[0] in ("dynamo", "pre_grad", "joint")}
+    looked_at = ("dynamo", "pre_grad", "joint")
+    return {name: gm for name, gm in seen.graphs.items() if name.partition("#")[0] in looked_at}
 
 
 def _candidates(program: Program, rule: CompiledRule) -> list[Node]:
-    nodes = [n for n in program.graph.nodes if program.call(n) is not None]
-    return [n for n in nodes if not rule.root_ops or program.call(n).op in rule.root_ops]  # type: ignore[union-attr]
+    calls = [(n, call) for n in program.graph.nodes if (call := program.call(n)) is not None]
+    return [n for n, call in calls if not rule.root_ops or call.op in rule.root_ops]
 
 
 def _misses(rule: Rule, gm: GraphModule, graph: str) -> list[NearMiss]:
@@ -91,9 +92,8 @@ def _misses(rule: Rule, gm: GraphModule, graph: str) -> list[NearMiss]:
             miss = matcher.why_not(ready.roots, node)
             if miss is not None and miss.matched > 0:
                 at = miss.node if miss.node is not None else node
-                found.append(
-                    NearMiss(rule.name, graph, at.name, miss.matched, miss.reason, source_line(at) or source_line(node))
-                )
+                source = source_line(at) or source_line(node)
+                found.append(NearMiss(rule.name, graph, at.name, miss.matched, miss.reason, source))
             continue
         reasons = [_refusal(program, ready, Match(program, way)) for way in ways]
         if all(reasons):

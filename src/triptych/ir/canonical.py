@@ -23,8 +23,10 @@ CANONICAL: dict[str, Adapter] = {}
 
 OWN_PARAMETERS: dict[str, Args] = {
     "identity": {"self": REQUIRED},
+    "tensor_getitem": {"self": REQUIRED, "index": REQUIRED},
     "reshape": {"self": REQUIRED, "shape": REQUIRED},
     "permute": {"self": REQUIRED, "dims": REQUIRED},
+    "expand": {"self": REQUIRED, "size": REQUIRED, "implicit": False},
     "to": {"self": REQUIRED, "dtype": None, "device": None, "layout": None, "non_blocking": False, "copy": False,
            "memory_format": None, "pin_memory": None},
     "split": {"self": REQUIRED, "sizes": REQUIRED, "dim": 0},
@@ -33,6 +35,7 @@ OWN_PARAMETERS: dict[str, Args] = {
     "softmax": {"self": REQUIRED, "dim": REQUIRED, "dtype": None},
     "log_softmax": {"self": REQUIRED, "dim": REQUIRED, "dtype": None},
     "clamp": {"self": REQUIRED, "min": None, "max": None},
+    "rdiv": {"self": REQUIRED, "other": REQUIRED},
     "getitem": {"self": REQUIRED, "index": REQUIRED},
     "select": {"self": REQUIRED, "dim": REQUIRED, "index": REQUIRED},
     "slice": {"self": REQUIRED, "dim": 0, "start": 0, "end": None, "step": 1},
@@ -41,7 +44,8 @@ OWN_PARAMETERS: dict[str, Args] = {
     "full_like": {"self": REQUIRED, "fill_value": REQUIRED, "dtype": None, "layout": None, "device": None,
                   "pin_memory": None, "memory_format": None},
 }  # fmt: skip
-"""Operations whose parameters are ours because several schemas meet in them."""
+"""Operations whose parameters are ours because several schemas meet in them, or no schema has them: `3 / x`, which
+torch computes as `x.reciprocal() * 3`, is `rdiv(x, 3)`, because `div(3, x)` rounds otherwise."""
 
 
 def canonical_parameters(name: str) -> Args | None:
@@ -102,7 +106,10 @@ def _clamp_max(node: Node, args: Args) -> tuple[str, Args]:
 def _reshape(node: Node, args: Args) -> tuple[str, Args] | None:
     if "dtype" in args:
         return None  # `view(dtype)` reads the bits anew
-    return "reshape", {"self": args["self"], "shape": _filled_in(node, args.get("size", args.get("shape", ())))}
+    shape = args.get("size", args.get("shape", ()))
+    if isinstance(shape, Node):  # `x.view(y.size())`: the node that makes the whole shape
+        return _reshape_to_result(node, args)
+    return "reshape", {"self": args["self"], "shape": _filled_in(node, shape)}
 
 
 @spelled("flatten", "unflatten", "ravel", "view_as", "reshape_as")
@@ -118,7 +125,9 @@ def _reshape_to_result(node: Node, args: Args) -> tuple[str, Args] | None:
 
 
 @spelled("expand")
-def _expand(node: Node, args: Args) -> tuple[str, Args]:
+def _expand(node: Node, args: Args) -> tuple[str, Args] | None:
+    if isinstance(args["size"], Node):
+        return _expand_as(node, args)
     return "expand", {**args, "size": _filled_in(node, args["size"])}
 
 

@@ -201,7 +201,7 @@ def signature(overload: _private.OpOverload) -> Signature:
 
 @functools.cache
 def overloads(name: str) -> tuple[Signature, ...]:
-    """The usable overloads of an ATen operation, those that return new values first."""
+    """The overloads of an ATen operation that a call can be bound to."""
     packet = getattr(torch.ops.aten, name, None)
     if packet is None or not hasattr(packet, "overloads"):
         return ()
@@ -210,9 +210,10 @@ def overloads(name: str) -> tuple[Signature, ...]:
         overload = getattr(packet, overload_name)
         if not _private.is_dispatched(overload) or "Dimname" in str(overload._schema):
             continue
-        found.append(signature(overload))
-    out = [s for s in found if any(a.is_out for a in s.overload._schema.arguments)]
-    return tuple([s for s in found if s not in out])
+        sig = signature(overload)
+        if not any(p.written and p.keyword_only for p in sig.params):  # `out=` variants are read as such elsewhere
+            found.append(sig)
+    return tuple(found)
 
 
 @functools.cache

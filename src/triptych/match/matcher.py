@@ -106,7 +106,7 @@ class Matcher:
         elif isinstance(pattern, Capture):
             yield from self._match_capture(pattern, value)
         elif isinstance(pattern, Constant):
-            if _equal(pattern.value, value):
+            if equal(pattern.value, value):
                 yield
             else:
                 self._miss(value, pattern, value)
@@ -131,7 +131,7 @@ class Matcher:
     def _match_capture(self, capture: Capture, value: Any) -> Iterator[None]:
         name, restriction = capture.name, capture.restriction
         if name in self._bindings:
-            if _equal(self._bindings[name], value):
+            if equal(self._bindings[name], value):
                 yield
             else:
                 self._miss(value, f"the same {name} again", value)
@@ -215,11 +215,12 @@ class Matcher:
         del self._nodes[covered:]
 
 
-def _equal(left: Any, right: Any) -> bool:
+def equal(left: Any, right: Any) -> bool:
+    """The same argument: the same node, or numbers that are provably equal."""
     if isinstance(left, Node) or isinstance(right, Node):
         return left is right
     if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
-        return len(left) == len(right) and all(_equal(a, b) for a, b in zip(left, right))
+        return len(left) == len(right) and all(equal(a, b) for a, b in zip(left, right))
     if same_constant(left, right):
         return True
     return hasattr(left, "node") and known_equal(left, right)

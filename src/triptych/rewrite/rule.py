@@ -36,7 +36,7 @@ class Match:
             raise Refused(reason)
 
     def applies(self, condition: Any, reason: str = "") -> None:
-        """What the pattern cannot say by its form (`a reshape to the same shape`); without it this is no match."""
+        """What the pattern cannot say by its form ("to the same shape"); without it this is no match."""
         if not condition:
             raise NotConcerned(reason)
 

@@ -1,4 +1,4 @@
-"""Small programs as graphs: at the torch level as Dynamo captures them, and in ATen."""
+"""Small programs as graphs: at the torch level as Dynamo captures them, in ATen, and with modules called whole."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from .. import _private
+from ..ir.program import Program
 
 
 def capture_torch(
@@ -18,6 +19,8 @@ def capture_torch(
 ) -> tuple[GraphModule, list[Any]]:
     """The graph Dynamo hands to a backend, and the inputs it would call it with."""
     seen: list[tuple[GraphModule, list[Any]]] = []
+    given = [_copy(i) for i in inputs]
+    number = {id(value): i for i, value in enumerate(given) if isinstance(value, torch.Tensor)}
 
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
@@ -28,14 +31,17 @@ def capture_torch(
 
     with _private.unlimited_recompiles():
         # a fresh function object each time: Dynamo keeps its caches by code and backend
-        torch.compile(program, backend=backend, fullgraph=True, dynamic=dynamic)(*[_copy(i) for i in inputs])
+        torch.compile(program, backend=backend, fullgraph=True, dynamic=dynamic)(*given)
     gm, args = seen[0]
-    # the run above may have written its inputs: hand out fresh ones, in the order of the graph
-    fresh = [_copy(i) for i in inputs if isinstance(i, torch.Tensor)]
-    tensors = iter(fresh)
-    ordered = [next(tensors, a) if isinstance(a, torch.Tensor) else a for a in args]
-    same_order = len(fresh) == sum(isinstance(a, torch.Tensor) for a in args)
-    return gm, ordered if same_order else args
+    # the run above may have written its inputs: hand out fresh ones; Dynamo orders them by their first use
+    return gm, [_copy(inputs[number[id(a)]]) if id(a) in number else a for a in args]
+
+
+def capture_modules(program: Callable[..., Any], inputs: Sequence[Any]) -> tuple[GraphModule, list[Any]]:
+    """The graph of a module as `torch.fx.symbolic_trace` makes it: submodules are called whole."""
+    traced = torch.fx.symbolic_trace(program)
+    Program(traced, [_copy(i) for i in inputs])  # leaves the facts on the nodes
+    return traced, [_copy(i) for i in inputs]
 
 
 def capture_aten(
@@ -56,4 +62,6 @@ def _copy(value: Any) -> Any:
 def capture(
     program: Callable[..., Any], inputs: Sequence[Any], dialect: str, dynamic: bool = False
 ) -> tuple[GraphModule, list[Any]]:
+    if dialect == "modules":
+        return capture_modules(program, inputs)
     return (capture_torch if dialect == "torch" else capture_aten)(program, inputs, dynamic)

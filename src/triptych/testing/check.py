@@ -144,6 +144,8 @@ def compare(
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     """NaN equals NaN and -0.0 differs from 0.0: compare the bits, all NaNs made one."""
+    if tensor.dtype.is_complex:
+        tensor = torch.view_as_real(tensor.resolve_conj())
     if not tensor.dtype.is_floating_point:
         return tensor
     tensor = torch.where(torch.isnan(tensor), torch.full_like(tensor, float("nan")), tensor).contiguous()

@@ -40,6 +40,8 @@ class Example:
             text = inspect.getsource(self.program).strip()
         except OSError:
             return self.program.__name__
+        except TypeError:  # a module
+            return str(self.program)
         found = re.search(r"lambda.*", text, re.S)
         if found and self.program.__name__ == "<lambda>":
             return _one_expression(found.group(0))

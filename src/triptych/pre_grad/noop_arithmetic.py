@@ -1,0 +1,231 @@
+"""Arithmetic that changes nothing, under IEEE rules: infinities, NaN and the sign of zero stay as they are."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ..ir.program import ATEN
+from ..match.pattern import Is, Tensor
+from ..rewrite.rule import Rule
+from ..testing import declines, fires
+from .noop_views import Noop
+
+INFINITY = math.inf
+SPECIAL = torch.tensor([-0.0, 0.0, INFINITY, -INFINITY, math.nan, 1.5, 1e-45, -3.0])
+"""For examples: the values that real-number algebra forgets."""
+
+Zero = Is("zero", lambda v: isinstance(v, (int, float)) and v == 0)
+One = Is("one", lambda v: isinstance(v, (int, float)) and v == 1)
+
+
+def _is_negative(zero: Any) -> bool:
+    return isinstance(zero, float) and math.copysign(1.0, zero) < 0
+
+
+class AddZero(Noop):
+    """x + 0 -> x, where x is an integer; for floats only x + -0.0 -> x"""
+
+    def pattern(self, op, x: Tensor, zero: Zero):
+        return op.add(x, zero)
+
+    def check(self, m, x, zero):
+        super().check(m, x)
+        if x.known and x.dtype.is_complex:
+            m.require(False, "-0.0i + 0i is 0i")  # the number's imaginary part is a positive zero
+        m.require(not x.is_float or _is_negative(zero), "-0.0 + 0 is 0.0")
+
+    examples = [
+        fires(lambda x: (x + 0) * 2, "i64[4, 8]"),
+        fires(lambda x: (0 + x) * 2, "i64[4, 8]"),
+        fires(lambda x: (x + False) ^ True, "bool[4, 8]"),
+        fires(lambda x: (x + -0.0) * 2, SPECIAL),
+        declines(lambda x: (x + 0) * 2, SPECIAL, because="-0.0"),
+        declines(lambda x: (x + 0.0) * 2, SPECIAL, because="-0.0"),
+        declines(lambda x: (x + -0.0) * 2, torch.tensor([complex(1, -0.0)]), because="0i"),
+        declines(lambda x: (x + 0.0) * 2, "i64[4, 8]"),
+        declines(lambda x: (x + 0) * 2, "bool[4, 8]"),
+        declines(lambda x: x + 0, "i64[4, 8]", because="leaves the graph"),
+        declines(lambda x, y: torch.add(x, y, alpha=0) * 2, "i64[4, 8]", "i64[4, 8]"),
+    ]
+
+
+class SubtractZero(Noop):
+    """x - 0 -> x"""
+
+    def pattern(self, op, x: Tensor, zero: Zero):
+        return op.sub(x, zero)
+
+    def check(self, m, x, zero):
+        super().check(m, x)
+        m.require(not _is_negative(zero), "-0.0 - -0.0 is 0.0")
+
+    examples = [
+        fires(lambda x: (x - 0) * 2, SPECIAL),
+        fires(lambda x: (x - 0.0) * 2, "f16[4, 8]"),
+        fires(lambda x: (x - 0) * 2, "i64[4, 8]"),
+        declines(lambda x: (x - -0.0) * 2, SPECIAL, because="-0.0"),
+        declines(lambda x: (0 - x) * 2, SPECIAL),
+        declines(lambda x: (x - 0.0) * 2, "i64[4, 8]"),
+    ]
+
+
+class MultiplyByOne(Noop):
+    """x * 1 -> x"""
+
+    def pattern(self, op, x: Tensor, one: One):
+        return op.mul(x, one)
+
+    def check(self, m, x):
+        super().check(m, x)
+        m.require(not x.known or not x.dtype.is_complex, "an infinite part times 1 + 0i has a NaN")
+
+    examples = [
+        fires(lambda x: (x * 1) + 2, SPECIAL),
+        fires(lambda x: (1.0 * x) + 2, "bf16[4, 8]"),
+        fires(lambda x: (x * 1) + 2, "i64[4, 8]"),
+        fires(lambda x: (x * True) ^ True, "bool[4, 8]"),
+        fires(lambda x: (x * 1) + 2, "f32[]"),
+        declines(lambda x: (x * 1.0) + 2, "i64[4, 8]"),
+        declines(lambda x: (x * 1) + 2, "bool[4, 8]"),
+        declines(lambda x: x * 1, "f32[4, 8]", because="leaves the graph"),
+        declines(lambda x: (x * 1) + 2, torch.tensor([complex(1, INFINITY)]), because="NaN"),
+        declines(lambda x: _after_no_grad(x) + 2, "f32[4, 8]", because="used beyond", dialects=("torch",)),
+    ]
+
+
+def _after_no_grad(x: Any) -> Any:
+    with torch.no_grad():
+        y = x * 1
+    return y
+
+
+class DivideByOne(Noop):
+    """x / 1 -> x; integers: x // 1 -> x"""
+
+    def pattern(self, op, x: Tensor, one: One, rounding):
+        return op.div(x, one, rounding_mode=rounding) | op.floor_divide(x, one)
+
+    def check(self, m, x, rounding):
+        super().check(m, x)
+        if not x.known:
+            return
+        m.require(not x.dtype.is_complex, "an infinite part divided by 1 + 0i has a NaN")
+        floors = rounding is not None or m.root.op == "floor_divide"
+        m.applies(not (floors and x.is_float), "it rounds")
+
+    examples = [
+        fires(lambda x: (x / 1) + 2, SPECIAL),
+        fires(lambda x: (x / 1.0) + 2, "f16[4, 8]"),
+        fires(lambda x: (x // 1) + 2, "i64[4, 8]"),
+        declines(lambda x: (x / 1) + 2, "i64[4, 8]"),
+        declines(lambda x: (x // 1) + 2, "f32[4, 8]"),
+        declines(lambda x: (1 / x) + 2, "f32[4, 8]"),
+        declines(lambda x: torch.div(x, 1, rounding_mode="trunc") + 2, "f32[4, 8]"),
+    ]
+
+
+class PowerOne(Noop):
+    """x ** 1 -> x"""
+
+    def pattern(self, op, x: Tensor, one: One):
+        return op.pow(x, one)
+
+    examples = [
+        fires(lambda x: (x**1) + 2, SPECIAL),
+        fires(lambda x: torch.pow(x, 1) + 2, "i64[4, 8]"),
+        declines(lambda x: torch.pow(x, 1.0) + 2, "i64[4, 8]"),
+        declines(lambda x: torch.pow(1, x) + 2, "f32[4, 8]"),
+        declines(lambda x: (x**2) + 2, "f32[4, 8]"),
+    ]
+
+
+class DoubleNegation(Noop):
+    """-(-x) -> x; not not x -> x"""
+
+    interior_may_be_used = True
+
+    def pattern(self, op, x: Tensor):
+        return op.any_of(*(getattr(op, n)(getattr(op, n)(x)) for n in ("neg", "logical_not", "bitwise_not")))
+
+    examples = [
+        fires(lambda x: -(-x) + 2, SPECIAL),
+        fires(lambda x: (y := -x, -y + 2), "f32[4, 8]"),
+        fires(lambda x: x.logical_not().logical_not() ^ True, "bool[4, 8]"),
+        fires(lambda x: ~~x + 2, "i64[4, 8]"),
+        declines(lambda x: x.logical_not().logical_not() ^ True, "i64[4, 8]"),
+        declines(lambda x: -(-x), "f32[4, 8]", because="leaves the graph"),
+        declines(lambda x: (y := -x, y.add_(1), -y + 2)[-1], "f32[4, 8]", because="writes", dialects=("torch",)),
+    ]
+
+
+IDEMPOTENT = ("relu", "abs", "floor", "ceil", "trunc", "round", "sign")
+
+
+class Idempotent(Rule):
+    """f(f(x)) -> f(x), for f = relu, abs, floor, ceil, trunc, round, sign"""
+
+    interior_may_be_used = True
+
+    def pattern(self, op, x: Tensor):
+        return op.any_of(*(getattr(op, n)(getattr(op, n)(x)) for n in IDEMPOTENT))
+
+    def rewrite(self, op, m):
+        return m.nodes[1]
+
+    examples = [
+        fires(lambda x: x.relu().relu() + 2, SPECIAL),
+        fires(lambda x: torch.nn.functional.relu(torch.relu(x)), "f32[4, 8]"),
+        fires(lambda x: (x * 3).round().round() + 2, "f32[4, 8]"),
+        declines(lambda x: x.relu().abs() + 2, "f32[4, 8]"),
+        declines(lambda x: x.round(decimals=1).round() + 2, "f32[4, 8]"),
+        declines(lambda x: (y := x.relu(), y.relu()), "f32[4, 8]", because="leaves the graph"),
+        declines(lambda x: (y := x.relu(), y.sub_(1), y.relu())[-1], "f32[4, 8]", because="writes",
+                 dialects=("torch",)),
+    ]  # fmt: skip
+
+
+class ClampToAnything(Noop):
+    """clamp(x, min, max) -> x, where no value of x's dtype lies outside; NaN stays NaN
+
+    Before autograd, floats are left alone: the gradient of a clamped NaN is 0, that of the NaN itself is not.
+    """
+
+    def pattern(self, op, x: Tensor, low, high):
+        return op.clamp(x, min=low, max=high)
+
+    def check(self, m, x, low, high):
+        super().check(m, x)
+        m.require(x.known, "shape and dtype are not known")
+        smallest, largest = _range(x.dtype)
+        m.applies(_is_bound(low) and (low is None or low <= smallest), "it limits something")
+        m.applies(_is_bound(high) and (high is None or high >= largest), "it limits something")
+        m.require(not x.is_float or m.program.dialect == ATEN, "the gradient of a NaN would differ")
+
+    examples = [
+        fires(lambda x: x.clamp(-INFINITY, INFINITY) + 2, SPECIAL, dialects=("aten",)),
+        fires(lambda x: x.clamp(min=0) + 2, "u8[4, 8]"),
+        declines(lambda x: x.clamp(-INFINITY, INFINITY) + 2, SPECIAL, dialects=("torch",), because="gradient"),
+        declines(lambda x: x.clamp(min=torch.finfo(torch.float32).min) + 2, SPECIAL),
+        declines(lambda x: x.clamp(max=INFINITY) + 2, "i64[4, 8]"),
+        declines(lambda x: x.clamp_min(0) + 2, "i8[4, 8]"),
+        declines(lambda x, low: x.clamp(low) + 2, "f32[4, 8]", "f32[8]"),
+    ]
+
+
+def _is_bound(value: Any) -> bool:
+    return value is None or isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _range(dtype: torch.dtype) -> tuple[float, float]:
+    if dtype.is_floating_point or dtype.is_complex:
+        return -INFINITY, INFINITY
+    return (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+
+
+ARITHMETIC: list[Rule] = [
+    AddZero(), SubtractZero(), MultiplyByOne(), DivideByOne(), PowerOne(), DoubleNegation(), Idempotent(),
+    ClampToAnything(),
+]  # fmt: skip

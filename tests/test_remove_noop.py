@@ -1,0 +1,95 @@
+"""What examples cannot show of `remove_noop_pass` and `remove_noop_ops`: graphs without facts, and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from triptych.ir.program import Program
+from triptych.joint.remove_noop_ops import RemoveNoopOps
+from triptych.options import Options
+from triptych.passes.base import PassRun
+from triptych.pre_grad.remove_noop_pass import RemoveNoopPass
+from triptych.rewrite.rewriter import Rewriter
+from triptych.testing.capture import capture_torch
+
+
+def run(pass_, gm, inputs=()):
+    run = PassRun(Rewriter(Program(gm, inputs), pass_.name), Options(), strict=True)
+    pass_.run(run)
+    gm.graph.lint()
+    gm.recompile()
+    return run.tally
+
+
+def targets(gm):
+    return [n.target for n in gm.graph.nodes if n.op.startswith("call")]
+
+
+def clone_then_add(x):
+    y = x.clone()
+    return y + 1
+
+
+def test_clone_without_any_facts():
+    gm = torch.fx.symbolic_trace(clone_then_add)
+    tally = run(RemoveNoopOps(), gm)
+    assert tally.fired == {"noop_clone": 1}
+    assert "clone" not in targets(gm)
+    assert torch.equal(gm(torch.ones(3)), torch.full((3,), 2.0))
+
+
+@pytest.mark.parametrize(
+    "program, reason",
+    [
+        (lambda x: x.clone(), "strides"),
+        (lambda x: x.clone().add_(1), "written"),
+        (lambda x: x.clone().view(-1) + 1, "strides"),
+        (lambda x: x.clone(memory_format=torch.channels_last) + 1, "strides"),
+    ],
+    ids=["returned", "written", "viewed", "another format"],
+)
+def test_clone_that_shows_stays_without_facts(program, reason):
+    gm = torch.fx.symbolic_trace(program)
+    tally = run(RemoveNoopOps(), gm)
+    assert "clone" in targets(gm)
+    assert any(reason in d.reason for d in tally.declines.values())
+
+
+def test_modules_without_any_facts():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Identity(), nn.Dropout(0.5), nn.Linear(4, 4)).eval()
+    gm = torch.fx.symbolic_trace(model)
+    tally = run(RemoveNoopPass(), gm)
+    assert tally.fired == {"noop_identity": 1, "noop_dropout": 1}
+    assert targets(gm) == ["0", "3"]
+
+
+def test_a_module_with_a_hook_stays():
+    model = nn.Sequential(nn.Identity(), nn.ReLU())
+    model[0].register_forward_hook(lambda module, args, result: result * 2)
+    gm = torch.fx.symbolic_trace(model)
+    assert not run(RemoveNoopPass(), gm).fired
+
+
+def gradients(gm, inputs):
+    inputs = [i.detach().clone().requires_grad_() for i in inputs]
+    (result,) = gm(*inputs)
+    result.sum().backward()
+    return [i.grad for i in inputs]
+
+
+def all_sorts(x):
+    y = (x * 1 - 0).view(4, 8).clone() ** 1
+    with torch.no_grad():
+        z = y * 1
+    return (-(-y)).relu().relu() * z + z.expand(4, 8).detach()
+
+
+def test_gradients_are_the_same():
+    x = torch.randn(4, 8, requires_grad=True)
+    gm, _ = capture_torch(all_sorts, [x])
+    before = gradients(gm, [x])
+    tally = run(RemoveNoopPass(), gm)
+    assert tally.fired.total() >= 6, tally
+    assert all(torch.equal(a, b) for a, b in zip(before, gradients(gm, [x]), strict=True))
