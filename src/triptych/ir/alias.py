@@ -23,6 +23,7 @@ class Aliasing:
         self._parent: dict[Node, Node] = {}
         self._effects: dict[Node, Effects] = {}
         self._storages: dict[int, Node] = {}
+        self._moved: dict[int | None, int] = {}
         self._writes: list[tuple[Node, tuple[Node, ...]]] = []
         self._barriers: list[Node] = []
         self._inputs: list[Node] = []
@@ -65,7 +66,7 @@ class Aliasing:
         if node.target is getitem and self._makes_several(node.args[0]):
             first = self._pieces.setdefault((node.args[0], node.args[1]), node)
             return [first] if first is not node else []
-        return [a for a in seen.aliases if not (seen.may_copy and _surely_apart(node, a))]
+        return [a for a in seen.aliases if not (seen.may_copy and self.surely_apart(node, a))]
 
     def _makes_several(self, node: object) -> bool:
         """Several results, each in memory of its own, which are only taken apart: the pieces share nothing."""
@@ -154,6 +155,23 @@ class Aliasing:
         self._output_uses[self._root(old)] -= 1
         self._output_uses[self._root(new)] += 1
 
+    def replaced(self, old: Node, new: Node) -> None:
+        """Users of `old` use `new`; what is recorded of views among them still names the memory of `old`."""
+        was, now = self._storage(fact(old)), self._storage(fact(new))
+        if was is not None and now is not None and was != now:
+            self._moved[was] = now
+
+    def surely_apart(self, left: Node, right: Node) -> bool:
+        """Both values are known and lie in different memory."""
+        first, second = self._storage(fact(left)), self._storage(fact(right))
+        return first is not None and second is not None and first != second
+
+    def _storage(self, value: object) -> int | None:
+        found = storage(value)
+        while found in self._moved:
+            found = self._moved[found]
+        return found
+
     def _root(self, node: Node) -> Node:
         parent = self._parent
         parent.setdefault(node, node)
@@ -181,12 +199,6 @@ class Aliasing:
         if self._makes_several(node):
             return
         for item in value if isinstance(value, (list, tuple)) else (value,):
-            key = storage(item)
+            key = self._storage(item)
             if key is not None:
                 self._join((self._storages.setdefault(key, node), node))
-
-
-def _surely_apart(left: Node, right: Node) -> bool:
-    """Both values are known and lie in different memory."""
-    first, second = storage(fact(left)), storage(fact(right))
-    return first is not None and second is not None and first != second

@@ -59,13 +59,14 @@ class ReplaceRandomPasses(Pass):
             why_not = "fallback_random keeps eager's stream"
         elif run.options.codegen != "inductor":
             why_not = "the code generator has no generator of its own"
-        replacer = _Replacer(run, len(sites))
-        for node in sites:
-            if why_not:
+        if why_not:
+            for node in sites:
                 run.declined(_name(run, node), node, why_not)
-            else:
+        elif sites:
+            replacer = _Replacer(run, len(sites))
+            for node in sites:
                 replacer.replace(node)
-        replacer.finish()
+            replacer.finish()
 
     examples = [
         _draw(lambda x: x + torch.rand_like(x), "f32[4, 8]"),

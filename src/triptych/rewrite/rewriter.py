@@ -266,8 +266,7 @@ class Rewriter:
 
     def _same_storage(self, was: Node, now: Node) -> bool:
         """`reshape` and its like may copy: at the torch level the facts tell whether they did."""
-        old, new = storage(fact(was)), storage(fact(now))
-        return self.program.dialect == ATEN or old is None or new is None or old == new
+        return self.program.dialect == ATEN or not self.program.aliasing.surely_apart(was, now)
 
     # ---- the edit itself ----
 
@@ -275,6 +274,7 @@ class Rewriter:
         users = list(was.users)
         was.replace_all_uses_with(now, propagate_meta=False)
         aliasing = self.program.aliasing
+        aliasing.replaced(was, now)
         for user in users:
             self.program.changed(user)
             if user.op == "output":
