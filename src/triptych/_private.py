@@ -31,6 +31,10 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "memory_format_of": "torch._prims_common:suggest_memory_format",
         # facts are computed on fake values even while somebody is tracing around us
         "without_dispatch_modes": "torch.utils._python_dispatch:_disable_current_modes",
+        # the class of fake values
+        "FakeTensor": "torch._subclasses:FakeTensor",
+        # hooks on every module there is
+        "has_any_global_hook": "torch.nn.modules.module:_has_any_global_hook",
         # Inductor's counter-based random generator: operations its code generator knows
         "generator_prims": "torch._inductor.inductor_prims",
         # artifacts for TORCH_TRACE and tlparse
@@ -194,6 +198,18 @@ def region_functions() -> dict[Any, str]:
         _enter_inference_mode: "enter_inference_mode",
         _exit_inference_mode: "exit_inference_mode",
     }
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """A module whose call does more than its forward."""
+    own = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return __getattr__("has_any_global_hook")() or any(getattr(module, name) for name in own)
+
+
+def is_ordinary(tensor: torch.Tensor) -> bool:
+    """Strided, and no subclass that gives functions a meaning of its own."""
+    ordinary = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, __getattr__("FakeTensor"))
+    return tensor.layout == torch.strided and type(tensor) in ordinary
 
 
 def trace_artifact(name: str, payload: Any) -> None:

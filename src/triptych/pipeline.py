@@ -9,8 +9,16 @@ import functools
 from dataclasses import dataclass
 
 from .errors import UnknownName
+from .joint.constant_fold_uniform_value import ConstantFoldUniformValue
+from .joint.remove_noop_ops import RemoveNoopOps
+from .joint.replace_random_passes import ReplaceRandomPasses
+from .joint.stable_topological_sort import StableTopologicalSort
 from .options import Options
 from .passes.base import Pass
+from .post_grad.eliminate_dead_code import EliminateDeadCode
+from .post_grad.remove_assert_ops import RemoveAssertOps
+from .post_grad.reorder_for_locality import ReorderForLocality
+from .pre_grad.remove_noop_pass import RemoveNoopPass
 
 
 @dataclass(frozen=True)
@@ -26,19 +34,31 @@ class Hook:
 Entry = type[Pass] | Hook
 
 PRE_GRAD: list[Entry] = [
+    RemoveNoopPass,
     Hook("pre_grad_custom_pass"),
+    StableTopologicalSort,
 ]
 
 PRE_GRAD_OPTIONAL: list[Entry] = []
 
 JOINT: list[Entry] = [
     Hook("joint_custom_pre_pass"),
+    RemoveNoopOps,
+    ConstantFoldUniformValue,
+    Hook("joint_custom_pre_pass"),
+    ReplaceRandomPasses,
     Hook("joint_custom_post_pass"),
+    StableTopologicalSort,
 ]
 
 POST_GRAD: list[Entry] = [
+    EliminateDeadCode,
+    ReorderForLocality,
     Hook("post_grad_custom_pre_pass"),
+    RemoveNoopOps,
+    RemoveAssertOps,
     Hook("post_grad_custom_post_pass"),
+    StableTopologicalSort,
 ]
 
 STAGES = {"pre_grad": (*PRE_GRAD, *PRE_GRAD_OPTIONAL), "joint": tuple(JOINT), "post_grad": tuple(POST_GRAD)}

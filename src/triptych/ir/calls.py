@@ -53,7 +53,7 @@ OPERATORS: dict[Any, str] = {
 METHOD_ORDER = {"where": (1, 0, 2), "polygamma": (1, 0)}
 """Methods whose tensor is not the first parameter of the schema."""
 
-REFLECTED = {"radd": "add", "rsub": "sub", "rmul": "mul", "rtruediv": "div", "rpow": "pow", "rmatmul": "matmul"}
+REFLECTED = {"radd": "add", "rsub": "sub", "rmul": "mul", "rpow": "pow", "rmatmul": "matmul"}
 """`1 - x` as a method of x: the operands stand the other way round."""
 
 PYTHON_RENAMES = {"training": "train", "split_size_or_sections": "split_size", "tensor": "self"}
@@ -89,12 +89,16 @@ def _operator(node: Node, name: str) -> Call | None:
         return _canonical(node, name, bound, mutates=name == "setitem")
     if name.endswith("_") and tensor_fact(args[0]) is None and fact(args[0]) is not None:
         name = name[:-1]  # `+=` on a number makes a new number
+    if name == "div" and len(args) == 2 and tensor_fact(args[0]) is None and tensor_fact(args[1]) is not None:
+        return Call("rdiv", {"self": args[1], "other": args[0]})
     return _by_name(node, name)
 
 
 def _method(node: Node, name: str) -> Call | None:
     if name.startswith("__") and name.endswith("__"):
         name = name[2:-2]
+        if name in ("rdiv", "rtruediv"):
+            return Call("rdiv", {"self": node.args[0], "other": node.args[1]})
         if name in REFLECTED:
             return _bind(node, REFLECTED[name], tuple(reversed(node.args)), node.kwargs)
         if name.startswith("i") and name[1:] in ("add", "sub", "mul", "truediv"):
@@ -108,7 +112,8 @@ def _method(node: Node, name: str) -> Call | None:
     return _by_name(node, name)
 
 
-def _is_torch(target: Any) -> bool:
+def is_torch_function(target: Any) -> bool:
+    """A function of torch itself, not of a package whose name begins like it."""
     module = getattr(target, "__module__", None) or ""
     if isinstance(target, type(torch.Tensor.add)):
         return True
@@ -117,7 +122,7 @@ def _is_torch(target: Any) -> bool:
 
 def _function(node: Node, target: Any) -> Call | None:
     name = getattr(target, "__name__", "")
-    if not name or not _is_torch(target):
+    if not name or not is_torch_function(target):
         return None
     if inspect.isfunction(target):
         return _python_function(node, target, name)

@@ -35,6 +35,7 @@ OWN_PARAMETERS: dict[str, Args] = {
     "softmax": {"self": REQUIRED, "dim": REQUIRED, "dtype": None},
     "log_softmax": {"self": REQUIRED, "dim": REQUIRED, "dtype": None},
     "clamp": {"self": REQUIRED, "min": None, "max": None},
+    "rdiv": {"self": REQUIRED, "other": REQUIRED},
     "getitem": {"self": REQUIRED, "index": REQUIRED},
     "select": {"self": REQUIRED, "dim": REQUIRED, "index": REQUIRED},
     "slice": {"self": REQUIRED, "dim": 0, "start": 0, "end": None, "step": 1},
@@ -43,7 +44,8 @@ OWN_PARAMETERS: dict[str, Args] = {
     "full_like": {"self": REQUIRED, "fill_value": REQUIRED, "dtype": None, "layout": None, "device": None,
                   "pin_memory": None, "memory_format": None},
 }  # fmt: skip
-"""Operations whose parameters are ours because several schemas meet in them."""
+"""Operations whose parameters are ours because several schemas meet in them, or no schema has them: `3 / x`, which
+torch computes as `x.reciprocal() * 3`, is `rdiv(x, 3)`, because `div(3, x)` rounds otherwise."""
 
 
 def canonical_parameters(name: str) -> Args | None:

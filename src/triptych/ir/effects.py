@@ -191,7 +191,7 @@ def _from_call(node: Node) -> Effects:
         return PURE if not call.mutates else Effects(writes=operands[:1], kept=True)
     in_python = call.op.startswith(PURE_MODULES)
     known_operation = in_python or bool(overloads(call.op)) or call.op in (
-        "tensor_getitem", "getattr", "to_like", "getitem", "setitem", "not", "tensor"
+        "tensor_getitem", "getattr", "to_like", "getitem", "setitem", "not", "tensor", "rdiv"
     )  # fmt: skip
     random = _draws(call)
     if call.mutates:
@@ -245,4 +245,6 @@ def _from_module(node: Node) -> Effects:
     if isinstance(module, _PURE_MODULES):
         in_place = bool(getattr(module, "inplace", False))
         return Effects(operands if in_place else (), operands, kept=in_place)
+    if type(module).__name__ == "GuardsFn":
+        return Effects(kept=True)  # what `torch.export` checks of its inputs: it reads them and may raise
     return Effects(writes=operands, aliases=operands, random=True, kept=True)

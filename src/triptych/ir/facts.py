@@ -129,3 +129,17 @@ def difference(old: Any, new: Any, strides: bool = True) -> str | None:
 def storage(value: Any) -> int | None:
     """An identity of the memory behind a fake tensor, if there is one."""
     return _private.storage_id(value) if isinstance(value, torch.Tensor) else None
+
+
+def sharing(value: Any, operands: Sequence[Any]) -> list[list[str]]:
+    """How a value, or each of several, lies to its operands: the very same tensor, the same memory, or apart."""
+    made = value if isinstance(value, (list, tuple)) else (value,)
+    given = [o for operand in operands for o in (operand if isinstance(operand, (list, tuple)) else (operand,))]
+
+    def relation(left: Any, right: Any) -> str:
+        if left is right:
+            return "itself"
+        place = storage(left)
+        return "shared" if place is not None and place == storage(right) else "apart"
+
+    return [[relation(m, g) for g in given if isinstance(g, torch.Tensor)] for m in made]

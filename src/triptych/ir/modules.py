@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from .. import _private
+
 _DROPOUTS: dict[type, str] = {
     nn.Dropout: "dropout", nn.Dropout1d: "feature_dropout", nn.Dropout2d: "feature_dropout",
     nn.Dropout3d: "feature_dropout", nn.AlphaDropout: "alpha_dropout",
@@ -24,7 +26,7 @@ def called_module(node: Node) -> nn.Module | None:
 def module_call(node: Node) -> tuple[str, dict[str, Any]] | None:
     """The operation a module stands for, with its arguments; None for a module we do not read."""
     module = called_module(node)
-    if module is None or len(node.args) != 1 or node.kwargs or _is_hooked(module):
+    if module is None or len(node.args) != 1 or node.kwargs or _private.has_hooks(module):
         return None
     if type(module) is nn.Identity:
         return "identity", {"self": node.args[0]}
@@ -34,10 +36,3 @@ def module_call(node: Node) -> tuple[str, dict[str, Any]] | None:
     if module.inplace and module.training:
         return None
     return name, {"input": node.args[0], "p": module.p, "train": module.training}
-
-
-def _is_hooked(module: nn.Module) -> bool:
-    """A hook may do anything: the module is then more than its operation."""
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )

@@ -33,7 +33,9 @@ def dialect_of(gm: GraphModule) -> str:
             is_arithmetic = getattr(node.target, "__module__", "") in ("_operator", "math", "torch", "builtins")
             if not is_arithmetic or (value is None and node.target is not operator.getitem):
                 return TORCH
-            if isinstance(value, torch.Tensor) and node.target is not operator.getitem:
+            is_element = node.target is operator.getitem and tensor_fact(node.args[0]) is None
+            made = value if isinstance(value, (list, tuple)) else (value,)
+            if any(isinstance(v, torch.Tensor) for v in made) and not is_element:
                 return TORCH
     return ATEN
 
@@ -74,6 +76,12 @@ class Program:
     def changed(self, node: Node) -> None:
         """The arguments of a node are others now."""
         self._calls.pop(node, None)
+
+    def respelled(self, node: Node) -> None:
+        """A node calls the same thing in other words."""
+        self.changed(node)
+        if self._aliasing is not None:
+            self._aliasing.refresh(node)
 
     def size_sources(self, expr: Any) -> list[tuple[Node, int | None]]:
         """Where a symbolic size can be had: a node that is it, or a dim of a tensor that comes in."""
@@ -125,6 +133,12 @@ class Program:
             self.fake_mode = mode
         except Exception:  # any failure of the user's own code: facts are a help, not a need
             return
+
+    def attribute_fact(self, path: str) -> Any:
+        """The fake value of a parameter or buffer of the graph's module, by its dotted path."""
+        owner, _, name = path.rpartition(".")
+        value = getattr(self.gm.get_submodule(owner), name)
+        return None if self.fake_mode is None else _fake(self.fake_mode, value)
 
     @contextlib.contextmanager
     def computing(self, node: Node) -> Iterator[None]:

@@ -17,7 +17,7 @@ VIEW = frozenset(
     "reshape permute expand squeeze unsqueeze slice select split unbind getitem detach alias diagonal as_strided "
     "unfold tensor_getitem view_as_real view_as_complex".split()
 )
-POINTWISE = frozenset(["to", "dropout", "prims.convert_element_type", "where", "clamp", "fill", "clone"])
+POINTWISE = frozenset(["to", "dropout", "prims.convert_element_type", "where", "clamp", "fill", "clone", "rdiv"])
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from ..ir.program import ATEN, Program, Value
 from ..ir.schema import REQUIRED, overloads
 from ..ir.text import RULE
 from ..match.pattern import known_operations
-from .forms import special_form
+from .forms import PYTHON_OPERATORS, special_form
 from .refusal import Refused
 
 aten = torch.ops.aten
@@ -65,6 +65,13 @@ class Emitter:
     def call(self, target: Any, *args: Any, **kwargs: Any) -> Value:
         """A node for one particular function: for operations that have no name of their own here."""
         return self.node("call_function", target, self._plain(args), self._plain(kwargs))
+
+    def attribute(self, path: str) -> Node:
+        """A tensor of the graph's module, such as a parameter: the node that is there already, or a new one."""
+        for node in self.program.graph.find_nodes(op="get_attr", target=path):
+            if node < self.anchor:
+                return node
+        return self.node("get_attr", path, (), {}).node
 
     def again(self, node: Node, operands: Mapping[Node, Node]) -> Value:
         """The call a node makes, in its own words and with its own source line, on other operands."""
@@ -119,14 +126,16 @@ class Emitter:
         self.made.append(node)
         node.meta = {k: v for k, v in self.anchor.meta.items() if k not in STALE_META}
         node.meta[RULE] = self.rule
-        value = self._compute(node)
+        value = self.compute(node)
         if value is not None:
             set_fact(node, value, self.program.fact_key)
         self.program.added(node)
         return Value(self.program, node)
 
-    def _compute(self, node: Node) -> Any:
-        """The value of a new node on the facts of its operands; None where one of them is unknown."""
+    def compute(self, node: Node) -> Any:
+        """The value of a node on the facts of its operands; None where one of them is unknown."""
+        if node.op == "get_attr":
+            return self.program.attribute_fact(str(node.target))
         unknown = False
 
         def known_value(n: Node) -> Any:
@@ -157,6 +166,16 @@ class Emitter:
     # ---- the two dialects ----
 
     def _torch(self, name: str, bound: dict[str, Any]) -> Value:
+        if _number_first(bound):
+            if name in ("add", "mul") and set(bound) == {"self", "other"}:
+                bound = {"self": bound["other"], "other": bound["self"]}
+            elif name in PYTHON_OPERATORS and len(bound) == 2:
+                return self.node("call_function", PYTHON_OPERATORS[name], tuple(bound.values()), {})
+        dim = bound.get("dim")
+        if isinstance(dim, list) and len(dim) == 1:
+            bound = {**bound, "dim": dim[0]}
+        if name.endswith("_") and hasattr(torch.Tensor, name):
+            return self.node("call_method", name, *_split_arguments(name, bound))
         target = next((f for m in (F, torch) if name in TORCH_HOMES.get(m, ()) and (f := getattr(m, name, None))), None)
         target = target or getattr(torch, name, None) or getattr(F, name, None)
         args, kwargs = _split_arguments(name, bound)
@@ -198,6 +217,10 @@ class Emitter:
 TORCH_HOMES: dict[Any, frozenset[str]] = {
     F: frozenset("relu gelu silu linear layer_norm softmax log_softmax scaled_dot_product_attention".split())
 }
+
+
+def _number_first(bound: dict[str, Any]) -> bool:
+    return not isinstance(bound.get("self"), Node) and any(isinstance(v, Node) for v in bound.values())
 
 
 def _split_arguments(name: str, bound: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

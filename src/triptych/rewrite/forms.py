@@ -49,6 +49,14 @@ def _torch_slice(op: Emitter, a: dict[str, Any]) -> Value:
     return op.node("call_function", operator.getitem, (a["self"], index if dim else index[0]), {})
 
 
+def _torch_batch_norm(op: Emitter, a: dict[str, Any]) -> Value:
+    if "cudnn_enabled" in a:
+        raise Refused("batch_norm as a function of torch has no such argument")
+    first = (a["input"], a.get("running_mean"), a.get("running_var"))
+    plain = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
+    return op.node("call_function", F.batch_norm, first, {k: a[k] for k, v in plain.items() if k in a and a[k] != v})
+
+
 def _torch_dropout(op: Emitter, a: dict[str, Any]) -> Value:
     return op.node("call_function", F.dropout, (a["input"],), {"p": a["p"], "training": a["train"]})
 
@@ -72,6 +80,9 @@ TORCH_FORMS: dict[str, Form] = {
     "dropout": _torch_dropout,
     "squeeze": _torch_squeeze,
     "split": _torch_split,
+    "batch_norm": _torch_batch_norm,
+    "einsum": lambda op, a: op.node("call_function", torch.einsum, (a["equation"], *a["tensors"]), {}),
+    "rdiv": lambda op, a: op.node("call_function", operator.truediv, (a["other"], a["self"]), {}),
     "getitem": _function(operator.getitem),
     "tensor_getitem": _function(operator.getitem),
 }
@@ -160,6 +171,13 @@ ATEN_FORMS: dict[str, Form] = {
     "sub": _aten_sub,
     "mul": _aten_mul,
 }
+
+
+PYTHON_OPERATORS = {
+    "sub": operator.sub, "pow": operator.pow, "remainder": operator.mod, "floor_divide": operator.floordiv,
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
+}  # fmt: skip
+"""How a torch-level graph writes `2 - x`, a number before a tensor: most functions take the tensor first."""
 
 
 def special_form(dialect: str, name: str) -> Form | None:

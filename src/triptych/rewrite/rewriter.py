@@ -12,13 +12,14 @@ from typing import Any, Protocol
 
 from torch.fx import Node
 
-from ..ir.effects import node_operands
-from ..ir.facts import difference, fact, storage
+from ..ir.effects import Effects, node_operands
+from ..ir.facts import difference, fact, sharing, storage
 from ..ir.program import ATEN, Program, Value
 from ..ir.text import RULE
 from ..ir.traits import is_gemm, is_pointwise
 from .emit import Emitter
 from .refusal import Refused
+from .spelling import Spelling
 
 
 class Terms(Protocol):
@@ -69,8 +70,7 @@ class Rewriter:
         olds = [old] if isinstance(old, Node) else list(old)
         covered = tuple(dict.fromkeys((*olds, *covered)))
         try:
-            if self.limit is not None and self.rewrites >= self.limit:
-                raise Refused("the limit of rewrites is reached")
+            self._check_limit()
             made = self.require_sound(olds, new, op, covered, terms)
         except Exception:
             op.discard()
@@ -99,6 +99,27 @@ class Rewriter:
                 self._check_identity(was, now)
         return made
 
+    def respell(self, node: Node, spelling: Spelling) -> None:
+        """Write the same call another way; the node, its name and its place stay.
+
+        What it makes is computed anew and must be what was known: in shape, dtype, strides, and in what memory it
+        shares with its operands. Raises Refused and changes nothing if it is not.
+        """
+        self._check_limit()
+        before = Spelling.of(node)
+        seen = self.program.aliasing.effects(node)
+        _write(node, spelling)
+        try:
+            self._check_respelled(node, before, seen)
+        except Exception:
+            _write(node, before)
+            raise
+        self.rewrites += 1
+        if not before.same_function(spelling):
+            node.meta[RULE] = self.pass_name
+        self.program.respelled(node)
+        self.touched = [node]
+
     def erase(self, node: Node) -> None:
         """Remove a node that nobody uses."""
         if node.users:
@@ -126,6 +147,26 @@ class Rewriter:
         return node.op not in ("placeholder", "output") and self.program.aliasing.effects(node).pure
 
     # ---- what must hold ----
+
+    def _check_limit(self) -> None:
+        if self.limit is not None and self.rewrites >= self.limit:
+            raise Refused("the limit of rewrites is reached")
+
+    def _check_respelled(self, node: Node, before: Spelling, seen: Effects) -> None:
+        old = fact(node)
+        if old is None or seen.writes or seen.barrier:
+            return  # nothing to compare with, or computing it would change the facts themselves
+        try:
+            new = self.emitter(node).compute(node)
+        except Exception as error:
+            raise Refused(f"cannot be written so: {type(error).__name__}") from error
+        if new is None:
+            return
+        if problem := difference(old, new):
+            raise Refused(problem)
+        operands = [fact(n) for n in node_operands((before.args, before.kwargs))]
+        if sharing(old, operands) != sharing(new, operands):
+            raise Refused("would share other memory than before")
 
     def _node_of(self, value: Any) -> Node:
         if isinstance(value, Value):
@@ -250,6 +291,11 @@ class Rewriter:
             seen = self.program.aliasing.effects(node)
             if seen.pure or (takes_random and not (seen.writes or seen.kept or seen.barrier)):
                 self.erase(node)
+
+
+def _write(node: Node, spelling: Spelling) -> None:
+    node.op, node.target = spelling.kind, spelling.target
+    node.args, node.kwargs = spelling.args, dict(spelling.kwargs)
 
 
 def _is_returned(node: Node) -> bool:

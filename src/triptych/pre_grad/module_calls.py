@@ -1,0 +1,97 @@
+"""A torch.nn module in a graph, seen as the one function call that its forward is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+from torch.fx.proxy import GraphAppendingTracer, Proxy
+
+from .. import _private
+from ..ir.facts import fact
+from ..rewrite.emit import Emitter
+from ..rewrite.refusal import Refused
+from ..rewrite.spelling import Spelling
+
+
+def function_of_module(op: Emitter, node: Node) -> Spelling | None:
+    """What a `call_module` node calls, with the module's tensors as attributes of the graph.
+
+    None for modules that are not torch.nn's own and for those that hand their input on; Refused where the forward is
+    no single call or the module does more than its forward.
+    """
+    module = op.program.gm.get_submodule(str(node.target))
+    if not type(module).__module__.startswith("torch.nn.modules."):
+        return None
+    if _private.has_hooks(module) or "forward" in vars(module):
+        raise Refused("the module has hooks")
+    if module.training and next(module.buffers(), None) is not None:
+        raise Refused("the module keeps statistics in training")
+    recorder = _Recorder(module, node)
+    made = recorder.forward()
+    if not isinstance(made, Proxy):
+        raise Refused("the module's forward is no single call")
+    if made.node.op == "placeholder":
+        return None
+    return recorder.spelling(made.node, op)
+
+
+class _Recorder(GraphAppendingTracer):
+    """Runs a forward on proxies; questions it asks about its input are answered from what is known of it."""
+
+    def __init__(self, module: torch.nn.Module, call: Node) -> None:
+        super().__init__(Graph())
+        self.module, self.call = module, call
+        self.asked: set[Node] = set()
+        tensors = (*module.named_parameters(), *module.named_buffers())
+        self.paths = {id(t): f"{call.target}.{name}" for name, t in tensors}
+        self.inputs = {n: self.graph.placeholder(n.name) for n in call.all_input_nodes}
+        self.given = {inside: n for n, inside in self.inputs.items()}
+
+    def forward(self) -> Any:
+        args, kwargs = torch.fx.map_arg(
+            (self.call.args, self.call.kwargs), lambda n: Proxy(self.inputs[n], self)
+        )
+        try:
+            return self.module.forward(*args, **kwargs)
+        except Refused:
+            raise
+        except Exception as error:
+            raise Refused(f"the module's forward cannot be followed: {type(error).__name__}") from error
+
+    def create_arg(self, a: Any) -> Any:
+        if isinstance(a, torch.Tensor):
+            if id(a) not in self.paths:
+                raise Refused("the module makes tensors of its own")
+            return self.graph.get_attr(self.paths[id(a)])
+        return super().create_arg(a)
+
+    def to_bool(self, obj: Proxy) -> bool:
+        answer = self._value(obj.node)
+        if not isinstance(answer, bool):
+            raise Refused("the module's forward depends on its input")
+        return answer
+
+    def _value(self, node: Node) -> Any:
+        self.asked.add(node)
+        if node in self.given:
+            if fact(self.given[node]) is None:
+                raise Refused("shape and dtype are not known")
+            return fact(self.given[node])
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self._value)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def spelling(self, made: Node, op: Emitter) -> Spelling:
+        """The recorded call, its operands in the graph that the module stands in."""
+        for node in self.graph.nodes:
+            if node is not made and node not in self.asked and node.op not in ("placeholder", "get_attr"):
+                raise Refused("the module's forward is no single call")
+
+        def outside(n: Node) -> Node:
+            return op.attribute(str(n.target)) if n.op == "get_attr" else self.given[n]
+
+        args, kwargs = torch.fx.map_arg((made.args, made.kwargs), outside)
+        return Spelling(made.op, made.target, args, kwargs)

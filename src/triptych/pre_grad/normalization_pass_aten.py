@@ -1,0 +1,182 @@
+"""normalization_pass_aten: one canonical spelling per operation."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch.fx import Node
+
+from ..ir.canonical import OWN_PARAMETERS, index_steps
+from ..ir.facts import fact, tensor_fact
+from ..ir.program import ATEN, Value
+from ..match.pattern import Tensor
+from ..passes.base import Pass, PassRun
+from ..rewrite.refusal import Refused
+from ..rewrite.rule import Match, Rule
+from ..rewrite.spelling import Spelling
+from ..testing.examples import declines, fires
+from .module_calls import function_of_module
+from .spellings import respell, wanted_spelling
+
+
+class AddmmToLinear(Rule):
+    """addmm(b, x, w.t()) -> linear(x, w, b), for a bias vector"""
+
+    interior_may_be_used = True
+
+    def pattern(self, op: Any, b: Tensor, x: Tensor, w: Tensor) -> Any:  # type: ignore[valid-type]
+        return op.addmm(b, x, op.permute(w, [1, 0]))
+
+    def check(self, m: Match, b: Value) -> None:
+        m.require(m.program.dialect != ATEN, "linear is no operation of an ATen graph")
+        m.require(b.rank == 1, "the bias is no vector")
+
+    def rewrite(self, op: Any, b: Value, x: Value, w: Value) -> Value:
+        return op.linear(x, w, bias=b)
+
+    examples = [
+        fires(lambda b, x, w: torch.addmm(b, x, w.t()), "f32[8]", "f32[4, 16]", "f32[8, 16]", dialects=["torch"]),
+        fires(lambda b, x, w: b.addmm(x, mat2=w.T), "f64[8]", "f64[4, 16]", "f64[8, 16]", dialects=["torch"]),
+        fires(lambda b, x, w: torch.addmm(b, x, w.t()), "f32[8]", "f32[4, 16]", "f32[8, 16]", dialects=["torch"],
+              dynamic=True),
+        declines(lambda b, x, w: torch.addmm(b, x, w.t(), alpha=2), "f32[8]", "f32[4, 16]", "f32[8, 16]"),
+        declines(lambda b, x, w: torch.addmm(b, x, w), "f32[8]", "f32[4, 16]", "f32[16, 8]"),
+        declines(lambda b, x, w: torch.addmm(b, x, w.t()), "f32[4, 8]", "f32[4, 16]", "f32[8, 16]",
+                 dialects=["torch"], because="no vector"),
+        declines(lambda b, x, w: torch.addmm(b, x, w.t()), "f32[8]", "f32[4, 16]", "f32[8, 16]",
+                 dialects=["aten"], because="ATen"),
+    ]  # fmt: skip
+
+
+RULES: Sequence[Rule] = (AddmmToLinear(),)
+
+
+@dataclass(frozen=True)
+class NormalizationPassAten(Pass):
+    """One canonical spelling per operation: functions, methods, operators, modules and attributes that mean the same
+    are written the same, so that passes and people see equal things as equal.
+
+    In-place forms stay in-place. ATen graphs have one spelling already and are left alone.
+    """
+
+    name: ClassVar[str] = "normalization_pass_aten"
+
+    def rules(self) -> Sequence[Rule]:
+        return RULES
+
+    def run(self, run: PassRun) -> None:
+        if run.program.dialect == ATEN:
+            return
+        for node in list(run.program.graph.nodes):
+            if node.op == "call_module":
+                self._module(run, node)
+            self._operands(run, node)
+            self._index(run, node)
+            self._spelling(run, node)
+        run.run_rules(self.rules())
+
+    def _module(self, run: PassRun, node: Node) -> None:
+        op = run.rewriter.emitter(node)
+        try:
+            wanted = function_of_module(op, node)
+            if wanted is not None:
+                run.rewriter.respell(node, wanted)
+                run.fired("module_to_function")
+        except Refused as refused:
+            op.discard()
+            run.declined("module_to_function", node, refused.reason)
+
+    def _operands(self, run: PassRun, node: Node) -> None:
+        """cat(x.chunk(2)) -> cat([piece, piece])"""
+        call = run.program.call(node)
+        whole = call.args.get("tensors") if call is not None else None
+        if not isinstance(whole, Node) or not isinstance(fact(whole), (list, tuple)) or node.op != "call_function":
+            return
+        op = run.rewriter.emitter(node)
+        pieces = [op.getitem(whole, i).node for i in range(len(fact(whole)))]
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: pieces if n is whole else n)
+        if not respell(run, "operands_listed", node, Spelling(node.op, node.target, args, kwargs)):
+            op.discard()
+
+    def _index(self, run: PassRun, node: Node) -> None:
+        """x[:, 1:3, 0] -> x[:, 1:3] and then select(..., 2, 0)"""
+        call = run.program.call(node)
+        known = tensor_fact(call.args.get("self")) if call is not None and call.op == "tensor_getitem" else None
+        steps = index_steps(known.dim(), call.args["index"]) if call is not None and known is not None else None
+        if steps is None or len(steps) < 2:
+            return
+        op = run.rewriter.emitter(node)
+        try:
+            value = call.args["self"]  # type: ignore[union-attr]
+            for dim, entry in steps:
+                index = (slice(None),) * dim + (entry,)
+                value = op.call(operator.getitem, value, index).node
+            run.rewriter.replace(node, value, op)
+        except Refused as refused:
+            op.discard()
+            run.declined("index_in_steps", node, refused.reason)
+            return
+        run.fired("index_in_steps")
+        for made in op.made:
+            self._spelling(run, made)
+
+    def _spelling(self, run: PassRun, node: Node) -> None:
+        if node._erased:
+            return
+        try:
+            wanted = wanted_spelling(run.program, node)
+        except Refused as refused:
+            run.declined("one_spelling", node, refused.reason)
+            return
+        if wanted is None:
+            return
+        written = Spelling.of(node)
+        call = run.program.call(node)
+        ours = call is not None and call.op in OWN_PARAMETERS
+        if not wanted.same_function(written) or (ours and not wanted.same_arguments(written)):
+            respell(run, "one_spelling", node, wanted)
+
+    examples = [
+        fires(lambda x: x.chunk(3, -1), "f32[4, 8]", dialects=["torch"]),
+        fires(lambda x: torch.split(x, 3, 1), "f32[4, 8]", dialects=["torch"]),
+        fires(lambda x: x.split((2, 6), dim=-1), "f32[4, 8]", dialects=["torch"]),
+        fires(lambda x: torch.tensor_split(x, [1, 1, 5], dim=1), "f32[4, 8]", dialects=["torch"]),
+        fires(lambda x: x.unbind(-1), "f32[4, 3]", dialects=["torch"]),
+        fires(lambda x, y: torch.concat((x, y), axis=1), "f32[4, 8]", "f32[4, 2]", dialects=["torch"]),
+        fires(lambda x, y: torch.hstack((x, y)), "f32[4, 8]", "i64[4, 2]", dialects=["torch"]),
+        fires(lambda x: x.view(2, -1), "f32[4, 8]", dialects=["torch"]),
+        fires(lambda x: x.t().reshape(32), "f32[4, 8]", dialects=["torch"]),
+        fires(lambda x: x.flatten(1), "f32[4, 8, 2]", dialects=["torch"]),
+        fires(lambda x: x.flatten(1).relu(), "f32[4, 8, 2]", dialects=["torch"], dynamic=True),
+        fires(lambda x: x.unflatten(-1, (2, -1)), "f32[4, 8]", dialects=["torch"]),
+        fires(lambda x: x.squeeze(-1).unsqueeze(0), "f32[4, 1]", dialects=["torch"]),
+        fires(lambda x: (x.T, x.mT, x.transpose(0, -1), x.movedim(0, 1)), "f32[4, 8]", dialects=["torch"]),
+        fires(lambda x: (x.clip(0, 1), x.clamp_min(0), torch.clamp_max(x, 1)), "f32[4, 8]", dialects=["torch"]),
+        fires(lambda x: x.clamp_min(0.5), "i64[4]", dialects=["torch"]),
+        fires(lambda x: (x.relu(), torch.relu(x), x.sigmoid(), F.tanh(x)), "f32[4, 8]", dialects=["torch"]),
+        fires(lambda x, w: (x @ w, x.mm(w), torch.mm(x, w)), "f32[4, 8]", "f32[8, 2]", dialects=["torch"]),
+        fires(lambda x, w: torch.bmm(x, w), "bf16[2, 4, 8]", "bf16[2, 8, 2]", dialects=["torch"]),
+        fires(lambda x: x.detach() * 2, "f32[4, 8]", dialects=["torch"]),
+        fires(lambda x: (x + 1, 2 * x, x ** 2, x < 0, -x), "f32[4, 8]", dialects=["torch"]),
+        fires(lambda x: x.float() + x.to("cpu"), "f16[4]", dialects=["torch"]),
+        fires(lambda x: (x[:, 1:3, 0], x[..., None, 2], x[-1]), "f32[2, 4, 8]", dialects=["torch"]),
+        fires(lambda x: torch.zeros(4) + torch.ones_like(x), "f32[4]", dialects=["torch"]),
+        # written values stay written: the in-place form becomes another in-place form
+        fires(lambda x: F.relu(x, inplace=True), "f32[4, 8]", dialects=["torch"]),
+        fires(lambda x: x.view(-1).add_(1), "f32[4, 8]", dialects=["torch"]),
+        fires(lambda x: x.relu().mul_(2), "f32[4]", dialects=["torch"]),
+        fires(lambda x: F.dropout(x.relu(), 0.5), "f32[64]", dialects=["torch"]),
+        declines(lambda x: torch.split(x, [4, 4], dim=1), "f32[4, 8]", dialects=["torch"]),
+        declines(lambda x, w: torch.matmul(x, w), "f32[4, 8]", "f32[8]", dialects=["torch"]),
+        declines(lambda x: torch.flatten(x), "f32[8]", dialects=["torch"], because="share"),
+        declines(lambda x: x.chunk(2), "f32[4]", dialects=["torch"], dynamic=True, because="size"),
+        declines(lambda x: x.view(torch.int32), "f32[4]", dialects=["torch"]),
+        declines(lambda x: 3 / x, "f32[4]", dialects=["torch"]),
+        declines(lambda x, i: x[i], "f32[4]", "i64[2]", dialects=["torch"]),
+        declines(lambda x: x.t(), "f32[4, 8]", dialects=["aten"]),
+    ]  # fmt: skip

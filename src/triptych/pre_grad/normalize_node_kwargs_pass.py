@@ -1,0 +1,145 @@
+"""normalize_node_kwargs_pass: the arguments of every call, given in one way."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch.fx import Node
+
+from .. import _private
+from ..ir.calls import METHOD_ORDER, is_torch_function
+from ..ir.facts import fact, tensor_fact
+from ..ir.program import ATEN
+from ..ir.schema import REQUIRED, overloads, same_constant, signature
+from ..passes.base import Pass, PassRun
+from ..rewrite.refusal import Refused
+from ..rewrite.spelling import Spelling
+from ..testing.examples import declines, fires
+from .spellings import makes_tensors, respell, wanted_spelling
+
+DIMS = frozenset("dim dims dim0 dim1 dim2 axis0 axis1 start_dim end_dim source destination".split())
+
+
+@dataclass(frozen=True)
+class NormalizeNodeKwargsPass(Pass):
+    """Arguments in one agreed way: what must be given by position, the rest by keyword in the order of the schema,
+    defaults left out, dims counted from the front, numpy's names (`axis`, `keepdims`) replaced by torch's.
+
+    The function that is called stays what it is. In an ATen graph arguments go by position, as AOTAutograd writes
+    them, and nothing is left out: code generators count on that.
+    """
+
+    name: ClassVar[str] = "normalize_node_kwargs_pass"
+
+    def run(self, run: PassRun) -> None:
+        aten = run.program.dialect == ATEN
+        for node in list(run.program.graph.nodes):
+            if node.op not in ("call_function", "call_method") or not makes_tensors(node):
+                continue
+            wanted = _aten_arguments(node) if aten else self._arguments(run, node)
+            if wanted is not None and not wanted.same_arguments(Spelling.of(node)):
+                respell(run, "arguments", node, wanted)
+
+    def _arguments(self, run: PassRun, node: Node) -> Spelling | None:
+        try:
+            wanted = wanted_spelling(run.program, node)
+        except Refused:
+            wanted = None
+        if wanted is not None and wanted.same_function(Spelling.of(node)):
+            return wanted
+        return _own_arguments(node)
+
+    examples = [
+        fires(lambda x: torch.sum(x, axis=-1), "f32[4, 8]", dialects=["torch"]),
+        fires(lambda x: x.mean(-1, keepdims=True), "f32[4, 8]", dialects=["torch"]),
+        fires(lambda x: torch.sum(x, dim=(0, -1), keepdim=False), "f32[4, 8]", dialects=["torch"]),
+        fires(lambda x, y: torch.cat((x, y), -1), "f32[4, 8]", "f32[4, 2]", dialects=["torch"]),
+        fires(lambda e, x: torch.cat((e, x), -1), "f32[0]", "f32[4, 2]", dialects=["torch"]),
+        fires(lambda x: x.transpose(-1, 0), "f32[4, 8]", dialects=["torch"]),
+        fires(lambda x: torch.flatten(start_dim=-2, input=x), "f32[4, 8, 2]", dialects=["torch"]),
+        fires(lambda x: F.softmax(x, dim=-1, dtype=None), "f32[4, 8]", dialects=["torch"]),
+        fires(lambda x, w: F.conv2d(x, w, None, 1, (0, 0), 1, 1), "f32[1, 2, 8, 8]", "f32[3, 2, 3, 3]",
+              dialects=["torch"]),
+        fires(lambda x, w, b: F.linear(x, w, b), "f32[4, 8]", "f32[2, 8]", "f32[2]", dialects=["torch"]),
+        fires(lambda x, y: F.mse_loss(x, y, reduction="mean"), "f32[4]", "f32[4]", dialects=["torch"]),
+        fires(lambda x: x.add_(other=1), "f32[4]", dialects=["torch"]),
+        fires(lambda x: torch.randn(2, 3) + x, "f32[3]", dialects=["torch"]),
+        fires(lambda x: x.sum(-1), "f32[4, 8]", dynamic=True, dialects=["torch"]),
+        fires(lambda x: torch.ops.aten.sum.dim_IntList(x, dim=[-1]), "f32[4, 8]", dialects=["aten"]),
+        declines(lambda x: torch.sum(x, dim=1), "f32[4, 8]", dialects=["torch"]),
+        declines(lambda x: torch.sum(x), "f32[4, 8]", dialects=["torch"]),
+        declines(lambda x: torch.sum(x.sin(), dim=0, keepdim=True), "f32[]", dialects=["torch"]),
+        declines(lambda x: torch.ops.aten.sum.dim_IntList(x, [1], False), "f32[4, 8]", dialects=["aten"]),
+    ]  # fmt: skip
+
+
+def _own_arguments(node: Node) -> Spelling | None:
+    """The arguments by the signature of the very function called, where that is not the canonical one."""
+    if fact(node) is None:
+        return None
+    if node.op == "call_method":
+        return None if node.target in METHOD_ORDER else _by_schema(node, str(node.target))
+    if not is_torch_function(node.target):
+        return None
+    if inspect.isfunction(node.target):
+        return _by_python_signature(node)
+    return _by_schema(node, node.target.__name__)  # type: ignore[union-attr]
+
+
+def _by_schema(node: Node, name: str) -> Spelling | None:
+    for sig in overloads(name):
+        bound = sig.bind(node.args, node.kwargs)
+        if bound is not None:
+            required = [p.name for p in sig.params if p.default is REQUIRED and not p.keyword_only and not p.optional]
+            bound = {p.name: _from_front(node, p.name, bound[p.name]) for p in sig.params if p.name in bound}
+            return _given(node, bound, required)
+    return None
+
+
+def _by_python_signature(node: Node) -> Spelling | None:
+    params = inspect.signature(node.target).parameters  # type: ignore[arg-type]
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in params.values()):
+        return None
+    bound = inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments  # type: ignore[arg-type]
+    kept = {k: v for k, v in bound.items() if not same_constant(v, params[k].default)}
+    required = [k for k, p in params.items() if p.default is p.empty and p.kind is not p.KEYWORD_ONLY]
+    return _given(node, kept, required)
+
+
+def _given(node: Node, bound: Mapping[str, Any], required: list[str]) -> Spelling:
+    first = [bound[name] for name in required]
+    return Spelling(node.op, node.target, tuple(first), {k: v for k, v in bound.items() if k not in required})
+
+
+def _aten_arguments(node: Node) -> Spelling | None:
+    if not isinstance(node.target, _private.OpOverload):
+        return None
+    sig = signature(node.target)
+    names = [p.name for p in sig.params if not p.keyword_only]
+    kwargs = dict(node.kwargs)
+    args = [_from_front(node, name, value) for name, value in zip(names, node.args)]
+    for name in names[len(args) :]:
+        if name not in kwargs:
+            break
+        args.append(_from_front(node, name, kwargs.pop(name)))
+    return Spelling(node.op, node.target, tuple(args), kwargs)
+
+
+def _from_front(node: Node, name: str, value: Any) -> Any:
+    """Dims counted from the front, in the rank of the operand that they are dims of."""
+    if name not in DIMS:
+        return value
+    operation = getattr(node.target, "__name__", str(node.target)).partition(".")[0]
+    operand = node.args[0] if node.args else node.kwargs.get("self", node.kwargs.get("input"))
+    known = tensor_fact(node if operation in ("cat", "stack", "unsqueeze") else operand)
+    if known is None:
+        return value
+    rank = max(known.dim(), 1)
+    if isinstance(value, (list, tuple)):
+        return [d + rank if isinstance(d, int) and d < 0 else d for d in value]
+    return value + rank if isinstance(value, int) and value < 0 else value

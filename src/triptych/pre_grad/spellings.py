@@ -1,0 +1,84 @@
+"""Which way of writing a node is the canonical one, and whether it is certain to mean the same: for the passes that
+normalise."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch.fx import Node
+
+from .. import _private
+from ..ir.calls import Call
+from ..ir.effects import node_operands
+from ..ir.facts import fact
+from ..ir.program import Program
+from ..ir.schema import overloads, packet_tags
+from ..passes.base import PassRun
+from ..rewrite.refusal import Refused
+from ..rewrite.spelling import Spelling, canonical_spelling
+
+NO_SPELLING = frozenset("getitem setitem getattr tensor_getitem to_like".split())
+"""Calls that are Python's own, or have no other form."""
+
+
+def wanted_spelling(program: Program, node: Node) -> Spelling | None:
+    """How the emitter would write what this node calls; None where there is nothing to choose."""
+    call = program.call(node) if node.op != "call_module" else None
+    if call is None or call.op in NO_SPELLING or not makes_tensors(node) or _is_chosen_overload(node):
+        return None
+    if "dynamic_output_shape" in packet_tags(call.op):
+        return None  # computing it anew would make new symbols
+    if call.mutates and not hasattr(torch.Tensor, call.op):
+        return None
+    wanted = canonical_spelling(program, node, call)
+    if wanted is None or isinstance(wanted.target, _private.OpOverload):
+        return None
+    return wanted
+
+
+def makes_tensors(node: Node) -> bool:
+    """The result is a tensor or several, or nothing is known of it."""
+    value = fact(node)
+    made = value if isinstance(value, (list, tuple)) else (value,)
+    return all(v is None or isinstance(v, torch.Tensor) for v in made)
+
+
+def _is_chosen_overload(node: Node) -> bool:
+    """An operator called by its own name and not by torch's: whoever wrote that meant it."""
+    if not isinstance(node.target, (_private.OpOverload, _private.OpOverloadPacket)):
+        return False
+    return not str(node.target).startswith("aten.") or str(node.target).startswith("aten._")
+
+
+def require_certain(program: Program, node: Node, wanted: Spelling) -> None:
+    """Raise Refused where the operands could be something for which the two spellings differ."""
+    for operand in node_operands((node.args, node.kwargs)):
+        value = fact(operand)
+        if isinstance(value, torch.Tensor) and not _private.is_ordinary(value):
+            raise Refused(f"{operand.name} is a {type(value).__name__} of its own kind")
+    if fact(node) is None and not _certain_without_facts(node, program.call(node), wanted):
+        raise Refused("shape and dtype are not known")
+
+
+def _certain_without_facts(node: Node, call: Call | None, wanted: Spelling) -> bool:
+    """A function of torch's own takes its arguments by the schema, whatever they are; a method or a Python operator
+    may belong to something that is no tensor."""
+    if call is None or node.op != "call_function":
+        return False
+    if not inspect.isbuiltin(node.target) and node.target is not wanted.target:
+        return False
+    tensors = {p.name for s in overloads(call.op) for p in s.params if p.kind in ("tensor", "tensors")}
+    return all(name in tensors for name, value in call.args.items() if any(node_operands(value)))
+
+
+def respell(run: PassRun, what: str, node: Node, wanted: Spelling) -> bool:
+    """Write the node so, or note why not."""
+    try:
+        require_certain(run.program, node, wanted)
+        run.rewriter.respell(node, wanted)
+    except Refused as refused:
+        run.declined(what, node, refused.reason)
+        return False
+    run.fired(what)
+    return True
