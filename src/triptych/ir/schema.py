@@ -229,5 +229,11 @@ def parameters(name: str) -> dict[str, Any]:
 
 
 @functools.cache
+def keyword_only(name: str) -> frozenset[str]:
+    """Parameters of an operation that no call may give by position."""
+    return frozenset(p.name for s in overloads(name) for p in s.params if p.keyword_only)
+
+
+@functools.cache
 def packet_tags(name: str) -> frozenset[str]:
     return frozenset(str(t).rpartition(".")[2] for s in overloads(name) for t in s.overload.tags)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -20,7 +21,7 @@ from ..passes.base import Pass, PassRun
 from ..rewrite.refusal import Refused
 from ..rewrite.spelling import Spelling
 from ..testing.examples import declines, fires
-from .spellings import makes_tensors, respell, wanted_spelling
+from .spellings import makes_tensors, respell, wanted_spelling, writes_in_place
 
 DIMS = frozenset("dim dims dim0 dim1 dim2 axis0 axis1 start_dim end_dim source destination".split())
 
@@ -46,6 +47,9 @@ class NormalizeNodeKwargsPass(Pass):
                 respell(run, "arguments", node, wanted)
 
     def _arguments(self, run: PassRun, node: Node) -> Spelling | None:
+        call = run.program.call(node)
+        if call is not None and call.mutates and not writes_in_place(call):
+            return None
         try:
             wanted = wanted_spelling(run.program, node)
         except Refused:
@@ -84,6 +88,8 @@ def _own_arguments(node: Node) -> Spelling | None:
         return None
     if node.op == "call_method":
         return None if node.target in METHOD_ORDER else _by_schema(node, str(node.target))
+    if isinstance(node.target, (_private.OpOverload, _private.OpOverloadPacket)):
+        return None
     if not is_torch_function(node.target):
         return None
     if inspect.isfunction(node.target):
@@ -95,7 +101,8 @@ def _by_schema(node: Node, name: str) -> Spelling | None:
     for sig in overloads(name):
         bound = sig.bind(node.args, node.kwargs)
         if bound is not None:
-            required = [p.name for p in sig.params if p.default is REQUIRED and not p.keyword_only and not p.optional]
+            first = itertools.takewhile(lambda p: p.default is REQUIRED and not p.optional, sig.params)
+            required = [p.name for p in first if not p.keyword_only]
             bound = {p.name: _from_front(node, p.name, bound[p.name]) for p in sig.params if p.name in bound}
             return _given(node, bound, required)
     return None

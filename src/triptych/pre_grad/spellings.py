@@ -14,6 +14,7 @@ from ..ir.effects import node_operands
 from ..ir.facts import fact
 from ..ir.program import Program
 from ..ir.schema import overloads, packet_tags
+from ..ir.traits import is_pointwise
 from ..passes.base import PassRun
 from ..rewrite.refusal import Refused
 from ..rewrite.spelling import Spelling, canonical_spelling
@@ -29,12 +30,17 @@ def wanted_spelling(program: Program, node: Node) -> Spelling | None:
         return None
     if "dynamic_output_shape" in packet_tags(call.op):
         return None  # computing it anew would make new symbols
-    if call.mutates and not hasattr(torch.Tensor, call.op):
+    if call.mutates and not (hasattr(torch.Tensor, call.op) and writes_in_place(call)):
         return None
     wanted = canonical_spelling(program, node, call)
     if wanted is None or isinstance(wanted.target, _private.OpOverload):
         return None
     return wanted
+
+
+def writes_in_place(call: Call) -> bool:
+    """Writes elements and nothing else: `squeeze_` and its like change what is known of their operand."""
+    return call.mutates and is_pointwise(call.op.removesuffix("_"))
 
 
 def makes_tensors(node: Node) -> bool:
@@ -56,7 +62,7 @@ def require_certain(program: Program, node: Node, wanted: Spelling) -> None:
     for operand in node_operands((node.args, node.kwargs)):
         value = fact(operand)
         if isinstance(value, torch.Tensor) and not _private.is_ordinary(value):
-            raise Refused(f"{operand.name} is a {type(value).__name__} of its own kind")
+            raise Refused(f"{operand.name} is no ordinary tensor")
     if fact(node) is None and not _certain_without_facts(node, program.call(node), wanted):
         raise Refused("shape and dtype are not known")
 

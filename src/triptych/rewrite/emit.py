@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,7 +21,7 @@ from ..errors import UnknownName
 from ..ir.calls import op_parameters
 from ..ir.facts import fact, set_fact
 from ..ir.program import ATEN, Program, Value
-from ..ir.schema import REQUIRED, overloads
+from ..ir.schema import REQUIRED, keyword_only, overloads
 from ..ir.text import RULE
 from ..match.pattern import known_operations
 from .forms import PYTHON_OPERATORS, special_form
@@ -132,7 +133,7 @@ class Emitter:
         self.program.added(node)
         return Value(self.program, node)
 
-    def compute(self, node: Node) -> Any:
+    def compute(self, node: Node, known: Callable[[Node], Any] = fact) -> Any:
         """The value of a node on the facts of its operands; None where one of them is unknown."""
         if node.op == "get_attr":
             return self.program.attribute_fact(str(node.target))
@@ -140,7 +141,7 @@ class Emitter:
 
         def known_value(n: Node) -> Any:
             nonlocal unknown
-            value = fact(n)
+            value = known(n)
             unknown |= value is None
             return value
 
@@ -179,7 +180,9 @@ class Emitter:
         target = next((f for m in (F, torch) if name in TORCH_HOMES.get(m, ()) and (f := getattr(m, name, None))), None)
         target = target or getattr(torch, name, None) or getattr(F, name, None)
         args, kwargs = _split_arguments(name, bound)
-        if target is not None:
+        if target is not None and name not in METHODS:
+            if "tensors" in bound and _takes_any_number(target):
+                args = tuple(a for arg in args for a in (arg if isinstance(arg, list) else (arg,)))
             return self.node("call_function", target, args, kwargs)
         if hasattr(torch.Tensor, name):
             return self.node("call_method", name, args, kwargs)
@@ -219,20 +222,34 @@ TORCH_HOMES: dict[Any, frozenset[str]] = {
 }
 
 
+METHODS = frozenset(["unfold"])
+"""Operations whose name is that of another function: `F.unfold` is no `Tensor.unfold`."""
+
+
 def _number_first(bound: dict[str, Any]) -> bool:
     return not isinstance(bound.get("self"), Node) and any(isinstance(v, Node) for v in bound.values())
 
 
 def _split_arguments(name: str, bound: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What must be given goes by position, the rest by keyword: the one agreed way."""
-    params = op_parameters(name)
+    by_keyword = keyword_only(name)
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    for key, default in params.items():
+    positional = True
+    for key, default in op_parameters(name).items():
+        positional &= default is REQUIRED and key not in by_keyword
         if key not in bound:
             continue
-        if default is REQUIRED and not kwargs:
+        if positional:
             args.append(bound[key])
         else:
             kwargs[key] = bound[key]
     return tuple(args), kwargs
+
+
+@functools.cache
+def _takes_any_number(target: Any) -> bool:
+    """`torch.einsum(how, *tensors)`: a function written in Python that takes its tensors one by one."""
+    if not inspect.isfunction(target):
+        return False
+    return any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(target).parameters.values())

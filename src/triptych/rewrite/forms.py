@@ -30,7 +30,7 @@ def _function(target: Any) -> Form:
 def _method(name: str, spread: str | None = None) -> Form:
     def form(op: Emitter, a: dict[str, Any]) -> Value:
         rest = {k: v for k, v in a.items() if k not in ("self", spread)}
-        spread_args = tuple(a[spread]) if spread else ()
+        spread_args = (tuple(a[spread]) or ([],)) if spread else ()
         return op.node("call_method", name, (a["self"], *spread_args), rest)
 
     return form
@@ -57,6 +57,12 @@ def _torch_batch_norm(op: Emitter, a: dict[str, Any]) -> Value:
     return op.node("call_function", F.batch_norm, first, {k: a[k] for k, v in plain.items() if k in a and a[k] != v})
 
 
+def _torch_rdiv(op: Emitter, a: dict[str, Any]) -> Value:
+    if isinstance(a["other"], Node):  # Python would ask the other tensor to divide
+        return op.node("call_method", "__rdiv__", (a["self"], a["other"]), {})
+    return op.node("call_function", operator.truediv, (a["other"], a["self"]), {})
+
+
 def _torch_dropout(op: Emitter, a: dict[str, Any]) -> Value:
     return op.node("call_function", F.dropout, (a["input"],), {"p": a["p"], "training": a["train"]})
 
@@ -81,8 +87,7 @@ TORCH_FORMS: dict[str, Form] = {
     "squeeze": _torch_squeeze,
     "split": _torch_split,
     "batch_norm": _torch_batch_norm,
-    "einsum": lambda op, a: op.node("call_function", torch.einsum, (a["equation"], *a["tensors"]), {}),
-    "rdiv": lambda op, a: op.node("call_function", operator.truediv, (a["other"], a["self"]), {}),
+    "rdiv": _torch_rdiv,
     "getitem": _function(operator.getitem),
     "tensor_getitem": _function(operator.getitem),
 }

@@ -6,10 +6,12 @@ writes and random draws) and takes a rewrite back whole if it is not.
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch.fx import Node
 
 from ..ir.effects import Effects, node_operands
@@ -154,19 +156,31 @@ class Rewriter:
 
     def _check_respelled(self, node: Node, before: Spelling, seen: Effects) -> None:
         old = fact(node)
-        if old is None or seen.writes or seen.barrier:
-            return  # nothing to compare with, or computing it would change the facts themselves
+        if any(map(keyword.iskeyword, node.kwargs)):
+            raise Refused("Python has a parameter's name for itself")
+        if old is None:
+            return
         try:
-            new = self.emitter(node).compute(node)
+            new = self.emitter(node).compute(node, self._copied_fact if seen.writes else fact)
         except Exception as error:
             raise Refused(f"cannot be written so: {type(error).__name__}") from error
         if new is None:
             return
         if problem := difference(old, new):
             raise Refused(problem)
+        if seen.writes:
+            return
         operands = [fact(n) for n in node_operands((before.args, before.kwargs))]
         if sharing(old, operands) != sharing(new, operands):
             raise Refused("would share other memory than before")
+
+    def _copied_fact(self, node: Node) -> Any:
+        """Where a node writes its operands, it must not write what is known of them."""
+        value = fact(node)
+        if not isinstance(value, torch.Tensor):
+            return value
+        with self.program.computing(node):
+            return value.clone()
 
     def _node_of(self, value: Any) -> Node:
         if isinstance(value, Value):
