@@ -39,7 +39,9 @@ def _two_views(x):
 
 
 def _mask(x):
-    keep = torch.ones(x.shape[0], x.shape[0], dtype=torch.bool) & (torch.zeros(x.shape[0], dtype=torch.int64) == 0)
+    keep = torch.ones(x.shape[0], x.shape[0], dtype=torch.bool) & (
+        torch.zeros(x.shape[0], dtype=torch.int64) == 0
+    )
     return torch.where(keep, x @ x.t(), float("-inf"))
 
 
@@ -47,7 +49,7 @@ def _mask(x):
 class ConstantFoldUniformValue(Pass):
     """Computes tensors that hold one value at compile time; x*1, x+0, x/1 and x*0 go where IEEE allows.
 
-    The number is computed by torch itself in the tensor's dtype, and only by operations whose rounding is fixed.
+    Torch itself computes the number, in the tensor's dtype, and only by operations whose rounding is fixed.
     """
 
     name = "constant_fold_uniform_value"
