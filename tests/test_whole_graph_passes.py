@@ -13,10 +13,12 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import triptych
 from triptych.ir.program import Program
 from triptych.joint.constant_fold_uniform_value import ConstantFoldUniformValue
 from triptych.joint.replace_random_passes import ReplaceRandomPasses
 from triptych.joint.stable_topological_sort import StableTopologicalSort
+from triptych.passes.session import watching
 from triptych.post_grad.eliminate_dead_code import EliminateDeadCode
 from triptych.post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
 from triptych.post_grad.remove_assert_ops import RemoveAssertOps
@@ -253,3 +255,22 @@ def test_dead_code_with_effects_stays():
     kept = [str(n.target) for n in gm.graph.nodes]
     assert "add_" in kept and "neg" not in kept and any("setitem" in k for k in kept)
     assert any("_assert_async" in k for k in kept) and sum("relu" in k for k in kept) == 2
+
+
+def test_inside_the_flow_values_fold_and_nothing_is_warned_of():
+    def program(x):
+        size = x.shape[0]
+        keep = torch.ones(size, size, dtype=torch.bool) & (torch.zeros(size) == 0)
+        scores = torch.where(keep, x @ x.t(), float("-inf")) / torch.full((), 1.0)
+        return scores.softmax(-1) - torch.zeros(size, size)
+
+    x = torch.randn(8, 16, requires_grad=True)
+    for dynamic in (False, True):
+        torch._dynamo.reset()
+        with watching() as sessions:
+            got = torch.compile(program, backend=triptych.compile_fx, dynamic=dynamic)(x)
+        torch.testing.assert_close(got, program(x))
+        records = [r for s in sessions for r in s.records]
+        assert not [w for s in sessions for w in s.warnings]
+        assert sum(r.rewrites for r in records if r.name == "constant_fold_uniform_value") >= 3
+        assert not any("where" in str(n.target) for n in sessions[0].graphs["joint"].graph.nodes)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from .. import _private
 from .calls import Call
 from .facts import fact, known, numel, tensor_fact
 from .program import Program
@@ -37,7 +36,10 @@ ZEROS_AND_ONES = {"new_zeros": 0, "new_ones": 1}
 
 
 class Uniforms:
-    """Which values of a program hold one number; asked from the first node to the last."""
+    """Which values of a program hold one number; asked from the first node to the last.
+
+    The numbers are real tensors: to be used under `without_dispatch_modes`, not inside a fake mode.
+    """
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -94,11 +96,10 @@ class Uniforms:
             return None if value is None else value.to(dtype)
         if not isinstance(number, (bool, int, float)):
             return None
-        with _private.without_dispatch_modes():
-            try:
-                return torch.full((), number, dtype=dtype, device="cpu")
-            except RuntimeError:  # the number does not fit: left for run time to raise
-                return None
+        try:
+            return torch.full((), number, dtype=dtype, device="cpu")
+        except RuntimeError:  # the number does not fit: left for run time to raise
+            return None
 
     def _same(self, operand: Any) -> torch.Tensor | None:
         if isinstance(operand, Node) and operand.op == "get_attr":
@@ -115,8 +116,7 @@ class Uniforms:
             return None
         if held.device.type != "cpu" or self.program.aliasing.written(node):
             return None
-        with _private.without_dispatch_modes():
-            return held.detach().clone().reshape(())
+        return held.detach().clone().reshape(())
 
     def _piece(self, args: dict[str, Any]) -> torch.Tensor | None:
         whole = self.program.call(args["self"]) if isinstance(args["self"], Node) else None
@@ -163,7 +163,7 @@ class Uniforms:
                 return None
             return value.reshape([1] * found.dim())
 
-        with _private.without_dispatch_modes(), torch.no_grad():
+        with torch.no_grad():
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), element)
             if unknown:
                 return None

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from .. import _private
 from ..ir.calls import Call
 from ..ir.facts import known_equal, tensor_fact
 from ..ir.program import TORCH
@@ -55,7 +56,8 @@ class ConstantFoldUniformValue(Pass):
     name = "constant_fold_uniform_value"
 
     def run(self, run: PassRun) -> None:
-        _Folder(run).fold()
+        with _private.without_dispatch_modes():  # numbers are computed for real, also inside a compile
+            _Folder(run).fold()
 
     examples = [
         fires(lambda x: x + (torch.zeros(4, 8) + 1) * 3, "f32[4, 8]"),
