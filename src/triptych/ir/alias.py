@@ -69,7 +69,7 @@ class Aliasing:
         return [a for a in seen.aliases if not (seen.may_copy and self.surely_apart(node, a))]
 
     def _makes_several(self, node: object) -> bool:
-        """Several results, each in memory of its own, which are only taken apart: the pieces share nothing."""
+        """Several results, each in memory of its own, that are only taken apart: pieces share nothing."""
         if not isinstance(node, Node) or node not in self._effects:
             return False
         if node not in self._several:
