@@ -22,7 +22,7 @@ class Aliasing:
     def __init__(self, graph: Graph) -> None:
         self._parent: dict[Node, Node] = {}
         self._effects: dict[Node, Effects] = {}
-        self._storages: dict[int, Node] = {}
+        self._storages: dict[int, tuple[Node, object]] = {}
         self._writes: list[tuple[Node, tuple[Node, ...]]] = []
         self._barriers: list[Node] = []
         self._inputs: list[Node] = []
@@ -96,6 +96,17 @@ class Aliasing:
         """A node whose operands are others now may share and write other memory."""
         self.forget(node)
         self.add(node)
+
+    def moved(self, user: Node, was: Node, now: Node) -> None:
+        """A node uses another value in place of one: what shared memory with the old one shares it with the new.
+
+        Its fact is that of the old one, and must not be asked.
+        """
+        shared = self.same(user, was)
+        self.refresh(user)
+        if shared:
+            self._fresh.discard(user)
+            self._join((user, now))
 
     def effects(self, node: Node) -> Effects:
         return self._effects[node] if node in self._effects else effects(node)
@@ -182,8 +193,8 @@ class Aliasing:
             return
         for item in value if isinstance(value, (list, tuple)) else (value,):
             key = storage(item)
-            if key is not None:
-                self._join((self._storages.setdefault(key, node), node))
+            if key is not None:  # the value is kept, so that no other one can come to lie there
+                self._join((self._storages.setdefault(key, (node, item))[0], node))
 
 
 def _surely_apart(left: Node, right: Node) -> bool:

@@ -290,7 +290,7 @@ class Rewriter:
             if user.op == "output":
                 aliasing.output_replaced(was, now)
             elif aliasing.effects(user).aliases or aliasing.effects(user).writes:
-                aliasing.refresh(user)
+                aliasing.moved(user, was, now)
         self.touched.extend(users)
 
     def _erase_unused(self, covered: Iterable[Node], takes_random: bool) -> None:
