@@ -22,7 +22,7 @@ class Aliasing:
     def __init__(self, graph: Graph) -> None:
         self._parent: dict[Node, Node] = {}
         self._effects: dict[Node, Effects] = {}
-        self._storages: dict[int, Node] = {}
+        self._storages: dict[int, tuple[Node, object]] = {}
         self._moved: dict[int | None, int] = {}
         self._writes: list[tuple[Node, tuple[Node, ...]]] = []
         self._barriers: list[Node] = []
@@ -200,5 +200,5 @@ class Aliasing:
             return
         for item in value if isinstance(value, (list, tuple)) else (value,):
             key = self._storage(item)
-            if key is not None:
-                self._join((self._storages.setdefault(key, node), node))
+            if key is not None:  # the value is kept, so that no other one can come to lie there
+                self._join((self._storages.setdefault(key, (node, item))[0], node))
