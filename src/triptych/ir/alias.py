@@ -12,6 +12,10 @@ from .effects import Effects, effects, node_operands
 from .facts import fact, storage
 
 
+SHARES = "triptych_shares"
+"""Marks a node that does share its operand's memory, though its fact was computed on another operand."""
+
+
 class Aliasing:
     """May-alias classes of the values of one graph, and the nodes that write each class.
 
@@ -65,7 +69,7 @@ class Aliasing:
         if node.target is getitem and self._makes_several(node.args[0]):
             first = self._pieces.setdefault((node.args[0], node.args[1]), node)
             return [first] if first is not node else []
-        return [a for a in seen.aliases if not (seen.may_copy and _surely_apart(node, a))]
+        return [a for a in seen.aliases if not (seen.may_copy and self.surely_apart(node, a))]
 
     def _makes_several(self, node: object) -> bool:
         """Several results, each in memory of its own, which are only taken apart: the pieces share nothing."""
@@ -107,6 +111,23 @@ class Aliasing:
     def is_fresh(self, node: Node) -> bool:
         """Is the value new memory, shared with nothing that was there before?"""
         return node in self._fresh
+
+    def surely_apart(self, node: Node, operand: Node) -> bool:
+        """Both values are known and lie in different memory."""
+        if SHARES in node.meta:
+            return False
+        first, second = storage(fact(node)), storage(fact(operand))
+        return first is not None and second is not None and first != second
+
+    def operand_replaced(self, user: Node, old: Node, new: Node) -> None:
+        """A user gets another operand. Its fact, computed on the old one, still tells of the old one's memory: if it
+        shares memory, that is noted before it would look like a copy."""
+        seen = self.effects(user)
+        if not seen.aliases and not seen.writes:
+            return
+        if seen.may_copy and storage(fact(old)) != storage(fact(new)) and not self.surely_apart(user, old):
+            user.meta[SHARES] = True
+        self.refresh(user)
 
     def same(self, left: Node, right: Node) -> bool:
         """May the two share memory?"""
@@ -184,9 +205,3 @@ class Aliasing:
             key = storage(item)
             if key is not None:
                 self._join((self._storages.setdefault(key, node), node))
-
-
-def _surely_apart(left: Node, right: Node) -> bool:
-    """Both values are known and lie in different memory."""
-    first, second = storage(fact(left)), storage(fact(right))
-    return first is not None and second is not None and first != second

@@ -17,6 +17,7 @@ from torch.fx import Node
 
 from .. import _private
 from ..errors import UnknownName
+from ..ir.alias import SHARES
 from ..ir.calls import op_parameters
 from ..ir.facts import fact, set_fact
 from ..ir.program import ATEN, Program, Value
@@ -28,7 +29,9 @@ from .refusal import Refused
 
 aten = torch.ops.aten
 
-STALE_META = ("val", "example_value", "tensor_meta", "unbacked_bindings", "eager_input_vals", "arg_kwarg_vals")
+STALE_META = (
+    "val", "example_value", "tensor_meta", "unbacked_bindings", "eager_input_vals", "arg_kwarg_vals", SHARES
+)  # fmt: skip
 """What a node knows of its own value: a new node computes its own."""
 
 AS_TENSOR_OVERLOAD = frozenset("add sub mul div maximum minimum".split())

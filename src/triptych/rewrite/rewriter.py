@@ -279,8 +279,8 @@ class Rewriter:
             self.program.changed(user)
             if user.op == "output":
                 aliasing.output_replaced(was, now)
-            elif aliasing.effects(user).aliases or aliasing.effects(user).writes:
-                aliasing.refresh(user)
+            else:
+                aliasing.operand_replaced(user, was, now)
         self.touched.extend(users)
 
     def _erase_unused(self, covered: Iterable[Node], takes_random: bool) -> None:
