@@ -29,7 +29,9 @@ from .refusal import Refused
 
 aten = torch.ops.aten
 
-STALE_META = ("val", "example_value", "tensor_meta", "unbacked_bindings", "eager_input_vals", "arg_kwarg_vals")
+STALE_META = (
+    "val", "example_value", "tensor_meta", "unbacked_bindings", "eager_input_vals", "arg_kwarg_vals",
+)  # fmt: skip
 """What a node knows of its own value: a new node computes its own."""
 
 AS_TENSOR_OVERLOAD = frozenset("add sub mul div maximum minimum".split())
@@ -127,31 +129,11 @@ class Emitter:
         self.made.append(node)
         node.meta = {k: v for k, v in self.anchor.meta.items() if k not in STALE_META}
         node.meta[RULE] = self.rule
-        value = self.compute(node)
+        value = self.program.compute(node)
         if value is not None:
             set_fact(node, value, self.program.fact_key)
         self.program.added(node)
         return Value(self.program, node)
-
-    def compute(self, node: Node, known: Callable[[Node], Any] = fact) -> Any:
-        """The value of a node on the facts of its operands; None where one of them is unknown."""
-        if node.op == "get_attr":
-            return self.program.attribute_fact(str(node.target))
-        unknown = False
-
-        def known_value(n: Node) -> Any:
-            nonlocal unknown
-            value = known(n)
-            unknown |= value is None
-            return value
-
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), known_value)
-        if unknown:
-            return None
-        with self.program.computing(node):
-            if node.op == "call_method":
-                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-            return node.target(*args, **kwargs)  # type: ignore[operator]
 
     def drop_last(self) -> None:
         """Take the newest node back: it could not be computed, another form is tried."""
