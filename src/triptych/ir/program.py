@@ -125,7 +125,8 @@ class Program:
 
     def _learn_facts(self, example_inputs: Sequence[Any]) -> None:
         """Run the graph on fake inputs; a graph that cannot run so keeps what it had."""
-        mode = self.fake_mode or _private.fake_mode_of(list(example_inputs)) or _private.FakeTensorMode(allow_non_fake_inputs=True)
+        mode = self.fake_mode or _private.fake_mode_of(list(example_inputs))
+        mode = mode or _private.FakeTensorMode(allow_non_fake_inputs=True)
         try:
             with mode, torch.no_grad():
                 fakes = [_fake(mode, v) for v in example_inputs]

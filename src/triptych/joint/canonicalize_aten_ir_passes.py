@@ -233,7 +233,7 @@ def _take_out_of_tuple(run: PassRun, node: Node) -> None:
     if piece is None or len(node.users) != 1 or piece.target is not operator.getitem or piece.args[1] != 0:
         return
     body = getattr(run.program.gm, str(function.target)) if isinstance(function, Node) else None
-    if not isinstance(body, GraphModule) or len(function.users) != 1:
+    if not isinstance(body, GraphModule) or not isinstance(function, Node) or len(function.users) != 1:
         return
     (end,) = body.graph.find_nodes(op="output")
     results = end.args[0]

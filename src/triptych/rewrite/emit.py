@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,7 +20,7 @@ from torch.fx import Node
 from .. import _private
 from ..errors import UnknownName
 from ..ir.calls import op_parameters
-from ..ir.facts import fact, set_fact
+from ..ir.facts import set_fact
 from ..ir.program import ATEN, Program, Value
 from ..ir.schema import REQUIRED, keyword_only, overloads
 from ..ir.text import RULE
@@ -186,16 +187,11 @@ class Emitter:
                 continue
             if _private.is_composite(sig.overload) and not self.program.has_composites:
                 continue
-            args = tuple(bound[p.name] for p in sig.params if not p.keyword_only and p.name in bound)
-            gap = [p.name in bound for p in sig.params if not p.keyword_only]
-            if gap != sorted(gap, reverse=True):  # an argument left out before one that is given
-                first = gap.index(False)
-                names = [p.name for p in sig.params if not p.keyword_only]
-                args, rest = args[:first], {n: bound[n] for n in names[first:] if n in bound}
-            else:
-                rest = {}
-            rest |= {p.name: bound[p.name] for p in sig.params if p.keyword_only and p.name in bound}
-            return self.node("call_function", sig.overload, args, rest)
+            # by position up to the first argument left out, by keyword from there
+            by_position = list(itertools.takewhile(lambda p: not p.keyword_only and p.name in bound, sig.params))
+            args = tuple(bound[p.name] for p in by_position)
+            by_name = {p.name: bound[p.name] for p in sig.params[len(args) :] if p.name in bound}
+            return self.node("call_function", sig.overload, args, by_name)
         raise Refused(f"{name} has no form in an ATen graph for these arguments")
 
 

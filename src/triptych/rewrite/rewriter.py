@@ -16,7 +16,7 @@ import torch
 from torch.fx import Node
 
 from ..ir.effects import Effects, node_operands
-from ..ir.facts import difference, fact, set_fact, sharing, storage
+from ..ir.facts import difference, fact, set_fact, sharing
 from ..ir.program import ATEN, Program, Value
 from ..ir.text import RULE
 from ..ir.traits import is_gemm, is_pointwise
@@ -28,10 +28,14 @@ from .spelling import Spelling
 class Terms(Protocol):
     """What a rewrite says of itself; rules say it as class attributes."""
 
-    takes_random: bool
-    without_facts: bool
-    returns_operand: bool
-    keeps_strides: bool
+    @property
+    def takes_random(self) -> bool: ...
+    @property
+    def without_facts(self) -> bool: ...
+    @property
+    def returns_operand(self) -> bool: ...
+    @property
+    def keeps_strides(self) -> bool: ...
 
 
 @dataclass(frozen=True)
