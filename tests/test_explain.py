@@ -222,8 +222,8 @@ def test_a_pass_that_raises_is_shown_and_the_compile_goes_on():
     explanation = triptych.explain(
         lambda x: torch.sin(x), torch.randn(3), options={**EAGER, "joint_custom_pre_pass": clumsy}
     )
-    (record,) = explanation.runs_of("joint_custom_pre_pass")
-    assert "ValueError: no such node" in record.error
+    for record in explanation.runs_of("joint_custom_pre_pass"):
+        assert "ValueError: no such node" in record.error
     assert "✗ joint_custom_pre_pass" in str(explanation)
     assert any("clumsy" in warning for warning in explanation.warnings)
     assert "forward" in explanation.graphs

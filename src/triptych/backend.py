@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch.fx import Graph, GraphModule
+from torch.fx import GraphModule
 
 from . import _private
 from .calling import compile_flat
 from .codegen.base import CodeGenerator, Compiled
 from .codegen.eager import CallableCodegen, EagerCodegen
 from .codegen.inductor import InductorCodegen, reset
+from .ir.copies import snapshot
 from .options import Options
 from .passes.manager import run_stage
 from .passes.session import Session, open_session
@@ -156,16 +157,3 @@ def keep(session: Session, name: str, gm: GraphModule) -> None:
     """Keep the graph as it is now, for whoever is watching."""
     if session.observed:
         session.graphs[name] = snapshot(gm)
-
-
-def snapshot(gm: GraphModule) -> GraphModule:
-    """A copy whose graph, and whose sub-graphs, later passes do not reach; tensors and modules are shared."""
-    graph = Graph()
-    returned = graph.graph_copy(gm.graph, {})
-    graph.output(returned).meta.update(gm.graph.output_node().meta)
-    graph.set_codegen(gm.graph._codegen)
-    copied = GraphModule(gm, graph)
-    for name, child in gm.named_children():
-        if isinstance(child, GraphModule) and hasattr(copied, name):
-            setattr(copied, name, snapshot(child))
-    return copied

@@ -9,8 +9,22 @@ import functools
 from dataclasses import dataclass
 
 from .errors import UnknownName
+from .joint.canonicalize_aten_ir_passes import CanonicalizeAtenIrPasses
+from .joint.constant_fold_uniform_value import ConstantFoldUniformValue
+from .joint.pass_patterns import PassPatterns
+from .joint.remove_noop_ops import RemoveNoopOps
+from .joint.replace_random_passes import ReplaceRandomPasses
+from .joint.stable_topological_sort import StableTopologicalSort
 from .options import Options
 from .passes.base import Pass
+from .post_grad.eliminate_dead_code import EliminateDeadCode
+from .post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
+from .post_grad.remove_assert_ops import RemoveAssertOps
+from .post_grad.reorder_for_locality import ReorderForLocality
+from .pre_grad.normalization_pass_aten import NormalizationPassAten
+from .pre_grad.normalize_node_kwargs_pass import NormalizeNodeKwargsPass
+from .pre_grad.remove_noop_pass import RemoveNoopPass
+from .pre_grad.remove_reshape_pass import RemoveReshapePass
 
 
 @dataclass(frozen=True)
@@ -26,19 +40,39 @@ class Hook:
 Entry = type[Pass] | Hook
 
 PRE_GRAD: list[Entry] = [
+    NormalizationPassAten,  # first: what follows sees one spelling of each operation
+    NormalizeNodeKwargsPass,
+    RemoveNoopPass,
+    RemoveReshapePass,
+    RemoveNoopPass,  # once more, over what the views left behind
     Hook("pre_grad_custom_pass"),
+    StableTopologicalSort,  # last: whatever the user's passes did, the graph is in order
 ]
 
 PRE_GRAD_OPTIONAL: list[Entry] = []
+"""Run only if added by name."""
 
 JOINT: list[Entry] = [
+    CanonicalizeAtenIrPasses,  # first: operand order and dims are settled before anything is matched
     Hook("joint_custom_pre_pass"),
+    RemoveNoopOps,
+    ConstantFoldUniformValue,
+    Hook("joint_custom_pre_pass"),  # again, over the folded graph
+    PassPatterns,
+    ReplaceRandomPasses,  # after the patterns: they know the draws by torch's names
     Hook("joint_custom_post_pass"),
+    StableTopologicalSort,
 ]
 
 POST_GRAD: list[Entry] = [
+    EliminateDeadCode,  # first: nothing dead is moved or matched
+    ReorderForLocality,
     Hook("post_grad_custom_pre_pass"),
+    RemoveNoopOps,
+    RemoveAssertOps,
     Hook("post_grad_custom_post_pass"),
+    StableTopologicalSort,
+    MoveConstructorsToGpu,  # last: the devices of all users are settled
 ]
 
 STAGES = {"pre_grad": (*PRE_GRAD, *PRE_GRAD_OPTIONAL), "joint": tuple(JOINT), "post_grad": tuple(POST_GRAD)}

@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 
 from .. import _private
-from ..backend import snapshot
+from ..ir.copies import snapshot
 from ..errors import TriptychError, UnknownName
 from ..ir.text import lines
 from ..options import Options

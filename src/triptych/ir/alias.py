@@ -22,7 +22,10 @@ class Aliasing:
     def __init__(self, graph: Graph) -> None:
         self._parent: dict[Node, Node] = {}
         self._effects: dict[Node, Effects] = {}
-        self._storages: dict[int, tuple[Node, object]] = {}
+        self._storages: dict[int, Node] = {}
+        self._moved: dict[int | None, int] = {}
+        self._kept: list[object] = []
+        """Values whose memory is noted by its address: kept, so that no other value comes to lie there."""
         self._writes: list[tuple[Node, tuple[Node, ...]]] = []
         self._barriers: list[Node] = []
         self._inputs: list[Node] = []
@@ -65,7 +68,7 @@ class Aliasing:
         if node.target is getitem and self._makes_several(node.args[0]):
             first = self._pieces.setdefault((node.args[0], node.args[1]), node)
             return [first] if first is not node else []
-        return [a for a in seen.aliases if not (seen.may_copy and _surely_apart(node, a))]
+        return [a for a in seen.aliases if not (seen.may_copy and self.surely_apart(node, a))]
 
     def _makes_several(self, node: object) -> bool:
         """Several results, each in memory of its own, which are only taken apart: the pieces share nothing."""
@@ -96,17 +99,6 @@ class Aliasing:
         """A node whose operands are others now may share and write other memory."""
         self.forget(node)
         self.add(node)
-
-    def moved(self, user: Node, was: Node, now: Node) -> None:
-        """A node uses another value in place of one: what shared memory with the old one shares it with the new.
-
-        Its fact is that of the old one, and must not be asked.
-        """
-        shared = self.same(user, was)
-        self.refresh(user)
-        if shared:
-            self._fresh.discard(user)
-            self._join((user, now))
 
     def effects(self, node: Node) -> Effects:
         return self._effects[node] if node in self._effects else effects(node)
@@ -165,6 +157,24 @@ class Aliasing:
         self._output_uses[self._root(old)] -= 1
         self._output_uses[self._root(new)] += 1
 
+    def replaced(self, old: Node, new: Node) -> None:
+        """Users of `old` use `new`; what is recorded of views among them still names the memory of `old`."""
+        was, now = self._storage(fact(old)), self._storage(fact(new))
+        if was is not None and now is not None and was != now:
+            self._moved[was] = now
+            self._kept.append(fact(old))
+
+    def surely_apart(self, left: Node, right: Node) -> bool:
+        """Both values are known and lie in different memory."""
+        first, second = self._storage(fact(left)), self._storage(fact(right))
+        return first is not None and second is not None and first != second
+
+    def _storage(self, value: object) -> int | None:
+        found = storage(value)
+        while found in self._moved:
+            found = self._moved[found]
+        return found
+
     def _root(self, node: Node) -> Node:
         parent = self._parent
         parent.setdefault(node, node)
@@ -192,12 +202,8 @@ class Aliasing:
         if self._makes_several(node):
             return
         for item in value if isinstance(value, (list, tuple)) else (value,):
-            key = storage(item)
-            if key is not None:  # the value is kept, so that no other one can come to lie there
-                self._join((self._storages.setdefault(key, (node, item))[0], node))
-
-
-def _surely_apart(left: Node, right: Node) -> bool:
-    """Both values are known and lie in different memory."""
-    first, second = storage(fact(left)), storage(fact(right))
-    return first is not None and second is not None and first != second
+            key = self._storage(item)
+            if key is not None:
+                if key not in self._storages:
+                    self._kept.append(item)
+                self._join((self._storages.setdefault(key, node), node))

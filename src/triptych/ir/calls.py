@@ -187,6 +187,8 @@ def _bind(node: Node, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             bound = sig.bind(args, kwargs, check=not number_first)
             if bound is not None:
                 return _canonical(node, sig.name, bound, sig.mutates)
+    if name in ("size", "stride") and len(args) == 1:  # all of them: the schemas know only one at a time
+        return Call(name, {"self": args[0], **kwargs})
     return None
 
 

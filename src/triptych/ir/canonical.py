@@ -224,7 +224,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, torch.SymInt, Node))
 
 
-@spelled("to", "_to_copy", "prims.convert_element_type", "type_as")
+@spelled("to", "_to_copy", "prims.convert_element_type", "prims.device_put", "type_as")
 def _to(node: Node, args: Args) -> tuple[str, Args]:
     kept = {k: v for k, v in args.items() if v is not None and k not in ("a", "other")}
     if "a" in args:

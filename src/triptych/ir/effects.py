@@ -245,4 +245,6 @@ def _from_module(node: Node) -> Effects:
     if isinstance(module, _PURE_MODULES):
         in_place = bool(getattr(module, "inplace", False))
         return Effects(operands if in_place else (), operands, kept=in_place)
+    if type(module).__name__ == "GuardsFn":
+        return Effects(kept=True)  # what `torch.export` checks of its inputs: it reads them and may raise
     return Effects(writes=operands, aliases=operands, random=True, kept=True)

@@ -45,7 +45,13 @@ def known_equal(left: Any, right: Any) -> bool:
     if isinstance(left, (list, tuple, torch.Size)):
         if not isinstance(right, (list, tuple, torch.Size)) or len(left) != len(right):
             return False
-        return all(known_equal(a, b) for a, b in zip(left, right))
+        for a, b in zip(left, right):
+            if type(a) is int and type(b) is int:
+                if a != b:
+                    return False
+            elif not known_equal(a, b):
+                return False
+        return True
     left, right = number(left), number(right)
     if left is None or right is None:
         return left is right
@@ -82,6 +88,19 @@ def same_layout(left: torch.Tensor, right: torch.Tensor) -> bool:
     if exact or left.dim() not in (4, 5):
         return True
     return is_static(left.shape) and _private.memory_format_of(left) == _private.memory_format_of(right)
+
+
+def interchangeable(left: Any, right: Any) -> bool:
+    """Could one tensor stand for the other? `difference` says why not; this is quicker, and asked more often."""
+    return (
+        isinstance(left, torch.Tensor)
+        and isinstance(right, torch.Tensor)
+        and left.dim() == right.dim()
+        and left.dtype == right.dtype
+        and known_equal(left.shape, right.shape)
+        and left.device == right.device
+        and same_layout(left, right)
+    )
 
 
 def difference(old: Any, new: Any, strides: bool = True) -> str | None:

@@ -28,6 +28,8 @@ def dialect_of(gm: GraphModule) -> str:
             return TORCH
         if node.op == "call_function" and not isinstance(node.target, (_private.OpOverload, hop)):
             value = fact(node)
+            if node.target is _private.InvokeQuant:
+                continue  # options of a higher-order operator, made in the graph
             is_arithmetic = getattr(node.target, "__module__", "") in ("_operator", "math", "torch", "builtins")
             if not is_arithmetic or (value is None and node.target is not operator.getitem):
                 return TORCH

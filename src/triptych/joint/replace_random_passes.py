@@ -38,6 +38,10 @@ def _in_place(x):
     return x * y
 
 
+CHECKPOINT_TAGS = ("recompute", "ac_graph_id")
+"""A checkpointed region is computed again in the backward; its seeds must be the forward's, not loaded anew."""
+
+
 @dataclass(frozen=True)
 class ReplaceRandomPasses(Pass):
     """Draws of rand, randn, randint, bernoulli and dropout come from the backend's own generator, which
@@ -55,13 +59,14 @@ class ReplaceRandomPasses(Pass):
             why_not = "fallback_random keeps eager's stream"
         elif run.options.codegen != "inductor":
             why_not = "the code generator has no generator of its own"
-        replacer = _Replacer(run, len(sites))
-        for node in sites:
-            if why_not:
+        if why_not:
+            for node in sites:
                 run.declined(_name(run, node), node, why_not)
-            else:
+        elif sites:
+            replacer = _Replacer(run, len(sites))
+            for node in sites:
                 replacer.replace(node)
-        replacer.finish()
+            replacer.finish()
 
     examples = [
         _draw(lambda x: x + torch.rand_like(x), "f32[4, 8]"),
@@ -157,7 +162,10 @@ class _Replacer:
         if key not in self.seeds:
             at = self.run.rewriter.emitter(op.anchor, "load_seeds")
             device = key if isinstance(key, torch.device) else at.call(getattr, key, "device").node
-            self.seeds[key] = at.call(self.prims.seeds, self.draws, device), device
+            loaded = at.call(self.prims.seeds, self.draws, device)
+            for tag in CHECKPOINT_TAGS:
+                loaded.node.meta.pop(tag, None)
+            self.seeds[key] = loaded, device
         index = self.taken.get(key, 0)
         self.taken[key] = index + 1
         return op.call(self.prims.lookup_seed, self.seeds[key][0], index)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,37 +101,34 @@ class Matcher:
 
     def _match(self, pattern: Pattern, value: Any) -> Iterator[None]:
         """Yields once for each way to match; bindings hold while the caller holds the iterator."""
-        if isinstance(pattern, Operation):
-            yield from self._match_operation(pattern, value)
-        elif isinstance(pattern, Capture):
-            yield from self._match_capture(pattern, value)
-        elif isinstance(pattern, Constant):
-            if _equal(pattern.value, value):
-                yield
-            else:
-                self._miss(value, pattern, value)
-        elif isinstance(pattern, Such):
-            if pattern.restriction.holds(value):
-                yield
-            else:
-                self._miss(value, pattern, value)
-        elif isinstance(pattern, Either):
-            for option in pattern.options:
-                yield from self._match(option, value)
-        elif isinstance(pattern, Through):
-            yield from self._match_through(pattern, value, ())
-        elif isinstance(pattern, ListOf):
-            if isinstance(value, (list, tuple)) and len(value) == len(pattern.items):
-                yield from self._match_all(list(zip(pattern.items, value)))
-            else:
-                self._miss(value, pattern, value)
-        elif isinstance(pattern, Each):
-            yield from self._match_each(pattern, value)
+        return _BY_KIND[type(pattern)](self, pattern, value)
+
+    def _match_constant(self, pattern: Constant, value: Any) -> Iterator[None]:
+        if equal(pattern.value, value):
+            yield
+        else:
+            self._miss(value, pattern, value)
+
+    def _match_such(self, pattern: Such, value: Any) -> Iterator[None]:
+        if pattern.restriction.holds(value):
+            yield
+        else:
+            self._miss(value, pattern, value)
+
+    def _match_either(self, pattern: Either, value: Any) -> Iterator[None]:
+        for option in pattern.options:
+            yield from self._match(option, value)
+
+    def _match_list(self, pattern: ListOf, value: Any) -> Iterator[None]:
+        if isinstance(value, (list, tuple)) and len(value) == len(pattern.items):
+            yield from self._match_all(list(zip(pattern.items, value)))
+        else:
+            self._miss(value, pattern, value)
 
     def _match_capture(self, capture: Capture, value: Any) -> Iterator[None]:
         name, restriction = capture.name, capture.restriction
         if name in self._bindings:
-            if _equal(self._bindings[name], value):
+            if equal(self._bindings[name], value):
                 yield
             else:
                 self._miss(value, f"the same {name} again", value)
@@ -144,14 +141,19 @@ class Matcher:
         del self._bindings[name]
 
     def _match_operation(self, pattern: Operation, value: Any) -> Iterator[None]:
+        """No generator until the operation is the right one: most often it is not."""
         call = self.program.call(value) if isinstance(value, Node) else None
         if call is None or call.op != pattern.op or call.mutates:
-            self._miss(value, pattern.op, _what(value, call))
-            return
+            if self.missed is not None:
+                self._miss(value, pattern.op, _what(value, call))
+            return iter(())
         for extra in call.args:
             if extra not in pattern.args:
                 self._miss(value, f"{pattern.op} without {extra}", f"{extra}={call.args[extra]}")
-                return
+                return iter(())
+        return self._match_arguments(pattern, call, value)
+
+    def _match_arguments(self, pattern: Operation, call: Call, value: Node) -> Iterator[None]:
         self._nodes.append(value)
         for pairs in self._argument_orders(pattern, call):
             yield from self._match_all(pairs)
@@ -177,7 +179,7 @@ class Matcher:
         for _ in self._match(pattern, value):
             yield from self._match_all(pairs[1:])
 
-    def _match_through(self, pattern: Through, value: Any, steps: tuple[Node, ...]) -> Iterator[None]:
+    def _match_through(self, pattern: Through, value: Any, steps: tuple[Node, ...] = ()) -> Iterator[None]:
         call = self.program.call(value) if isinstance(value, Node) else None
         if call is not None and call.op in pattern.ops and not call.mutates:
             operand = call.args.get("self", call.args.get("input"))
@@ -197,7 +199,7 @@ class Matcher:
         outer, covered = dict(self._bindings), len(self._nodes)
         collected: dict[str, list[Any]] = {n: [] for n in pattern.element.captures() - pattern.same - set(outer)}
         for item in value:
-            attempt = self._match(pattern.element, item)
+            attempt = self._one(pattern.element, item)
             if next(attempt, self) is self:
                 self._restore(outer, covered)
                 return
@@ -210,16 +212,32 @@ class Matcher:
         yield
         self._restore(outer, covered)
 
+    def _one(self, pattern: Pattern, value: Any) -> Generator[None, None, None]:
+        yield from self._match(pattern, value)
+
     def _restore(self, bindings: dict[str, Any], covered: int) -> None:
         self._bindings = bindings
         del self._nodes[covered:]
 
 
-def _equal(left: Any, right: Any) -> bool:
+_BY_KIND: dict[type[Pattern], Callable[..., Iterator[None]]] = {
+    Operation: Matcher._match_operation,
+    Capture: Matcher._match_capture,
+    Constant: Matcher._match_constant,
+    Such: Matcher._match_such,
+    Either: Matcher._match_either,
+    Through: Matcher._match_through,
+    ListOf: Matcher._match_list,
+    Each: Matcher._match_each,
+}
+
+
+def equal(left: Any, right: Any) -> bool:
+    """The same argument: the same node, or numbers that are provably equal."""
     if isinstance(left, Node) or isinstance(right, Node):
         return left is right
     if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
-        return len(left) == len(right) and all(_equal(a, b) for a, b in zip(left, right))
+        return len(left) == len(right) and all(equal(a, b) for a, b in zip(left, right))
     if same_constant(left, right):
         return True
     return hasattr(left, "node") and known_equal(left, right)

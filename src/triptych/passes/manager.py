@@ -13,6 +13,7 @@ from torch.fx import Graph, GraphModule
 
 from .. import _private
 from ..errors import RuleError, TriptychError, VerificationError
+from ..ir.copies import copy_graph
 from ..ir.fingerprint import fingerprint
 from ..ir.program import Program
 from ..ir.text import lines, text
@@ -38,7 +39,7 @@ def run_stage(
     """Run one stage over one graph, in place; the record of every pass goes to the session."""
     runner = _StageRunner(stage, gm, session, graph, example_inputs, is_inference)
     before = contract(gm) if session.options.verify != "off" else None
-    backup = _copy(gm) if session.options.verify == "final" else None
+    backup = copy_graph(gm) if session.options.verify == "final" else None
     for entry in steps(stage, session.options):
         if isinstance(entry, Hook):
             for custom in session.options.custom_passes(entry.name):
@@ -77,7 +78,7 @@ class _StageRunner:
         strict = self.session.options.verify == "each"
         run = PassRun(rewriter, self.session.options, self.is_inference, strict)
         record = self._open(pass_.name)
-        backup = _copy(self.gm) if strict else None
+        backup = copy_graph(self.gm) if strict else None
         started = time.perf_counter()
         try:
             pass_.run(run)
@@ -103,7 +104,7 @@ class _StageRunner:
         """A user's pass: a function of the graph, told `is_inference` if it asks; undone if it fails."""
         name = getattr(custom, "__name__", type(custom).__name__)
         record = self._open(hook)
-        backup = _copy(self.gm)
+        backup = copy_graph(self.gm)
         was = fingerprint(self.gm.graph)
         started = time.perf_counter()
         try:
@@ -175,18 +176,6 @@ def _wants_module(custom: Callable[..., Any]) -> bool:
         return False
     first = params[0]
     return first.name in ("gm", "module", "graph_module") or "GraphModule" in str(first.annotation)
-
-
-def _copy(gm: GraphModule) -> Graph:
-    graph = Graph(owning_module=gm, tracer_cls=getattr(gm.graph, "_tracer_cls", None))
-    graph.set_codegen(gm.graph._codegen)
-    output = graph.graph_copy(gm.graph, values := {}, return_output_node=True)
-    if output is not None:
-        made = graph.output(output[0])
-        made.meta = dict(output[1].meta)
-    for old, new in values.items():
-        new.meta = dict(old.meta)
-    return graph
 
 
 def _warn(session: Session, message: str) -> None:

@@ -109,20 +109,16 @@ def _apply(
     for found in matcher.find(rule.roots, node):
         tally.matched += 1
         match = Match(rewriter.program, found)
-        op = rewriter.emitter(max(found.roots), rule.name)
         try:
             rule.check(match)
-            rewriter.replace(found.roots, rule.rewrite(op, match), op, match.nodes, rule.rule)
+            _rewrite(rewriter, rule, match, found.roots)
         except NotConcerned:
             tally.matched -= 1
-            op.discard()
             continue
         except Refused as refused:
-            op.discard()
             declined = declined or Decline(rule.name, node.name, refused.reason, source_line(node))
             continue
         except Exception as error:
-            op.discard()
             if strict:
                 raise RuleError(
                     f"pass {rewriter.pass_name}, rule {rule.name}: {type(error).__name__}: {error}\n  at {line(node)}"
@@ -136,6 +132,15 @@ def _apply(
     if declined is not None:
         tally.declines[rule.name, node.name] = declined
     return False
+
+
+def _rewrite(rewriter: Rewriter, rule: CompiledRule, match: Match, roots: tuple[Node, ...]) -> None:
+    op = rewriter.emitter(max(roots), rule.name)
+    try:
+        rewriter.replace(roots, rule.rewrite(op, match), op, match.nodes, rule.rule)
+    except Exception:
+        op.discard()
+        raise
 
 
 def _report_failure(rewriter: Rewriter, rule: CompiledRule, node: Node, error: Exception, tally: Tally) -> None:

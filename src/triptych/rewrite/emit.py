@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -73,6 +73,13 @@ class Emitter:
             if node < self.anchor:
                 return node
         return self.node("get_attr", path, (), {}).node
+
+    def again(self, node: Node, operands: Mapping[Node, Node]) -> Value:
+        """The call a node makes, in its own words and with its own source line, on other operands."""
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: operands.get(n, n))
+        value = self.node(node.op, node.target, args, kwargs)
+        value.node.meta |= {k: v for k, v in node.meta.items() if k not in (*STALE_META, RULE)}
+        return value
 
     # ---- making nodes ----
 

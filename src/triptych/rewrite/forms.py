@@ -98,10 +98,26 @@ def _aten_getitem(op: Emitter, a: dict[str, Any]) -> Value:
 
 
 def _aten_to(op: Emitter, a: dict[str, Any]) -> Value:
-    rest = {k: v for k, v in a.items() if k not in ("self", "copy")}
-    if set(rest) == {"dtype"}:
-        return op.node("call_function", torch.ops.prims.convert_element_type.default, (a["self"], rest["dtype"]), {})
-    return op.node("call_function", aten._to_copy.default, (a["self"],), rest)
+    """As AOTAutograd leaves them: Inductor can lower these, and not the `_to_copy` they come from."""
+    rest = {k: v for k, v in a.items() if k not in ("self", "copy", "non_blocking")}
+    if set(rest) - {"dtype", "device"}:
+        return op.node("call_function", aten._to_copy.default, (a["self"],), rest)
+    value = op.program.value(a["self"])
+    if "dtype" in rest:
+        value = op.node("call_function", torch.ops.prims.convert_element_type.default, (value.node, rest["dtype"]), {})
+    if "device" in rest:
+        value = op.node("call_function", torch.ops.prims.device_put.default, (value.node, rest["device"]), {})
+    return value
+
+
+def _aten_clamp(op: Emitter, a: dict[str, Any]) -> Value:
+    """One bound after the other, the upper one last, as `clamp` does it."""
+    value = op.program.value(a["self"])
+    if "min" in a:
+        value = op.aten("clamp_min", {"self": value.node, "min": a["min"]})
+    if "max" in a:
+        value = op.aten("clamp_max", {"self": value.node, "max": a["max"]})
+    return value
 
 
 def _aten_reshape(op: Emitter, a: dict[str, Any]) -> Value:
@@ -166,6 +182,7 @@ def _aten_mul(op: Emitter, a: dict[str, Any]) -> Value:
 ATEN_FORMS: dict[str, Form] = {
     "getitem": _aten_getitem,
     "to": _aten_to,
+    "clamp": _aten_clamp,
     "reshape": _aten_reshape,
     "matmul": _aten_matmul,
     "softmax": _aten_softmax(aten._softmax.default),

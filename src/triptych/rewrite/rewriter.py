@@ -135,9 +135,13 @@ class Rewriter:
         """Move a node; that this is right is the caller's to know (see `may_move`)."""
         anchor.prepend(node)
 
-    def set_arguments(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Another spelling of the same arguments."""
+    def set_arguments(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any = None) -> None:
+        """Another spelling of the same call; nothing is computed, for what it makes is what it made."""
         node.args, node.kwargs = args, kwargs
+        if target is not None:
+            node.target = target
+            node.meta[RULE] = self.pass_name
+            self.program.aliasing.refresh(node)
         self.program.changed(node)
         self.touched.append(node)
 
@@ -162,7 +166,7 @@ class Rewriter:
             raise Refused(f"cannot be written so: {type(error).__name__}") from error
         if new is None:
             return
-        if problem := difference(old, new):
+        if problem := difference(old, new, strides=not seen.writes):  # a copy may lie otherwise
             raise Refused(problem)
         if seen.writes:
             return
@@ -276,8 +280,7 @@ class Rewriter:
 
     def _same_storage(self, was: Node, now: Node) -> bool:
         """`reshape` and its like may copy: at the torch level the facts tell whether they did."""
-        old, new = storage(fact(was)), storage(fact(now))
-        return self.program.dialect == ATEN or old is None or new is None or old == new
+        return self.program.dialect == ATEN or not self.program.aliasing.surely_apart(was, now)
 
     # ---- the edit itself ----
 
@@ -285,12 +288,13 @@ class Rewriter:
         users = list(was.users)
         was.replace_all_uses_with(now, propagate_meta=False)
         aliasing = self.program.aliasing
+        aliasing.replaced(was, now)
         for user in users:
             self.program.changed(user)
             if user.op == "output":
                 aliasing.output_replaced(was, now)
             elif aliasing.effects(user).aliases or aliasing.effects(user).writes:
-                aliasing.moved(user, was, now)
+                aliasing.refresh(user)
         self.touched.extend(users)
 
     def _erase_unused(self, covered: Iterable[Node], takes_random: bool) -> None:

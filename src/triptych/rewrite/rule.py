@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch.fx import Node
 
 from ..errors import TriptychError
+from ..ir.facts import tensor_fact
 from ..ir.program import Program, Value
 from ..match.matcher import Found
 from ..match.pattern import Pattern, build_pattern
@@ -23,7 +24,9 @@ class Match:
         self.program = program
         self.nodes = found.nodes
         self.roots = tuple(Value(program, n) for n in found.roots)
-        self.captures = {k: _as_value(program, v) for k, v in found.bindings.items()}
+        self.bindings = found.bindings
+        """What the captures took, as it stands in the graph; `m["x"]` gives it as a value with its facts."""
+        self._values: dict[str, Any] = {}
 
     @property
     def root(self) -> Value:
@@ -45,7 +48,9 @@ class Match:
         self.nodes = tuple(dict.fromkeys((*self.nodes, *nodes)))
 
     def __getitem__(self, name: str) -> Any:
-        return self.captures.get(name)
+        if name not in self._values:  # most matches end at the first condition: nothing is made before it is asked for
+            self._values[name] = _as_value(self.program, self.bindings.get(name))
+        return self._values[name]
 
 
 def _as_value(program: Program, raw: Any) -> Any:
@@ -112,6 +117,7 @@ class CompiledRule:
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
+        self.name = rule.name
         self.roots: tuple[Pattern, ...] = build_pattern(rule.pattern)
         self.root_ops = self.roots[0].root_ops()
         self.depth = max(r.depth() for r in self.roots)
@@ -119,35 +125,32 @@ class CompiledRule:
         self._check = _wanted(rule.check, known)
         self._rewrite = _wanted(rule.rewrite, known)
 
-    @property
-    def name(self) -> str:
-        return self.rule.name
-
     def check(self, match: Match) -> None:
         self._default_checks(match)
-        self.rule.check(match, **_given(self._check, match.captures))
+        self.rule.check(match, **{name: match[name] for name in self._check})
 
     def rewrite(self, op: Any, match: Match) -> tuple[Any, ...]:
-        extra = {"m": match} if "m" in self._rewrite else {}
-        made = self.rule.rewrite(op, **_given(self._rewrite - {"m"}, match.captures), **extra)
+        given = {name: match if name == "m" else match[name] for name in self._rewrite}
+        made = self.rule.rewrite(op, **given)
         return made if isinstance(made, tuple) else (made,)
 
     def _default_checks(self, match: Match) -> None:
         rule = self.rule
-        if not rule.interior_may_be_used:
+        if not rule.interior_may_be_used and len(match.nodes) > 1:
             inside = set(match.nodes)
             outputs = {r.node for r in match.roots}
             for node in match.nodes:
                 if node not in outputs and any(u not in inside for u in node.users):
                     raise Refused(f"{node.name} is used outside the pattern")
-        tensors = [v for v in match.captures.values() if isinstance(v, Value) and v.is_tensor]
-        if tensors:
-            first = tensors[0]
-            for other in tensors[1:]:
-                if not rule.mixed_dtypes and other.dtype != first.dtype:
-                    raise Refused(f"different dtypes {first.dtype} and {other.dtype}")
-                if other.device != first.device and other.rank != 0 and first.rank != 0:
-                    raise Refused(f"different devices {first.device} and {other.device}")
+        captured = [v for v in match.bindings.values() if isinstance(v, Node)]
+        if len(captured) < 2:
+            return
+        first, *others = [t for node in captured if (t := tensor_fact(node)) is not None] or [None]
+        for other in others:
+            if not rule.mixed_dtypes and other.dtype != first.dtype:
+                raise Refused(f"different dtypes {first.dtype} and {other.dtype}")
+            if other.device != first.device and other.dim() != 0 and first.dim() != 0:
+                raise Refused(f"different devices {first.device} and {other.device}")
 
 
 def _wanted(method: Callable[..., Any], known: set[str]) -> frozenset[str]:
@@ -157,10 +160,6 @@ def _wanted(method: Callable[..., Any], known: set[str]) -> frozenset[str]:
         if name not in known and name != "m":
             raise TriptychError(f"{method.__qualname__} asks for {name!r}, which the pattern does not capture")
     return frozenset(names)
-
-
-def _given(names: frozenset[str], captures: Mapping[str, Any]) -> dict[str, Any]:
-    return {n: captures.get(n) for n in names}
 
 
 _COMPILED: dict[Any, CompiledRule] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,14 +59,23 @@ def run_example(subject: Rule | type[Pass], example: Example, dialect: str) -> O
 
 
 def _apply(subject: Rule | type[Pass], gm: GraphModule, example: Example) -> Tally:
-    program = Program(gm)
-    name = subject.name
-    rewriter = Rewriter(program, name)
     if isinstance(subject, Rule):
-        return run_rules(rewriter, [subject], strict=True)
-    options = Options.make(example.options)
-    run = PassRun(rewriter, options, is_inference=example.is_inference, strict=True)
-    pass_with_options(subject, options).run(run)
+        return run_rules(Rewriter(Program(gm), subject.name), [subject], strict=True)
+    return run_pass(subject, gm, options=example.options, is_inference=example.is_inference)
+
+
+def run_pass(
+    subject: type[Pass],
+    gm: GraphModule,
+    example_inputs: Sequence[Any] = (),
+    options: Mapping[str, Any] | None = None,
+    is_inference: bool = True,
+) -> Tally:
+    """Run one pass over a graph, in place; an error in it is raised."""
+    made = Options.make(options)
+    run = PassRun(Rewriter(Program(gm, example_inputs), subject.name), made, is_inference=is_inference, strict=True)
+    pass_with_options(subject, made).run(run)
+    gm.recompile()
     return run.tally
 
 

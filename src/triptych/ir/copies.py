@@ -1,0 +1,28 @@
+"""Copies of graphs: to look at later, or to go back to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.fx import Graph, GraphModule, Node
+
+
+def copy_graph(gm: GraphModule) -> Graph:
+    """The graph as it is now; the meta of its nodes is copied, what stands in it is shared."""
+    graph = Graph(owning_module=gm)
+    copied: dict[Node, Node] = {}
+    result: Any = graph.graph_copy(gm.graph, copied)
+    graph.output(result).meta = dict(gm.graph.output_node().meta)
+    graph.set_codegen(gm.graph._codegen)
+    for old, new in copied.items():
+        new.meta = dict(old.meta)
+    return graph
+
+
+def snapshot(gm: GraphModule) -> GraphModule:
+    """A copy whose graph, and whose sub-graphs, later passes do not reach; tensors and modules are shared."""
+    copied = GraphModule(gm, copy_graph(gm))
+    for name, child in gm.named_children():
+        if isinstance(child, GraphModule) and hasattr(copied, name):
+            setattr(copied, name, snapshot(child))
+    return copied

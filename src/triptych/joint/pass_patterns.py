@@ -1,0 +1,136 @@
+"""`pass_patterns` of the joint stage: many small rules, one worklist."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+from ..ir.dtypes import lossless
+from ..ir.program import Value
+from ..match.matcher import equal
+from ..match.pattern import Dtype, Tensor
+from ..passes.base import Pass
+from ..pre_grad.noop_views import NoopReshape
+from ..pre_grad.remove_reshape_pass import MergePermutes, MergeReshapes
+from ..rewrite.rule import Match, Rule
+from ..testing import declines, fires
+
+f16, bf16, f32, f64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+i8, i32, i64 = torch.int8, torch.int32, torch.int64
+
+
+class PointlessConvert(Rule):
+    """to(to(x, a), b) -> to(x, b), where a holds every value of x; to(x, dtype of x) -> x"""
+
+    interior_may_be_used = True
+
+    def pattern(self, op, x: Tensor, a: Dtype, b: Dtype):
+        return op.to(op.to(x, dtype=a), dtype=b) | op.to(x, dtype=b)
+
+    def check(self, m, x, a, b):
+        m.applies(x.known and (a is not None or b == x.dtype))
+        if a is None:
+            return
+        m.applies(b == x.dtype or len(m.nodes[1].users) == 1, "the inner cast stays anyway")
+        m.require(lossless(x.dtype, a), f"{x.dtype} -> {a} loses values")
+        truncates = x.is_float and not (b.is_floating_point or b.is_complex or b == torch.bool)
+        m.require(not truncates, "what a float out of range becomes depends on its width")
+
+    def rewrite(self, op, x, b):
+        return x if b == x.dtype else op.to(x, dtype=b)
+
+    examples = [
+        fires(lambda x: x.to(f32).to(f16), "bf16[4, 8]"),
+        fires(lambda x: x.to(f32).to(bf16) * 2, "bf16[4, 8]"),
+        fires(lambda x: (y := x.to(f32), y.to(bf16) * 2), "bf16[4, 8]"),
+        fires(lambda x: x.double().to(torch.bool), "f32[4, 8]"),
+        fires(lambda x: x.to(i64).to(f32), "i32[4, 8]"),
+        fires(lambda x: x.to(f16).to(f32), "u8[4, 8]"),
+        fires(lambda x: x.to(f32) * 2, "f32[4, 8]", dialects=("torch",)),
+        declines(lambda x: x.to(f16).to(f32), "f32[4, 8]", because="loses values"),
+        declines(lambda x: x.to(f64).to(i64), "i64[4, 8]", because="loses values"),
+        declines(lambda x: x.to(i32).to(f32), "f32[4, 8]", because="loses values"),
+        declines(lambda x: x.to(f64).to(i8), "f32[4, 8]", because="out of range"),
+        declines(lambda x: x.to(f32).to(bf16), "bf16[4, 8]", because="leaves the graph"),
+        declines(lambda x: (y := x.to(f32), y.to(f16)), "bf16[4, 8]"),
+        declines(lambda x: x.to(f64), "f32[4, 8]"),
+    ]
+
+
+class PointlessView(NoopReshape):
+    """view(x, shape of x) -> x"""
+
+
+class PointlessViewPair(MergeReshapes):
+    """view(view(x, a), b) -> view(x, b), or x where that is its shape"""
+
+
+class PointlessPermutePair(MergePermutes):
+    """permute(permute(x, a), b) -> permute(x, a[b]), or x where they cancel"""
+
+
+class RemoveRedundantViews(Rule):
+    """v(x), v(x) -> v(x) once, for views v"""
+
+    FIRST_USERS = 64
+    """How many users of x are looked at: a tensor with thousands of them must not cost their square."""
+
+    def pattern(self, op, x: Tensor, a, b, c, d):
+        return op.any_of(
+            op.reshape(x, a), op.permute(x, a), op.expand(x, a, implicit=b), op.squeeze(x, dim=a),
+            op.unsqueeze(x, a), op.slice(x, a, b, c, d), op.select(x, a, b),
+        )  # fmt: skip
+
+    def check(self, m, x):
+        earlier = self._equal_view(m, x)
+        m.applies(earlier is not None)
+        m.cover([earlier])
+
+    def rewrite(self, op, m):
+        return m.nodes[-1]
+
+    def _equal_view(self, m: Match, x: Value) -> Node | None:
+        root, call = m.root.node, m.root.call
+        if call is None or len(x.node.users) == 1:
+            return None
+        for other in itertools.islice(x.node.users, self.FIRST_USERS):
+            if other is root or not other < root:
+                continue
+            there = m.program.call(other)
+            if there is None or there.op != call.op or there.mutates or there.args.keys() != call.args.keys():
+                continue
+            if all(equal(there.args[k], call.args[k]) for k in call.args):
+                return other
+        return None
+
+    examples = [
+        fires(lambda x: x.view(-1).relu() + x.view(-1).exp(), "f32[4, 8]"),
+        fires(lambda x: x.t().relu() + x.transpose(0, 1).exp(), "f32[4, 8]"),
+        fires(lambda x: x[1:].relu() + x[1:4].exp(), "f32[4, 8]"),
+        fires(lambda x: x.unsqueeze(-1).relu() + x.unsqueeze(2).exp(), "f32[4, 8]"),
+        fires(lambda x: x[0].relu() + x.select(0, 0).exp(), "f32[4, 8]"),
+        fires(lambda x: x.view(-1).relu() + x.view(-1).exp(), "f32[4, 8]", dynamic=True),
+        declines(lambda x: x[1:].relu() + x[:-1].exp(), "f32[4, 8]"),
+        declines(lambda x: (x.view(-1), x.view(-1)), "f32[4, 8]", because="very tensor"),
+        declines(lambda x: (x.view(-1) * 2, x.add_(1), x.view(-1) * 2)[::2], "f32[4, 8]", because="writes",
+                 dialects=("torch",)),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PassPatterns(Pass):
+    """Small rewrites on the joint graph: casts, views and permutes that are one too many."""
+
+    name = "pass_patterns"
+
+    def rules(self) -> Sequence[Rule]:
+        return RULES
+
+
+RULES: list[Rule] = [
+    PointlessConvert(), PointlessView(), PointlessViewPair(), PointlessPermutePair(), RemoveRedundantViews(),
+]  # fmt: skip

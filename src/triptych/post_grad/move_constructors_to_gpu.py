@@ -1,0 +1,177 @@
+"""A tensor built on the CPU and used only on the GPU is built there: no transfer, no wait, no break in a CUDA graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..ir.calls import Call
+from ..ir.facts import number, tensor_fact
+from ..ir.traits import is_pointwise
+from ..ir.uniform import EXACT, SAME_VALUE
+from ..passes.base import Pass, PassRun
+from ..rewrite.emit import Emitter
+from ..testing.examples import declines
+
+CONSTRUCTORS = frozenset("full arange scalar_tensor eye tril_indices triu_indices prims.iota".split())
+"""Built from numbers alone, and the same to the bit on every device."""
+
+ROUNDED_ELSEWHERE = frozenset("div sqrt reciprocal remainder fmod floor_divide".split())
+"""Fast forms of these on a GPU round otherwise than the CPU does."""
+
+INDEXING = frozenset("index _unsafe_index index_put _unsafe_index_put tensor_getitem".split())
+"""Take an index from the CPU, whatever the device of the values."""
+
+
+@dataclass(frozen=True)
+class MoveConstructorsToGpu(Pass):
+    """Builds a tensor on the GPU, with what is computed from it, where nothing on the CPU uses it."""
+
+    name = "move_constructors_to_gpu"
+
+    def run(self, run: PassRun) -> None:
+        for group in _groups(run):
+            if not group.devices:
+                continue
+            if group.problem is None and len(group.devices) > 1:
+                group.problem = "it is used on several devices"
+            if group.problem is not None:
+                run.declined("build_on_gpu", group.nodes[0], group.problem)
+            elif not run.spent:
+                _move(run, group)
+
+    examples = [
+        declines(lambda x: x[torch.arange(2)] + torch.full((), 2.0), "f32[4, 8]"),
+    ]
+
+
+@dataclass
+class _Group:
+    """Constructors and what is computed from them on the CPU, as far as one thing hangs on another."""
+
+    nodes: list[Node] = field(default_factory=list)
+    ends: dict[Node, None] = field(default_factory=dict)
+    """Operations that take a value of the group to a GPU."""
+    devices: set[torch.device] = field(default_factory=set)
+    problem: str | None = None
+
+
+def _groups(run: PassRun) -> list[_Group]:
+    """Found in one walk: a value that hangs on several groups makes one of them."""
+    belongs: dict[Node, _Group] = {}
+    for node in run.program.graph.nodes:
+        found, call = tensor_fact(node), run.program.call(node)
+        if found is None or call is None or call.mutates or found.device.type != "cpu":
+            continue
+        operands = node.all_input_nodes
+        if call.op in CONSTRUCTORS:
+            if all(tensor_fact(o) is None for o in operands):
+                belongs[node] = _Group([node], problem=_unlike_elsewhere(call, found))
+        elif any(o in belongs for o in operands) and _computes_alike(run, node, call, found):
+            if all(o in belongs or tensor_fact(o) is None for o in operands):
+                group = _joined(belongs, [o for o in operands if o in belongs])
+                group.nodes.append(node)
+                belongs[node] = group
+    for node, group in belongs.items():
+        _look_at_users(run, node, group, belongs)
+    return list({id(g): g for g in belongs.values()}.values())
+
+
+def _joined(belongs: dict[Node, _Group], operands: list[Node]) -> _Group:
+    """The smaller groups go into the largest, so that a node changes hands few times."""
+    groups = sorted({id(g): g for g in (belongs[o] for o in operands)}.values(), key=lambda g: -len(g.nodes))
+    first = groups[0]
+    for group in groups[1:]:
+        first.nodes.extend(group.nodes)
+        first.problem = first.problem or group.problem
+        for node in group.nodes:
+            belongs[node] = first
+    return first
+
+
+def _look_at_users(run: PassRun, node: Node, group: _Group, belongs: dict[Node, _Group]) -> None:
+    aliasing = run.program.aliasing
+    if aliasing.written(node) or not aliasing.effects(node).pure:
+        group.problem = f"{node.name} is written"
+    for user in node.users:
+        if belongs.get(user) is group:
+            continue
+        call, result = run.program.call(user), tensor_fact(user)
+        if user.op == "output":
+            group.problem = f"{node.name} is returned"
+        elif call is None or call.mutates or result is None or result.device.type in ("cpu", "meta"):
+            group.problem = f"{user.name} uses it on the CPU"
+        else:
+            group.ends[user] = None
+            group.devices.add(result.device)
+            group.problem = group.problem or _not_taken_over(call, user, node)
+
+
+def _not_taken_over(call: Call, user: Node, operand: Node) -> str | None:
+    """Why a GPU operation that takes its operand from the CPU cannot as well take it from the GPU."""
+    if call.op == "to" or (call.op in INDEXING and call.args.get("self") is not operand):
+        return None
+    value = tensor_fact(operand)
+    if value is None or value.dim() or not is_pointwise(call.op):
+        return f"{user.name} takes it from the CPU"
+    operands = [v for n in user.all_input_nodes if (v := tensor_fact(n)) is not None and v.dtype != torch.bool]
+    if any(v.dtype != value.dtype for v in operands):
+        # a number from the CPU is kept in full precision, one from the GPU is first rounded to the result's dtype
+        return f"{user.name} would round it before it computes"
+    return None
+
+
+def _computes_alike(run: PassRun, node: Node, call: Call, found: torch.Tensor) -> bool:
+    """The same bits on a GPU as on the CPU."""
+    if not run.program.aliasing.effects(node).pure or "device" in call.args:
+        return False
+    if found.dtype.is_floating_point and call.op in ROUNDED_ELSEWHERE:
+        return False
+    return call.op in SAME_VALUE or call.op in EXACT or call.op == "to"
+
+
+def _unlike_elsewhere(call: Call, found: torch.Tensor) -> str | None:
+    if call.args.get("pin_memory"):
+        return "it is made in pinned memory"
+    if call.op == "arange" and found.dtype.is_floating_point:
+        # sums of a step are kept in double on the CPU and in float on a GPU: alike as long as all are whole
+        bounds = [number(call.args.get(name, 0)) for name in ("start", "end", "step")]
+        if not all(isinstance(b, (int, float)) and float(b).is_integer() and abs(b) < 2**24 for b in bounds):
+            return "its steps round otherwise on a GPU"
+        if found.dtype != torch.float32 and found.dtype != torch.float64:
+            return "its steps round otherwise on a GPU"
+    return None
+
+
+def _move(run: PassRun, group: _Group) -> None:
+    (device,) = group.devices
+    twins: dict[Node, Node] = {}
+    for node in sorted(group.nodes):
+        op = run.rewriter.emitter(node, "build_on_gpu")
+        extra = {} if any(o in twins for o in node.all_input_nodes) else {"device": device}
+        twins[node] = _again(op, node, twins, extra)
+    for end in group.ends:
+        run.replace("build_on_gpu", end, lambda op, end=end: _end(run, op, end, twins))
+    for node in sorted((*twins, *twins.values()), reverse=True):
+        if not node.users:
+            run.rewriter.erase(node)
+
+
+def _again(op: Emitter, node: Node, twins: dict[Node, Node], extra: dict[str, Any]) -> Node:
+    """The same call on the values of the other device."""
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: twins.get(n, n))
+    return op.node(node.op, node.target, args, {**kwargs, **extra}).node
+
+
+def _end(run: PassRun, op: Emitter, end: Node, twins: dict[Node, Node]) -> Any:
+    call = run.program.call(end)
+    if call is None or call.op != "to":
+        return _again(op, end, twins, {})
+    twin = run.program.value(twins[call.args["self"]])
+    rest = {k: v for k, v in call.args.items() if k not in ("self", "device", "non_blocking", "copy", "layout")}
+    if rest.get("dtype") == twin.dtype:
+        del rest["dtype"]
+    return op.to(twin, **rest) if rest else twin

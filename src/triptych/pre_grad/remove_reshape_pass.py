@@ -1,0 +1,266 @@
+"""`remove_reshape_pass`: chains of reshapes and permutes made short, and pairs that cancel dropped."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..ir.calls import Call
+from ..ir.facts import known, known_equal, tensor_fact
+from ..ir.program import Program
+from ..ir.traits import is_pointwise
+from ..match.pattern import Ints, Tensor
+from ..passes.base import Pass
+from ..rewrite.refusal import NotConcerned, Refused
+from ..rewrite.rule import Match, Rule
+from ..testing import declines, fires
+
+
+def keeps_order(call: Call | None) -> bool:
+    """Leaves the elements in their order and changes only how they are counted: whatever two such views do, their
+    result is known by its shape."""
+    if call is None or call.mutates:
+        return False
+    if call.op == "permute":  # dims of one element may go anywhere
+        shape = getattr(tensor_fact(call.args["self"]), "shape", None)
+        dims = call.args["dims"]
+        moved = [d for d in dims if shape is not None and not known(shape[d] == 1)]
+        return shape is not None and moved == sorted(moved)
+    return call.op in ("reshape", "squeeze", "unsqueeze")
+
+
+class MergeReshapes(Rule):
+    """reshape(reshape(x, a), b) -> reshape(x, b), or x where that is its shape; squeeze and unsqueeze likewise"""
+
+    interior_may_be_used = True
+
+    def pattern(self, op, x: Tensor, shape, how, first):
+        inner = op.reshape(x, first) | op.unsqueeze(x, first) | op.squeeze(x, dim=first) | op.permute(x, first)
+        return op.any_of(
+            op.reshape(inner, shape), op.unsqueeze(inner, how), op.squeeze(inner, dim=how), op.permute(inner, how)
+        )
+
+    def check(self, m, x):
+        outer, inner = m.root.call, m.program.call(m.nodes[1])
+        m.applies(keeps_order(outer) and keeps_order(inner))
+        m.applies(m.root.known and x.known)
+        if not known_equal(m.root.shape, x.shape):
+            m.applies("reshape" in (outer.op, inner.op), "views of one dim each read better as they are")
+            m.applies(len(m.nodes[1].users) == 1, "the inner view stays anyway")
+
+    def rewrite(self, op, m, x, shape):
+        if known_equal(m.root.shape, x.shape):
+            return x
+        made = op.reshape(x, m.root.shape if shape is None else shape)
+        copies = any(m.program.call(n).op == "clone" for n in op.made if m.program.call(n) is not None)
+        m.require(not copies, "the memory cannot be seen in this shape at once")
+        return made
+
+    examples = [
+        fires(lambda x: x.view(32).view(8, 4) + 1, "f32[4, 8]"),
+        fires(lambda x: x.reshape(2, 16).reshape(4, -1) + 1, "f32[4, 8]"),
+        fires(lambda x: x.unsqueeze(0).squeeze(0) + 1, "f32[4, 8]"),
+        fires(lambda x: x.squeeze(1).unsqueeze(-1) + 1, "f32[4, 1]"),
+        fires(lambda x: x.flatten().unsqueeze(0) + 1, "f32[4, 8]"),
+        fires(lambda x: x.transpose(1, 2).reshape(4, 8) + 1, "f32[4, 1, 8]"),
+        fires(lambda x: x.view(-1).view(x.shape) + 1, "f32[4, 8]", dynamic=True),
+        fires(lambda x: (y := x.view(32), y.view(4, 8) + 1), "f32[4, 8]"),
+        fires(lambda x: x.view(0, 4).view(2, 0) + 1, "f32[0, 8]"),
+        declines(lambda x: x.t().reshape(32) + 1, "f32[4, 8]"),
+        declines(lambda x: x[None, :, None] + 1, "f32[4]"),
+        declines(lambda x: (y := x.view(32), y.view(8, 4) + 1), "f32[4, 8]"),
+        declines(lambda x: x.view(torch.int32).view(torch.float32) + 1, "f32[4, 8]"),
+        declines(lambda x: x.t().reshape(-1).reshape(4, 4) + 1, "f32[4, 4]", because="stride", dialects=("torch",)),
+        declines(lambda x: x.view(32).view(4, 8), "f32[4, 8]", because="very tensor"),
+    ]
+
+
+def composed(first: Sequence[int], then: Sequence[int]) -> list[int]:
+    """Dims of the one permutation that does what two do one after the other."""
+    return [first[d] for d in then]
+
+
+class MergePermutes(Rule):
+    """permute(permute(x, a), b) -> permute(x, a[b]), or x where they cancel"""
+
+    interior_may_be_used = True
+
+    def pattern(self, op, x: Tensor, a: Ints, b: Ints):
+        return op.permute(op.permute(x, a), b)
+
+    def check(self, m, a, b):
+        m.applies(len(a) == len(b) and min((*a, *b), default=0) >= 0)
+        cancel = composed(a, b) == sorted(a)
+        m.applies(cancel or len(m.nodes[1].users) == 1, "the inner permute stays anyway")
+
+    def rewrite(self, op, x, a, b):
+        dims = composed(a, b)
+        return x if dims == sorted(dims) else op.permute(x, dims)
+
+    examples = [
+        fires(lambda x: x.t().t() + 1, "f32[4, 8]"),
+        fires(lambda x: x.permute(1, 2, 0).permute(1, 2, 0) + 1, "f32[4, 8, 2]"),
+        fires(lambda x: x.transpose(0, -1).movedim(0, 1) + 1, "f32[4, 8, 2]"),
+        fires(lambda x: (y := x.t(), y.t() + 1), "f32[4, 8]"),
+        fires(lambda x: x.t().mT + 1, "f32[4, 8]", dynamic=True),
+        declines(lambda x: (y := x.permute(1, 2, 0), y.permute(1, 2, 0) + 1), "f32[4, 8, 2]"),
+        declines(lambda x: x.t().t(), "f32[4, 8]", because="very tensor"),
+    ]
+
+
+@dataclass
+class Cone:
+    """The pointwise operations that lead to a value, down to the views they all begin with."""
+
+    inside: dict[Node, None]
+    sources: dict[Node, Node]
+    """The views, each with what it views."""
+
+
+LARGEST_CONE = 32
+"""Operations followed from one value: keeps the pass linear."""
+
+
+def cone_above(program: Program, top: Node, root: Node, peel: Callable[[Node], Node | None]) -> Cone:
+    """Follow `top` up through pointwise operations of its shape; `peel` takes the view off where one begins."""
+    cone = Cone({top: None}, {})
+    shape = getattr(tensor_fact(top), "shape", None)
+    if shape is None or not len(shape):
+        raise NotConcerned("nothing to reshape")
+    work = [top]
+    while work:
+        node = work.pop()
+        if not _is_plain_pointwise(program, node) or not known_equal(tensor_fact(node).shape, shape):
+            _stop(cone, node, "is not pointwise")
+        for operand in node.all_input_nodes:
+            value = tensor_fact(operand)
+            if operand in cone.inside or operand in cone.sources or (value is not None and value.dim() == 0):
+                continue
+            if value is None or not known_equal(value.shape, shape):
+                _stop(cone, operand, "has another shape")
+            if (source := peel(operand)) is not None:
+                cone.sources[operand] = source
+            else:
+                cone.inside[operand] = None
+                work.append(operand)
+        if len(cone.inside) > LARGEST_CONE:
+            raise NotConcerned(f"more than {LARGEST_CONE} operations")
+    if not cone.sources:
+        raise NotConcerned("no view above")
+    for node in cone.inside:
+        if outside := next((u for u in node.users if u not in cone.inside and u is not root), None):
+            raise Refused(f"{node.name} is used by {outside.name} too")
+    return cone
+
+
+def _stop(cone: Cone, node: Node, why: str) -> None:
+    """A site that had some of its views is worth a reason; one that had none is no site."""
+    raise (Refused if cone.sources else NotConcerned)(f"{node.name} {why}")
+
+
+def _is_plain_pointwise(program: Program, node: Node) -> bool:
+    call = program.call(node)
+    return (
+        call is not None
+        and is_pointwise(call.op)
+        and not call.mutates
+        and "memory_format" not in call.args
+        and tensor_fact(node) is not None
+        and program.aliasing.effects(node).pure
+    )
+
+
+class AcrossPointwise(Rule, ABC):
+    """g(f(h(x))) -> f(x), where f is pointwise and the views h and g undo each other."""
+
+    @abstractmethod
+    def peel(self, m: Match, node: Node) -> Node | None:
+        """What `node` views, if the root undoes that view."""
+
+    def check(self, m, y):
+        m.applies(m.root.known)
+        cone = cone_above(m.program, y.node, m.root.node, lambda node: self.peel(m, node))
+        m.cover((*cone.inside, *cone.sources))
+
+    def rewrite(self, op, m, y):
+        cone = cone_above(m.program, y.node, m.root.node, lambda node: self.peel(m, node))
+        operands = dict(cone.sources)
+        for node in sorted(cone.inside):
+            operands[node] = op.again(node, operands).node
+        return operands[y.node]
+
+
+class ReshapeAcrossPointwise(AcrossPointwise):
+    """reshape(f(reshape(x, s)), shape of x) -> f(x), for pointwise f; squeeze and unsqueeze likewise"""
+
+    def pattern(self, op, y: Tensor, how):
+        return op.any_of(op.reshape(y, how), op.squeeze(y, dim=how), op.unsqueeze(y, how))
+
+    def peel(self, m, node):
+        call = m.program.call(node)
+        source = call.args["self"] if call is not None and keeps_order(call) else None
+        value = tensor_fact(source)
+        return source if value is not None and known_equal(value.shape, m.root.shape) else None
+
+    examples = [
+        fires(lambda x: x.view(-1).relu().view(4, 8), "f32[4, 8]"),
+        fires(lambda x: (x.reshape(2, 16).neg().abs() * 2.0 + 1).reshape(4, 8), "f32[4, 8]"),
+        fires(lambda x, y: (x.view(-1) + y.view(-1)).view(4, 8), "f32[4, 8]", "f32[4, 8]"),
+        fires(lambda x: x.unsqueeze(1).relu().squeeze(1), "f32[4, 8]"),
+        fires(lambda x, s: (x.view(-1) * s).view(4, 8), "f32[4, 8]", "f32[]"),
+        fires(lambda x: x.view(-1).relu().view(x.shape), "f32[4, 8]", dynamic=True),
+        fires(lambda x: x.view(-1).to(torch.float16).view(4, 8), "f32[4, 8]"),
+        declines(lambda x, y: (x.view(-1) + y).view(4, 8), "f32[4, 8]", "f32[32]", because="not pointwise"),
+        declines(lambda x, y: (x.view(2, 16) + y).view(4, 8), "f32[4, 8]", "f32[16]", because="another shape"),
+        declines(lambda x: (y := x.view(-1).relu(), y.view(4, 8)), "f32[4, 8]", because="used by output"),
+        declines(lambda x: x.view(-1).cumsum(0).view(4, 8), "f32[4, 8]"),
+        declines(lambda x: x.view(-1).relu().view(8, 4), "f32[4, 8]"),
+        declines(lambda x: torch.dropout(x.view(-1), 0.5, True).view(4, 8), "f32[4, 8]", dialects=("torch",)),
+        declines(lambda x: x.t().reshape(-1).relu().reshape(4, 4), "f32[4, 4]", because="stride",
+                 dialects=("torch",)),
+        declines(lambda x: (y := x.view(-1), z := y * 2, x.add_(1), z.view(4, 8) + 1)[-1], "f32[4, 8]",
+                 because="writes", dialects=("torch",)),
+    ]  # fmt: skip
+
+
+class PermuteAcrossPointwise(AcrossPointwise):
+    """permute(f(permute(x, a)), inverse of a) -> f(x), for pointwise f"""
+
+    def pattern(self, op, y: Tensor, b: Ints):
+        return op.permute(y, b)
+
+    def peel(self, m, node):
+        call = m.program.call(node)
+        if call is None or call.op != "permute" or len(call.args["dims"]) != len(m["b"]):
+            return None
+        dims = composed(call.args["dims"], m["b"])
+        return call.args["self"] if dims == sorted(dims) and dims[0] == 0 else None
+
+    examples = [
+        fires(lambda x: x.t().relu().t(), "f32[4, 8]"),
+        fires(lambda x: (x.permute(1, 2, 0) * 2 + 1).sigmoid().permute(2, 0, 1), "f32[4, 8, 2]"),
+        fires(lambda x, y: torch.maximum(x.mT, y.mT).mT, "f32[4, 8]", "f32[4, 8]"),
+        fires(lambda x: x.t().relu().t(), "f32[4, 8]", dynamic=True),
+        declines(lambda x: x.permute(1, 2, 0).relu().permute(1, 2, 0), "f32[4, 8, 2]"),
+        declines(lambda x, b: (x.t() + b).t(), "f32[4, 8]", "f32[4]", because="another shape"),
+        declines(lambda x, y: (x.t() + y).t(), "f32[4, 8]", "f32[8, 4]", because="not pointwise"),
+        declines(lambda x: x.t().contiguous().relu().t(), "f32[4, 8]"),
+    ]
+
+
+@dataclass(frozen=True)
+class RemoveReshapePass(Pass):
+    """Makes chains of reshapes and permutes short and drops those that cancel, across pointwise operations too."""
+
+    name = "remove_reshape_pass"
+
+    def rules(self) -> Sequence[Rule]:
+        return RULES
+
+
+RULES: list[Rule] = [MergeReshapes(), MergePermutes(), ReshapeAcrossPointwise(), PermuteAcrossPointwise()]

@@ -1,0 +1,38 @@
+"""What every test stands on: one thread, own caches, the same seed, nothing left of the test before."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+# before torch is imported, which reads them. The cache is new for every run and every worker: a kernel from
+# an older source, or one that another worker is just writing, would make the tests say something about
+# another program.
+_CACHE = tempfile.mkdtemp(prefix="triptych-tests-")
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = _CACHE
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+import torch._dynamo  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(_CACHE, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    """Recompile limits and counters are global: without this, a test would depend on those before it."""
+    random.seed(0)
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
