@@ -168,7 +168,7 @@ class Rewriter:
             return
         if problem := difference(old, new, strides=not seen.writes):  # a copy may lie otherwise
             raise Refused(problem)
-        if seen.writes:
+        if seen.writes or before.same_function(Spelling.of(node)):
             return
         operands = [fact(n) for n in node_operands((before.args, before.kwargs))]
         if sharing(old, operands) != sharing(new, operands):
