@@ -368,15 +368,19 @@ def _getitem(node: Node, args: Args) -> tuple[str, Args] | None:
         steps = [(0, index)]
     if steps is None or len(steps) != 1:
         return "tensor_getitem", args
-    dim, entry = steps[0]
+    return index_step(value, *steps[0]) or ("tensor_getitem", args)
+
+
+def index_step(value: Node, dim: int, entry: Any) -> tuple[str, Args] | None:
+    """One step of an index as the operation it is; None where its bounds are not known."""
+    known = tensor_fact(value)
     if entry is None:
         return "unsqueeze", {"self": value, "dim": dim}
     if isinstance(entry, slice):
-        plain = _plain_slice(value, dim, entry.start, entry.stop, 1 if entry.step is None else entry.step)
-        return plain or ("tensor_getitem", args)
-    size = known.shape[dim]
+        return _plain_slice(value, dim, entry.start, entry.stop, 1 if entry.step is None else entry.step)
+    size = known.shape[dim] if known is not None else None
     if entry < 0 and not isinstance(size, int):
-        return "tensor_getitem", args
+        return None
     return "select", {"self": value, "dim": dim, "index": entry % size if entry < 0 else entry}
 
 

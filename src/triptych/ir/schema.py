@@ -42,7 +42,7 @@ class Param:
             case "tensor":
                 return isinstance(value, torch.Tensor)
             case "tensors" | "ints" | "list":
-                return isinstance(value, (list, tuple, torch.Size)) or (bool(self.grows) and _is_int(value))
+                return isinstance(value, (list, tuple, torch.Size)) or (self.grows > 0 and _is_int(value))
             case "int":
                 return _is_int(value)
             case "float":

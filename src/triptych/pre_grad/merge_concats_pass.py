@@ -41,24 +41,28 @@ class CatOfCat(Rule):
 
     examples = [
         fires(lambda a, b, c: torch.cat([torch.cat([a, b]), c]), "f32[2]", "f32[3]", "f32[4]"),
-        fires(lambda a, b, c: torch.cat((a, torch.concat((b, c), -1)), axis=1), "f32[4, 2]", "f32[4, 3]", "f32[4, 1]"),
+        fires(lambda a, b: torch.cat((a, torch.concat((b, a), -1)), axis=1),  # type: ignore[call-arg]
+              "f32[4, 2]", "f32[4, 3]"),
         fires(lambda a, b, c: torch.hstack([torch.hstack([a, b]), c]), "i64[4, 2]", "i64[4, 3]", "i64[4, 1]"),
         fires(lambda a, b: torch.cat([torch.cat([torch.cat([a, b]), b]), a]), "f32[2, 3]", "f32[4, 3]"),
         fires(lambda a, b: torch.cat([torch.cat([a, b]), torch.cat([b, a])]), "f32[2, 3]", "f32[4, 3]"),
         # two that hold the same one: it is made no more
-        fires(lambda a, b: (lambda c: (torch.cat([c, a]), torch.cat([c, b])))(torch.cat([a, b])), "f32[2]", "f32[3]"),
-        fires(lambda a, b, c: torch.cat([torch.cat([a, b]), c]), "f16[2]", "f32[3]", "f32[4]"),  # one conversion
+        fires(lambda a, b: (lambda c: (torch.cat([c, a]), torch.cat([c, b])))(torch.cat([a, b])),
+              "f32[2]", "f32[3]"),
+        fires(lambda a, b: torch.cat([torch.cat([a, b]), b]), "f16[2]", "f32[3]"),  # converted once
         fires(lambda e, a, b: torch.cat([torch.cat([e, a], 1), b], 1), "f32[0]", "f32[4, 2]", "f32[4, 3]"),
         fires(lambda a, b, c: torch.cat([torch.cat([a, b], 1), c], 1), "f32[4, 2]", "f32[4, 3]", "f32[4, 1]",
               dynamic=True),
         fires(lambda a, b: torch.cat([torch.cat([a, b]), a]).add_(1), "f32[2]", "f32[3]", dialects=["torch"]),
-        declines(lambda a, b: torch.cat([torch.cat([a, b], 0), torch.cat([b, a], 0)], 1), "f32[2, 3]", "f32[4, 3]"),
+        declines(lambda a, b: torch.cat([torch.cat([a, b]), torch.cat([b, a])], 1), "f32[2, 3]", "f32[4, 3]"),
         declines(lambda a, b: (lambda c: (torch.cat([c, a]), c * 2))(torch.cat([a, b])), "f32[2]", "f32[3]",
                  because="used elsewhere"),
         declines(lambda a, b: (lambda c: (torch.cat([c, a]), c))(torch.cat([a, b])), "f32[2]", "f32[3]",
                  because="used elsewhere"),
-        declines(lambda a, b, c: torch.cat([torch.cat([a, b]), c]), "i64[2]", "f32[3]", "f64[4]", because="converted"),
-        declines(lambda a, b: _write_after_cat(a, b), "f32[2]", "f32[3]", dialects=["torch"], because="in between"),
+        declines(lambda a, b, c: torch.cat([torch.cat([a, b]), c]), "i64[2]", "f32[3]", "f64[4]",
+                 because="converted"),
+        declines(lambda a, b: _write_after_cat(a, b), "f32[2]", "f32[3]", dialects=["torch"],
+                 because="in between"),
         declines(lambda a, b: torch.cat([a, b]), "f32[2]", "f32[3]"),
     ]  # fmt: skip
 
@@ -89,7 +93,7 @@ RULES: Sequence[Rule] = (CatOfCat(),)
 
 @dataclass(frozen=True)
 class MergeConcatsPass(Pass):
-    """Makes one cat of a cat of cats, and takes a cat whose operands another cat holds side by side from there."""
+    """Makes one cat of a cat of cats, and a slice of a cat whose operands another one holds side by side."""
 
     name: ClassVar[str] = "merge_concats_pass"
 
@@ -118,17 +122,21 @@ class MergeConcatsPass(Pass):
                 return
 
     examples = [
-        fires(lambda a, b, c: (torch.cat([a, b, c]).sum(), torch.concat([b, c]) * 2), "f32[2]", "f32[3]", "f32[4]"),
-        fires(lambda a, b, c: (lambda p, q: (p * 2, q.sum()))(torch.cat([a, b]), torch.cat([a, b, c])), "f32[2, 3]",
-              "f32[3, 3]", "f32[4, 3]"),
+        fires(lambda a, b, c: (torch.cat([a, b, c]).sum(), torch.concat([b, c]) * 2),
+              "f32[2]", "f32[3]", "f32[4]"),
+        fires(lambda a, b, c: (lambda p, q: (p * 2, q.sum()))(torch.cat([a, b]), torch.cat([a, b, c])),
+              "f32[2, 3]", "f32[3, 3]", "f32[4, 3]"),
         fires(lambda a, b: torch.cat([a, b], 1).relu() + torch.cat([a, b], -1), "f32[2, 3]", "f32[2, 4]"),
-        fires(lambda a, b: torch.cat([a, b]).relu() + torch.cat([a, b]), "f32[2, 3]", "f32[4, 3]", dynamic=True),
-        declines(lambda a, b: (torch.cat([a, b]), torch.cat([a, b])), "f32[2]", "f32[3]", because="leaves the graph"),
-        declines(lambda a, b, c: (torch.cat([a, b, c], 1).sum(), torch.cat([b, c], 1) * 2), "f32[2, 2]", "f32[2, 2]",
-                 "f32[2, 2]", because="stride"),
-        declines(lambda a, b, c: (torch.cat([a, b, c]).sum(), torch.cat([a, b]) * 2), "f32[2]", "f32[3]", "f64[4]",
-                 because="dtype"),
-        declines(lambda a, b, c: (torch.cat([a, b, c]).sum(), torch.cat([a, c]) * 2), "f32[2]", "f32[3]", "f32[4]"),
+        fires(lambda a, b: torch.cat([a, b]).relu() + torch.cat([a, b]), "f32[2, 3]", "f32[4, 3]",
+              dynamic=True),
+        declines(lambda a, b: (torch.cat([a, b]), torch.cat([a, b])), "f32[2]", "f32[3]",
+                 because="leaves the graph"),
+        declines(lambda a, b, c: (torch.cat([a, b, c], 1).sum(), torch.cat([b, c], 1) * 2),
+                 "f32[2, 2]", "f32[2, 2]", "f32[2, 2]", because="stride"),
+        declines(lambda a, b, c: (torch.cat([a, b, c]).sum(), torch.cat([a, b]) * 2),
+                 "f32[2]", "f32[3]", "f64[4]", because="dtype"),
+        declines(lambda a, b, c: (torch.cat([a, b, c]).sum(), torch.cat([a, c]) * 2),
+                 "f32[2]", "f32[3]", "f32[4]"),
         declines(lambda a, b: _write_between_cats(a, b), "f32[2]", "f32[3]", dialects=["torch"],
                  because="in between"),
     ]  # fmt: skip

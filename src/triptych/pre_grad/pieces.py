@@ -1,7 +1,7 @@
 """Pieces of values: which part of which value a node is, and which of them lie side by side.
 
-`split`, `unbind`, slices and selects all take a value apart along one dim; `cat` and `stack` put pieces together.
-What is put together in the order in which it was taken apart is a part of the value itself.
+`split`, `unbind`, slices and selects all take a value apart along one dim; `cat` and `stack` put pieces
+together. What is put together in the order in which it was taken apart is a part of the value itself.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ class Run:
         known = tensor_fact(self.source)
         if known is None:
             return False
-        return known_equal(self.pieces[0].start, 0) and known_equal(self.pieces[-1].end, known.shape[self.dim])
+        start, end = self.pieces[0].start, self.pieces[-1].end
+        return known_equal(start, 0) and known_equal(end, known.shape[self.dim])
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -127,14 +128,14 @@ def runs(pieces: Iterable[Piece | None]) -> list[Run | None]:
 
 
 def operand_pieces(program: Program, operands: Any) -> list[Piece | None]:
-    """For each operand of a `cat` or a `stack`, the piece that it is."""
+    """For each operand of a `cat` or a `stack`, as a rule captured them, the piece that it is."""
     if not isinstance(operands, (list, tuple)):
         return []
-    return [piece_of(program, getattr(o, "node", o)) for o in operands]
+    return [piece_of(program, o.node) for o in operands]
 
 
 def only_used_by(nodes: Iterable[Node], users: Sequence[Node]) -> list[Node]:
-    """The nodes that nobody else needs, given that those users go; a split goes with the last of its pieces."""
+    """The nodes that nobody needs once those users go; a split goes with the last of its pieces."""
     gone: set[Node] = set(users)
     for node in sorted(nodes, reverse=True):
         if all(user in gone for user in node.users):
@@ -143,7 +144,7 @@ def only_used_by(nodes: Iterable[Node], users: Sequence[Node]) -> list[Node]:
 
 
 def copied(op: Emitter, value: Any, like: torch.Tensor | None) -> Any:
-    """The value in new memory, laid out as `cat` and `stack` did it: as the operands lie, or else contiguous."""
+    """The value in new memory, laid out as `cat` and `stack` do it: as the operands lie, or contiguous."""
     known = tensor_fact(getattr(value, "node", value))
     if known is not None and like is not None and same_layout(known, like):
         return op.clone(value)

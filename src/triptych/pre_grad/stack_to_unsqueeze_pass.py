@@ -65,7 +65,8 @@ class StackOfPieces(Rule):
         declines(lambda x: torch.stack(x.unbind(), 1) * 2, "f32[4, 3]", because="stride"),
         declines(lambda x: torch.stack([x[1], x[0]]) * 2, "f32[2, 3]", because="order"),
         declines(lambda x: torch.stack([x[0], x[2]]) * 2, "f32[3, 3]", because="order"),
-        declines(lambda x: _write(torch.stack(x.unbind()), x), "f32[3]", dialects=["torch"], because="written"),
+        declines(lambda x: _write(torch.stack(x.unbind()), x), "f32[3]", dialects=["torch"],
+                 because="written"),
         declines(lambda x, y: torch.stack([x[0], y[0]]) * 2, "f32[3]", "f32[3]"),
     ]
 
@@ -120,14 +121,15 @@ class StackIntoCat(Rule):
     examples = [
         fires(lambda a, b, c: torch.cat([torch.stack([a, b]), c]), "f32[3]", "f32[3]", "f32[4, 3]"),
         fires(lambda a, b, c: torch.cat([c, torch.stack([a, b], -1)], 1), "f32[4]", "f32[4]", "f32[4, 3]"),
-        fires(lambda a, b, c: torch.cat([torch.stack([a, b]), c]), "f32[3]", "f32[3]", "f32[4, 3]", dynamic=True),
+        fires(lambda a, b, c: torch.cat([torch.stack([a, b]), c]), "f32[3]", "f32[3]", "f32[4, 3]",
+              dynamic=True),
         declines(lambda a, b, c: torch.cat([torch.stack([a, b], 1), c], 0), "f32[4]", "f32[4]", "f32[3, 2]"),
-        declines(lambda a, b, c: (lambda s: (torch.cat([s, c]), s * 2))(torch.stack([a, b])), "f32[3]", "f32[3]",
-                 "f32[4, 3]", because="used elsewhere"),
+        declines(lambda a, b, c: (lambda s: (torch.cat([s, c]), s * 2))(torch.stack([a, b])),
+                 "f32[3]", "f32[3]", "f32[4, 3]", because="used elsewhere"),
         declines(lambda a, b, c: torch.cat([torch.stack([a, b]), c]), "i64[3]", "f32[3]", "f64[4, 3]",
                  because="converted"),
-        declines(lambda a, b, c: _write_after_stack(a, b, c), "f32[3]", "f32[3]", "f32[4, 3]", dialects=["torch"],
-                 because="in between"),
+        declines(lambda a, b, c: _write_after_stack(a, b, c), "f32[3]", "f32[3]", "f32[4, 3]",
+                 dialects=["torch"], because="in between"),
     ]  # fmt: skip
 
 
@@ -143,7 +145,8 @@ def _only_run(m: Match, tensors: Any) -> Run:
     """The run that all operands of a stack are; the site is left alone if they are none."""
     pieces = operand_pieces(m.program, tensors)
     m.applies(len(pieces) > 1 and None not in pieces, "no pieces")
-    m.applies(len({(p.source, p.dim, p.single) for p in pieces if p is not None}) == 1, "pieces of several values")
+    sources = {(p.source, p.dim, p.single) for p in pieces if p is not None}
+    m.applies(len(sources) == 1, "pieces of several values")
     found = runs(pieces)
     m.require(len(found) == 1, "the pieces are not side by side in this order")
     (run,) = found
@@ -185,8 +188,8 @@ RULES: Sequence[Rule] = (StackOfOne(), StackOfPieces(), CopyOfStackedPieces(), S
 
 @dataclass(frozen=True)
 class StackToUnsqueezePass(Pass):
-    """Stacks of one value, and of the pieces of one value, are views of it; a stack that goes into a cat along the
-    same dim is joined there at once."""
+    """Stacks of one value, and of the pieces of one value, are views of it; a stack that goes into a cat
+    along the same dim is joined there at once."""
 
     name: ClassVar[str] = "stack_to_unsqueeze_pass"
 

@@ -171,9 +171,9 @@ class Rewriter:
             raise Refused(f"cannot be written so: {type(error).__name__}") from error
         if new is None:
             return
-        if problem := difference(old, new):
+        if problem := difference(old, new, strides=not seen.writes):  # a copy may lie otherwise
             raise Refused(problem)
-        if seen.writes:
+        if seen.writes or before.same_function(Spelling.of(node)):
             return
         operands = [fact(n) for n in node_operands((before.args, before.kwargs))]
         if sharing(old, operands) != sharing(new, operands):
