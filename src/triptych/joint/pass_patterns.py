@@ -64,13 +64,30 @@ class PointlessConvert(Rule):
 class PointlessView(NoopReshape):
     """view(x, shape of x) -> x"""
 
+    examples = [
+        fires(lambda x: x.view(4, 8) + 1, "f32[4, 8]"),
+        declines(lambda x: x.view(8, 4) + 1, "f32[4, 8]"),
+    ]
+
 
 class PointlessViewPair(MergeReshapes):
     """view(view(x, a), b) -> view(x, b), or x where that is its shape"""
 
+    examples = [
+        fires(lambda x: x.view(32).view(8, 4) + 1, "f32[4, 8]"),
+        fires(lambda x: x.view(32).view(4, 8) + 1, "f32[4, 8]"),
+        declines(lambda x: (y := x.view(32), y.view(8, 4) + 1), "f32[4, 8]"),
+    ]
+
 
 class PointlessPermutePair(MergePermutes):
     """permute(permute(x, a), b) -> permute(x, a[b]), or x where they cancel"""
+
+    examples = [
+        fires(lambda x: x.permute(1, 2, 0).permute(1, 2, 0) + 1, "f32[4, 8, 2]"),
+        fires(lambda x: x.permute(1, 0).permute(1, 0) + 1, "f32[4, 8]"),
+        declines(lambda x: x.permute(1, 0).exp().permute(1, 0) + 1, "f32[4, 8]"),
+    ]
 
 
 class RemoveRedundantViews(Rule):
