@@ -27,10 +27,14 @@ from .spelling import Spelling
 class Terms(Protocol):
     """What a rewrite says of itself; rules say it as class attributes."""
 
-    takes_random: bool
-    without_facts: bool
-    returns_operand: bool
-    keeps_strides: bool
+    @property
+    def takes_random(self) -> bool: ...
+    @property
+    def without_facts(self) -> bool: ...
+    @property
+    def returns_operand(self) -> bool: ...
+    @property
+    def keeps_strides(self) -> bool: ...
 
 
 @dataclass(frozen=True)
