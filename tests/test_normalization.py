@@ -1,4 +1,4 @@
-"""The normalising passes: modules, graphs without facts, the random stream, and that a second run changes nothing."""
+"""The normalising passes: modules, graphs without facts, the random stream, and a second run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BOTH = (NormalizationPassAten, NormalizeNodeKwargsPass)
 def normalize(gm, example_inputs=(), passes=BOTH):
     program = Program(gm, example_inputs)
     runs = [PassRun(Rewriter(program, p.name), Options(), strict=True) for p in passes]
-    for pass_, run in zip(passes, runs):
+    for pass_, run in zip(passes, runs, strict=True):
         pass_().run(run)
     gm.graph.lint()
     gm.recompile()
@@ -67,7 +67,7 @@ MODULES = [
 ]
 
 
-@pytest.mark.parametrize("module, function", MODULES, ids=lambda v: type(v).__name__ if isinstance(v, nn.Module) else "")
+@pytest.mark.parametrize("module, function", MODULES, ids=[type(m).__name__ for m, _ in MODULES])
 def test_a_module_becomes_its_function(module, function):
     gm, _ = normalized(nn.Sequential(module), torch.randn(2, 4, 8))
     assert targets(gm) == [function]
@@ -133,9 +133,8 @@ def test_dropout_draws_the_same_numbers():
 def test_exported_conv_with_a_random_weight():
     """The stream of random numbers is the user's: the draw stays where it is, and is the same."""
     inputs = [torch.randn(1, 1, 8, 8)]
-    gm, _ = torch._dynamo.export(lambda x: F.conv2d(x, torch.randn(1, 1, 3, 3), None, 1), assume_static_by_default=True)(
-        *inputs
-    )
+    program = torch._dynamo.export(lambda x: F.conv2d(x, torch.randn(1, 1, 3, 3), None, 1))
+    gm, _ = program(*inputs)
     before = copy.deepcopy(gm)
     state = torch.get_rng_state()
     normalize(gm, inputs)

@@ -56,10 +56,12 @@ def test_cat_counts_dims_in_the_rank_of_what_it_makes():
 def test_stacks_that_are_cats(join, dim):
     op, args = last_call(lambda x, y: join((x, y)), (2, 3), (2, 3))
     assert op == "cat" and args.get("dim", 0) == dim
-    assert last_call(lambda x, y: join((x, y)), (3,), (3,))[0] == ("cat" if join is torch.hstack else join.__name__)
+    vectors = last_call(lambda x, y: join((x, y)), (3,), (3,))[0]
+    assert vectors == ("cat" if join is torch.hstack else join.__name__)
 
 
 def test_einsum_takes_its_operands_as_a_list():
-    gm, _ = capture_torch(lambda x, y: torch.einsum("ij,jk->ik", x, y), [torch.randn(2, 3), torch.randn(3, 4)])
+    inputs = [torch.randn(2, 3), torch.randn(3, 4)]
+    gm, _ = capture_torch(lambda x, y: torch.einsum("ij,jk->ik", x, y), inputs)
     x, y, einsum, _ = gm.graph.nodes
     assert read(einsum).args == {"equation": "ij,jk->ik", "tensors": [x, y]}

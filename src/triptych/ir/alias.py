@@ -22,8 +22,7 @@ class Aliasing:
     def __init__(self, graph: Graph) -> None:
         self._parent: dict[Node, Node] = {}
         self._effects: dict[Node, Effects] = {}
-        self._storages: dict[int, Node] = {}
-        self._moved: dict[int | None, int] = {}
+        self._storages: dict[int, tuple[Node, object]] = {}
         self._writes: list[tuple[Node, tuple[Node, ...]]] = []
         self._barriers: list[Node] = []
         self._inputs: list[Node] = []
@@ -109,6 +108,11 @@ class Aliasing:
         """Is the value new memory, shared with nothing that was there before?"""
         return node in self._fresh
 
+    def surely_apart(self, left: Node, right: Node) -> bool:
+        """Both values are known and lie in different memory."""
+        first, second = storage(fact(left)), storage(fact(right))
+        return first is not None and second is not None and first != second
+
     def same(self, left: Node, right: Node) -> bool:
         """May the two share memory?"""
         return self._root(left) is self._root(right)
@@ -155,23 +159,6 @@ class Aliasing:
         self._output_uses[self._root(old)] -= 1
         self._output_uses[self._root(new)] += 1
 
-    def replaced(self, old: Node, new: Node) -> None:
-        """Users of `old` use `new`; what is recorded of views among them still names the memory of `old`."""
-        was, now = self._storage(fact(old)), self._storage(fact(new))
-        if was is not None and now is not None and was != now:
-            self._moved[was] = now
-
-    def surely_apart(self, left: Node, right: Node) -> bool:
-        """Both values are known and lie in different memory."""
-        first, second = self._storage(fact(left)), self._storage(fact(right))
-        return first is not None and second is not None and first != second
-
-    def _storage(self, value: object) -> int | None:
-        found = storage(value)
-        while found in self._moved:
-            found = self._moved[found]
-        return found
-
     def _root(self, node: Node) -> Node:
         parent = self._parent
         parent.setdefault(node, node)
@@ -199,6 +186,6 @@ class Aliasing:
         if self._makes_several(node):
             return
         for item in value if isinstance(value, (list, tuple)) else (value,):
-            key = self._storage(item)
-            if key is not None:
-                self._join((self._storages.setdefault(key, node), node))
+            key = storage(item)
+            if key is not None:  # the value is kept, so that no other one can come to lie there
+                self._join((self._storages.setdefault(key, (node, item))[0], node))

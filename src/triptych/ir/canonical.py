@@ -286,15 +286,19 @@ def _split(node: Node, args: Args) -> tuple[str, Args] | None:
     return "split", {"self": args["self"], "sizes": sizes, **({} if dim == 0 else {"dim": dim})}
 
 
+def _half_to_float(args: Args) -> Args:
+    wide = {"dtype": torch.float32} if args.get("half_to_float") else {}
+    return {"self": args["self"], "dim": args["dim"], **wide}
+
+
 @spelled("_softmax")
 def _softmax(node: Node, args: Args) -> tuple[str, Args]:
-    wide = {"dtype": torch.float32} if args.get("half_to_float") else {}
-    return "softmax", {"self": args["self"], "dim": args["dim"], **wide}
+    return "softmax", _half_to_float(args)
 
 
 @spelled("_log_softmax")
 def _log_softmax(node: Node, args: Args) -> tuple[str, Args]:
-    return "log_softmax", _softmax(node, args)[1]
+    return "log_softmax", _half_to_float(args)
 
 
 @spelled("slice")
@@ -364,15 +368,19 @@ def _getitem(node: Node, args: Args) -> tuple[str, Args] | None:
         steps = [(0, index)]
     if steps is None or len(steps) != 1:
         return "tensor_getitem", args
-    dim, entry = steps[0]
+    return index_step(value, *steps[0]) or ("tensor_getitem", args)
+
+
+def index_step(value: Node, dim: int, entry: Any) -> tuple[str, Args] | None:
+    """One step of an index as the operation it is; None where its bounds are not known."""
+    known = tensor_fact(value)
     if entry is None:
         return "unsqueeze", {"self": value, "dim": dim}
     if isinstance(entry, slice):
-        plain = _plain_slice(value, dim, entry.start, entry.stop, 1 if entry.step is None else entry.step)
-        return plain or ("tensor_getitem", args)
-    size = known.shape[dim]
+        return _plain_slice(value, dim, entry.start, entry.stop, 1 if entry.step is None else entry.step)
+    size = known.shape[dim] if known is not None else None
     if entry < 0 and not isinstance(size, int):
-        return "tensor_getitem", args
+        return None
     return "select", {"self": value, "dim": dim, "index": entry % size if entry < 0 else entry}
 
 

@@ -42,7 +42,7 @@ class Param:
             case "tensor":
                 return isinstance(value, torch.Tensor)
             case "tensors" | "ints" | "list":
-                return isinstance(value, (list, tuple, torch.Size)) or (self.grows and _is_int(value))
+                return isinstance(value, (list, tuple, torch.Size)) or (self.grows > 0 and _is_int(value))
             case "int":
                 return _is_int(value)
             case "float":
@@ -131,9 +131,10 @@ class Signature:
         bound: dict[str, Any] = {}
         positional = [p for p in self.params if not p.keyword_only]
         if len(args) > len(positional):
-            args = self._gather_trailing(args, positional)
-            if args is None:
+            gathered = self._gather_trailing(args, positional)
+            if gathered is None:
                 return None
+            args = gathered
         for param, value in zip(positional, args):
             bound[param.name] = value
         for name, value in kwargs.items():

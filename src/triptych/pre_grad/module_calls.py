@@ -18,8 +18,8 @@ from ..rewrite.spelling import Spelling
 def function_of_module(op: Emitter, node: Node) -> Spelling | None:
     """What a `call_module` node calls, with the module's tensors as attributes of the graph.
 
-    None for modules that are not torch.nn's own and for those that hand their input on; Refused where the forward is
-    no single call or the module does more than its forward.
+    None for modules that are not torch.nn's own and for those that hand their input on; Refused where the
+    forward is no single call or the module does more than its forward.
     """
     module = op.program.gm.get_submodule(str(node.target))
     if not type(module).__module__.startswith("torch.nn.modules."):
@@ -50,9 +50,10 @@ class _Recorder(GraphAppendingTracer):
         self.given = {inside: n for n, inside in self.inputs.items()}
 
     def forward(self) -> Any:
-        args, kwargs = torch.fx.map_arg(
-            (self.call.args, self.call.kwargs), lambda n: Proxy(self.inputs[n], self)
-        )
+        def proxy(n: Node) -> Any:
+            return Proxy(self.inputs[n], self)
+
+        args, kwargs = torch.fx.map_arg((self.call.args, self.call.kwargs), proxy)
         try:
             return self.module.forward(*args, **kwargs)
         except Refused:

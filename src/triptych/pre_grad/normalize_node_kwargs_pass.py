@@ -20,7 +20,7 @@ from ..ir.schema import REQUIRED, overloads, same_constant, signature
 from ..passes.base import Pass, PassRun
 from ..rewrite.refusal import Refused
 from ..rewrite.spelling import Spelling
-from ..testing.examples import declines, fires
+from ..testing import declines, fires
 from .spellings import makes_tensors, respell, wanted_spelling, writes_in_place
 
 DIMS = frozenset("dim dims dim0 dim1 dim2 axis0 axis1 start_dim end_dim source destination".split())
@@ -28,11 +28,11 @@ DIMS = frozenset("dim dims dim0 dim1 dim2 axis0 axis1 start_dim end_dim source d
 
 @dataclass(frozen=True)
 class NormalizeNodeKwargsPass(Pass):
-    """Arguments in one agreed way: what must be given by position, the rest by keyword in the order of the schema,
-    defaults left out, dims counted from the front, numpy's names (`axis`, `keepdims`) replaced by torch's.
+    """Arguments in one agreed way: what must be given by position, the rest by keyword in the order of the
+    schema, defaults left out, dims counted from the front, torch's names for numpy's (`axis`, `keepdims`).
 
-    The function that is called stays what it is. In an ATen graph arguments go by position, as AOTAutograd writes
-    them, and nothing is left out: code generators count on that.
+    The function that is called stays what it is. In an ATen graph arguments go by position, as AOTAutograd
+    writes them, and nothing is left out: code generators count on that.
     """
 
     name: ClassVar[str] = "normalize_node_kwargs_pass"
@@ -59,7 +59,7 @@ class NormalizeNodeKwargsPass(Pass):
         return _own_arguments(node)
 
     examples = [
-        fires(lambda x: torch.sum(x, axis=-1), "f32[4, 8]", dialects=["torch"]),
+        fires(lambda x: torch.sum(x, axis=-1), "f32[4, 8]", dialects=["torch"]),  # type: ignore[call-overload]
         fires(lambda x: x.mean(-1, keepdims=True), "f32[4, 8]", dialects=["torch"]),
         fires(lambda x: torch.sum(x, dim=(0, -1), keepdim=False), "f32[4, 8]", dialects=["torch"]),
         fires(lambda x, y: torch.cat((x, y), -1), "f32[4, 8]", "f32[4, 2]", dialects=["torch"]),
@@ -129,7 +129,7 @@ def _aten_arguments(node: Node) -> Spelling | None:
     sig = signature(node.target)
     names = [p.name for p in sig.params if not p.keyword_only]
     kwargs = dict(node.kwargs)
-    args = [_from_front(node, name, value) for name, value in zip(names, node.args)]
+    args = [_from_front(node, name, value) for name, value in zip(names, node.args, strict=False)]
     for name in names[len(args) :]:
         if name not in kwargs:
             break

@@ -1,5 +1,5 @@
-"""Which way of writing a node is the canonical one, and whether it is certain to mean the same: for the passes that
-normalise."""
+"""For the passes that normalise: which way of writing a node is the canonical one, and whether it is certain
+to mean the same."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def require_certain(program: Program, node: Node, wanted: Spelling) -> None:
 
 
 def _certain_without_facts(node: Node, call: Call | None, wanted: Spelling) -> bool:
-    """A function of torch's own takes its arguments by the schema, whatever they are; a method or a Python operator
-    may belong to something that is no tensor."""
+    """A function of torch's own takes its arguments by the schema, whatever they are; a method or a Python
+    operator may belong to something that is no tensor."""
     if call is None or node.op != "call_function":
         return False
     if not inspect.isbuiltin(node.target) and node.target is not wanted.target:

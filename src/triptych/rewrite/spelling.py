@@ -36,8 +36,10 @@ class Spelling:
 
 
 def canonical_spelling(program: Program, node: Node, call: Call) -> Spelling | None:
-    """The one way in which the emitter writes this call; None for operations it has no name for."""
-    if not op_parameters(call.op):
+    """The one way in which the emitter writes this call; None for what it has no name for, and for calls that
+    could not be read to the end for want of facts."""
+    known = op_parameters(call.op)
+    if not known or not call.args.keys() <= known.keys():
         return None
     speller = _Speller(program, node)
     getattr(speller, call.op)(**call.args)
@@ -67,7 +69,9 @@ class _Speller(Emitter):
 def _alike(left: Any, right: Any) -> bool:
     if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
         same_kind = isinstance(left, list) == isinstance(right, list)
-        return same_kind and len(left) == len(right) and all(_alike(a, b) for a, b in zip(left, right))
+        if not same_kind or len(left) != len(right):
+            return False
+        return all(_alike(a, b) for a, b in zip(left, right, strict=True))
     if isinstance(left, Mapping) and isinstance(right, Mapping):
         return list(left) == list(right) and all(_alike(left[k], right[k]) for k in left)
     if isinstance(left, Node) or isinstance(right, Node):

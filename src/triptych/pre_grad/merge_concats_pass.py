@@ -1,0 +1,178 @@
+"""merge_concats_pass: concatenations of concatenations, and those that hold the same values twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch.fx import Node
+
+from ..ir.facts import tensor_fact
+from ..ir.program import Program
+from ..passes.base import Pass, PassRun
+from ..rewrite.emit import Emitter
+from ..rewrite.rule import Rule
+from ..testing import declines, fires
+
+
+class CatOfCat(Rule):
+    """cat([cat([a, b], d), c], d) -> cat([a, b, c], d)"""
+
+    def pattern(self, op, tensors, dim):
+        return op.cat(tensors, dim=dim)
+
+    def check(self, m, tensors, dim):
+        m.applies(isinstance(tensors, (list, tuple)), "operands that are not listed")
+        inner = [t for t in dict.fromkeys(tensors) if cat_operands(m.program, t.node, dim) is not None]
+        m.applies(inner, "no cat among the operands")
+        merged = [t for t in inner if _only_joined_further(m.program, t.node, dim)]
+        m.require(merged, f"{inner[0].node.name} is used elsewhere, and would be made all the same")
+        same = [t for t in merged if t.dtype is not None and t.dtype == m.root.dtype]
+        m.require(same, f"{merged[0].dtype} is converted to {m.root.dtype} on the way")
+        m.cover(t.node for t in same)
+
+    def rewrite(self, op, tensors, dim, m):
+        flat: list[Any] = []
+        for t in tensors:
+            flat += cat_operands(m.program, t.node, dim) if t.node in m.nodes else [t]
+        return op.cat(flat, dim=dim)
+
+    examples = [
+        fires(lambda a, b, c: torch.cat([torch.cat([a, b]), c]), "f32[2]", "f32[3]", "f32[4]"),
+        fires(lambda a, b: torch.cat((a, torch.concat((b, a), -1)), axis=1),  # type: ignore[call-arg]
+              "f32[4, 2]", "f32[4, 3]"),
+        fires(lambda a, b, c: torch.hstack([torch.hstack([a, b]), c]), "i64[4, 2]", "i64[4, 3]", "i64[4, 1]"),
+        fires(lambda a, b: torch.cat([torch.cat([torch.cat([a, b]), b]), a]), "f32[2, 3]", "f32[4, 3]"),
+        fires(lambda a, b: torch.cat([torch.cat([a, b]), torch.cat([b, a])]), "f32[2, 3]", "f32[4, 3]"),
+        # two that hold the same one: it is made no more
+        fires(lambda a, b: (lambda c: (torch.cat([c, a]), torch.cat([c, b])))(torch.cat([a, b])),
+              "f32[2]", "f32[3]"),
+        fires(lambda a, b: torch.cat([torch.cat([a, b]), b]), "f16[2]", "f32[3]"),  # converted once
+        fires(lambda e, a, b: torch.cat([torch.cat([e, a], 1), b], 1), "f32[0]", "f32[4, 2]", "f32[4, 3]"),
+        fires(lambda a, b, c: torch.cat([torch.cat([a, b], 1), c], 1), "f32[4, 2]", "f32[4, 3]", "f32[4, 1]",
+              dynamic=True),
+        fires(lambda a, b: torch.cat([torch.cat([a, b]), a]).add_(1), "f32[2]", "f32[3]", dialects=["torch"]),
+        declines(lambda a, b: torch.cat([torch.cat([a, b]), torch.cat([b, a])], 1), "f32[2, 3]", "f32[4, 3]"),
+        declines(lambda a, b: (lambda c: (torch.cat([c, a]), c * 2))(torch.cat([a, b])), "f32[2]", "f32[3]",
+                 because="used elsewhere"),
+        declines(lambda a, b: (lambda c: (torch.cat([c, a]), c))(torch.cat([a, b])), "f32[2]", "f32[3]",
+                 because="used elsewhere"),
+        declines(lambda a, b, c: torch.cat([torch.cat([a, b]), c]), "i64[2]", "f32[3]", "f64[4]",
+                 because="converted"),
+        declines(lambda a, b: _write_after_cat(a, b), "f32[2]", "f32[3]", dialects=["torch"],
+                 because="in between"),
+        declines(lambda a, b: torch.cat([a, b]), "f32[2]", "f32[3]"),
+    ]  # fmt: skip
+
+
+def _write_after_cat(a: Any, b: Any) -> Any:
+    """For examples: the inner cat holds what was there before the write."""
+    inner = torch.cat([a, b])
+    a.add_(1)
+    return torch.cat([inner, b])
+
+
+def cat_operands(program: Program, node: Node, dim: Any) -> list[Any] | None:
+    """What a cat along this dim joins; None for any other value."""
+    call = program.call(node)
+    if call is None or call.op != "cat" or call.mutates or call.get("dim") != dim:
+        return None
+    tensors = call.args["tensors"]
+    return list(tensors) if isinstance(tensors, (list, tuple)) and tensors else None
+
+
+def _only_joined_further(program: Program, node: Node, dim: Any) -> bool:
+    """Every user is a cat along the same dim, so that nobody needs the value itself."""
+    return all(cat_operands(program, user, dim) is not None for user in node.users)
+
+
+RULES: Sequence[Rule] = (CatOfCat(),)
+
+
+@dataclass(frozen=True)
+class MergeConcatsPass(Pass):
+    """Makes one cat of a cat of cats, and a slice of a cat whose operands another one holds side by side."""
+
+    name: ClassVar[str] = "merge_concats_pass"
+
+    def rules(self) -> Sequence[Rule]:
+        return RULES
+
+    def run(self, run: PassRun) -> None:
+        run.run_rules(self.rules())
+        for node in list(run.program.graph.nodes):
+            self._held_by_another(run, node)
+
+    def _held_by_another(self, run: PassRun, node: Node) -> None:
+        """cat([a, b, c]) and cat([b, c]) -> the second is a slice of the first"""
+        call = run.program.call(node)
+        dim = call.get("dim") if call is not None and call.op == "cat" else None
+        operands = None if dim is None else cat_operands(run.program, node, dim)
+        if operands is None or not node.users:
+            return
+        for other, at in _holders(run.program, node, operands, dim):
+            what = "cat_held_by_another"
+            if run.program.aliasing.is_output(node):
+                run.declined(what, node, "the value leaves the graph, and would be a part of a larger one")
+                return
+            place, covered = (node, [node, other]) if other < node else (other.next, [node])
+            if run.replace(what, node, _slice_of(other, operands, at, dim), before=place, covered=covered):
+                return
+
+    examples = [
+        fires(lambda a, b, c: (torch.cat([a, b, c]).sum(), torch.concat([b, c]) * 2),
+              "f32[2]", "f32[3]", "f32[4]"),
+        fires(lambda a, b, c: (lambda p, q: (p * 2, q.sum()))(torch.cat([a, b]), torch.cat([a, b, c])),
+              "f32[2, 3]", "f32[3, 3]", "f32[4, 3]"),
+        fires(lambda a, b: torch.cat([a, b], 1).relu() + torch.cat([a, b], -1), "f32[2, 3]", "f32[2, 4]"),
+        fires(lambda a, b: torch.cat([a, b]).relu() + torch.cat([a, b]), "f32[2, 3]", "f32[4, 3]",
+              dynamic=True),
+        declines(lambda a, b: (torch.cat([a, b]), torch.cat([a, b])), "f32[2]", "f32[3]",
+                 because="leaves the graph"),
+        declines(lambda a, b, c: (torch.cat([a, b, c], 1).sum(), torch.cat([b, c], 1) * 2),
+                 "f32[2, 2]", "f32[2, 2]", "f32[2, 2]", because="stride"),
+        declines(lambda a, b, c: (torch.cat([a, b, c]).sum(), torch.cat([a, b]) * 2),
+                 "f32[2]", "f32[3]", "f64[4]", because="dtype"),
+        declines(lambda a, b, c: (torch.cat([a, b, c]).sum(), torch.cat([a, c]) * 2),
+                 "f32[2]", "f32[3]", "f32[4]"),
+        declines(lambda a, b: _write_between_cats(a, b), "f32[2]", "f32[3]", dialects=["torch"],
+                 because="in between"),
+    ]  # fmt: skip
+
+
+def _write_between_cats(a: Any, b: Any) -> Any:
+    first = torch.cat([a, b]).relu()
+    a.add_(1)
+    return first + torch.cat([a, b])
+
+
+def _holders(program: Program, node: Node, operands: list[Any], dim: Any) -> Iterator[tuple[Node, int]]:
+    """Cats that hold these operands side by side, and from which operand on."""
+    for user in operands[0].users:
+        held = cat_operands(program, user, dim) if user is not node else None
+        if held is None or (held == operands and not user < node):
+            continue  # of two alike the later one goes
+        for at in range(len(held) - len(operands) + 1):
+            if held[at : at + len(operands)] == operands:
+                yield user, at
+                break
+
+
+def _slice_of(other: Node, operands: list[Any], at: int, dim: Any) -> Any:
+    def make(op: Emitter) -> Any:
+        held = cat_operands(op.program, other, dim)
+        assert held is not None
+        if held == operands:
+            return other
+        start, end = (_length(held[:count], dim) for count in (at, at + len(operands)))
+        return op.slice(other, dim, start, None if at + len(operands) == len(held) else end)
+
+    return make
+
+
+def _length(tensors: list[Any], dim: Any) -> Any:
+    """The size that tensors have together along a dim; empty vectors, which a cat skips, have none."""
+    known = [tensor_fact(t) for t in tensors]
+    return sum(t.shape[dim] for t in known if t is not None and t.dim() > dim)
