@@ -16,6 +16,7 @@ help:
 	@echo 'make test    run the tests (WORKERS=2 processes, PYTEST_ARGS=...)'
 	@echo 'make test-all  the slow ones too'
 	@echo 'make lint    ruff and mypy'
+	@echo 'make docs    write docs/passes.md from the passes'
 	@echo 'make bench   time of the passes, ours and those of Inductor side by side'
 	@echo 'make clean   remove .venv, caches and build output'
 
@@ -31,6 +32,9 @@ test-all: $(VENV)/.installed
 lint: $(VENV)/.lint-installed
 	$(BIN)/ruff check src tests bench
 	$(BIN)/mypy
+
+docs: $(VENV)/.installed
+	$(BIN)/python -m triptych.passes.document docs/passes.md
 
 bench: $(VENV)/.installed
 	$(BIN)/python bench/pass_time.py

@@ -53,7 +53,8 @@ class Joint:
 class Timing:
     """Processor seconds of one contender on one graph."""
 
-    first: float = 0.0
+    first: float
+    nodes_after: int
     later: list[float] = field(default_factory=list)
 
 
@@ -86,25 +87,27 @@ def halves(joint: Joint) -> tuple[GraphModule, GraphModule]:
     return min_cut_rematerialization_partition(gm, joint.inputs, compiler="inductor", **joint.facts)
 
 
-def seconds(run: Pass, gm: GraphModule) -> float:
+def timed(run: Pass, gm: GraphModule) -> tuple[float, int]:
+    """Seconds of one run on a copy, and how many nodes it left: fast because idle would show there."""
     gm = copy.deepcopy(gm)
     gc.collect()
     start = time.process_time()
-    run(gm)
-    return time.process_time() - start
+    result = run(gm)
+    taken = time.process_time() - start
+    return taken, len((gm if result is None else result).graph.nodes)
 
 
 def compare(title: str, gm: GraphModule, contenders: dict[str, Pass], repeat: int) -> None:
-    timings = {name: Timing(first=seconds(run, gm)) for name, run in contenders.items()}
+    timings = {name: Timing(*timed(run, gm)) for name, run in contenders.items()}
     for number in range(repeat):
         # who goes first changes, so that neither always finds the warmer machine
         for name in sorted(contenders, reverse=bool(number % 2)):
-            timings[name].later.append(seconds(contenders[name], gm))
+            timings[name].later.append(timed(contenders[name], gm)[0])
     nodes = len(gm.graph.nodes)
     for name, timing in timings.items():
         typical = median(timing.later)
         print(
-            f"{title:9} {nodes:6} nodes  {name:9} median {1e3 * typical:8.1f} ms"
+            f"{title:9} {name:9} {nodes:5} -> {timing.nodes_after:5} nodes  median {1e3 * typical:8.1f} ms"
             f"  {1e3 * typical / nodes:6.3f} ms/node"
             f"  min {1e3 * min(timing.later):8.1f} ms  first {1e3 * timing.first:8.1f} ms"
         )

@@ -92,6 +92,24 @@ def with_pass(custom_pass):
     return {"post_grad_custom_post_pass": custom_pass}
 
 
+def add_becomes_multiply(graph):
+    for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
+        node.target = aten.mul.Tensor
+
+
+class Liar(Identified):
+    def __call__(self, graph):
+        add_becomes_multiply(graph)
+
+
+def test_a_users_pass_takes_effect_at_once():
+    assert torch.equal(run(with_pass(module_pass))[0], torch.arange(6.0) + 2)
+    assert torch.equal(run(with_pass(add_becomes_multiply))[0], torch.arange(6.0) * 2)
+    # even one that claims to be what was compiled before
+    assert torch.equal(run(with_pass(Identified("same")))[0], torch.arange(6.0) + 2)
+    assert torch.equal(run(with_pass(Liar("same")))[0], torch.arange(6.0) * 2)
+
+
 def test_other_options_and_passes_are_other_programs():
     assert run()[1] == {"miss": 1}
     assert run({"verify": "final"})[1] == {"miss": 1}

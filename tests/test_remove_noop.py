@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -13,6 +15,7 @@ from triptych.passes.base import PassRun
 from triptych.pre_grad.remove_noop_pass import RemoveNoopPass
 from triptych.rewrite.rewriter import Rewriter
 from triptych.testing.capture import capture_torch
+from triptych.testing.check import compare_graphs
 
 
 def run(pass_, gm, inputs=()):
@@ -55,6 +58,30 @@ def test_clone_that_shows_stays_without_facts(program, reason):
     tally = run(RemoveNoopOps(), gm)
     assert "clone" in targets(gm)
     assert any(reason in d.reason for d in tally.declines.values())
+
+
+def copy_seen_through_a_view(x):
+    """`whole` becomes x, and with it `flat` a view of x: not what may be returned as a tensor of its own."""
+    whole = torch.cat([x])
+    flat = whole.reshape(-1)
+    return flat.relu(), flat * 1
+
+
+def copy_returned_beside_its_source(x):
+    stacked = torch.stack([x])
+    whole = torch.cat([stacked])
+    return whole - 0, whole.to(torch.float32), whole.unsqueeze(-1)
+
+
+@pytest.mark.parametrize("program", [copy_seen_through_a_view, copy_returned_beside_its_source])
+def test_facts_that_tell_of_replaced_memory(program):
+    """A view keeps the fact computed on its first operand; that it shares memory must be known of the second too."""
+    x = torch.randn(1, 4)
+    gm = torch.fx.symbolic_trace(program)
+    before = copy.deepcopy(gm)
+    for _ in range(2):  # the second time with all that is known asked anew
+        run(RemoveNoopPass(), gm, [x])
+    compare_graphs(before, gm, [x])
 
 
 def test_modules_without_any_facts():

@@ -160,7 +160,10 @@ def is_dispatched(overload: Any) -> bool:
 
 def is_composite(overload: Any) -> bool:
     """An operator that torch itself takes apart before autograd (`linear`, `reshape`)."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
+    name = overload.name()  # `aten::size` stands in symbolic graphs, and yet the dispatcher does not know it
+    return torch._C._dispatch_has_kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(
+        name, "CompositeImplicitAutograd"
+    )
 
 
 def storage_id(tensor: torch.Tensor) -> int | None:

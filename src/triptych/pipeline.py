@@ -21,10 +21,13 @@ from .post_grad.eliminate_dead_code import EliminateDeadCode
 from .post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
 from .post_grad.remove_assert_ops import RemoveAssertOps
 from .post_grad.reorder_for_locality import ReorderForLocality
+from .pre_grad.merge_concats_pass import MergeConcatsPass
 from .pre_grad.normalization_pass_aten import NormalizationPassAten
 from .pre_grad.normalize_node_kwargs_pass import NormalizeNodeKwargsPass
 from .pre_grad.remove_noop_pass import RemoveNoopPass
 from .pre_grad.remove_reshape_pass import RemoveReshapePass
+from .pre_grad.remove_split_ops_pass import RemoveSplitOpsPass
+from .pre_grad.stack_to_unsqueeze_pass import StackToUnsqueezePass
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,11 @@ PRE_GRAD: list[Entry] = [
     NormalizationPassAten,  # first: what follows sees one spelling of each operation
     NormalizeNodeKwargsPass,
     RemoveNoopPass,
+    MergeConcatsPass,
     RemoveReshapePass,
-    RemoveNoopPass,  # once more, over what the views left behind
+    RemoveSplitOpsPass,
+    StackToUnsqueezePass,
+    RemoveNoopPass,  # once more, over what the others left behind
     Hook("pre_grad_custom_pass"),
     StableTopologicalSort,  # last: whatever the user's passes did, the graph is in order
 ]

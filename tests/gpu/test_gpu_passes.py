@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import triptych
-from triptych.joint.replace_random_passes import ReplaceRandomPasses
+from triptych.passes.session import watching
 from triptych.post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
 from triptych.testing import compare_graphs, run_pass
 from triptych.testing.capture import capture_aten
@@ -23,25 +24,29 @@ N = 1_000_000
 EPS = 6 / math.sqrt(N)
 
 
-def compiled(program, **hooks):
+def compiled(program, *inputs):
+    """The compiled program, and how often each pass fired while it was compiled."""
     torch._dynamo.reset()
-    return torch.compile(program, backend=lambda gm, inputs: triptych.compile_fx(gm, inputs, options=hooks))
-
-
-def replace_draws(gm):
-    run_pass(ReplaceRandomPasses, gm)
+    run = torch.compile(program, backend=triptych.compile_fx, fullgraph=True)
+    with watching() as sessions:
+        run(*inputs)
+    fired = Counter({})
+    for record in (r for s in sessions for r in s.records):
+        fired[record.name] += record.rewrites
+    return run, fired
 
 
 def test_draws_on_the_device():
     def program(x):
         return (
-            torch.rand_like(x), torch.rand_like(x), torch.randn_like(x), torch.randint(-3, 10, x.shape, device=x.device),
+            torch.rand_like(x), torch.rand_like(x), torch.randn_like(x),
+            torch.randint(-3, 10, x.shape, device=x.device),
             torch.rand(x.shape, dtype=torch.bfloat16, device=x.device), F.dropout(x, 0.25, training=True),
         )  # fmt: skip
 
-    run = compiled(program, joint_custom_post_pass=replace_draws)
     x = torch.ones(N, device="cuda")
-    run(x)
+    run, fired = compiled(program, x)
+    assert fired["replace_random_passes"] == 6
     torch.manual_seed(3)
     first, second, normal, whole, short, dropped = run(x)
     for uniform in (first, second, short):
@@ -50,23 +55,31 @@ def test_draws_on_the_device():
     counts = torch.bincount(whole + 3, minlength=13).double() / N
     assert len(counts) == 13 and (counts - 1 / 13).abs().max() < EPS
     assert abs((dropped != 0).double().mean() - 0.75) < EPS
-    assert torch.corrcoef(torch.stack([first, second, normal])).sub(torch.eye(3, device="cuda")).abs().max() < EPS
+    assert (
+        torch.corrcoef(torch.stack([first, second, normal])).sub(torch.eye(3, device="cuda")).abs().max()
+        < EPS
+    )
     torch.manual_seed(3)
     again = run(x)
-    assert all(torch.equal(a, b) for a, b in zip(again, (first, second, normal, whole, short, dropped)))
-    assert not any(torch.equal(a, b) for a, b in zip(run(x), again))
+    assert all(
+        torch.equal(a, b) for a, b in zip(again, (first, second, normal, whole, short, dropped), strict=True)
+    )
+    assert not any(torch.equal(a, b) for a, b in zip(run(x), again, strict=True))
 
 
 def test_forward_and_backward_draw_the_same():
     def program(x):
         return (F.dropout(x, 0.4, training=True) * torch.rand_like(x)).sum()
 
-    run = compiled(program, joint_custom_post_pass=replace_draws)
+    run, fired = compiled(program, torch.ones(256, 256, device="cuda", requires_grad=True))
+    assert fired["replace_random_passes"] == 2
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.full((256, 256), 2.0, device="cuda", dtype=dtype, requires_grad=True)
         loss = run(x)
         loss.backward()
-        assert torch.allclose((x.grad.double() * x.double()).sum(), loss.double(), rtol=1e-5 if dtype == torch.float32 else 2e-2)
+        assert torch.allclose(
+            (x.grad.double() * x.double()).sum(), loss.double(), rtol=1e-5 if dtype == torch.float32 else 2e-2
+        )
 
 
 def test_constructors_are_built_on_the_device():
@@ -84,13 +97,7 @@ def test_constructors_are_built_on_the_device():
     assert not any("cpu" in str(n.kwargs.get("device")) for n in gm.graph.nodes)
     compare_graphs(before, gm, inputs)
 
-    moved = []
-
-    def move(gm):
-        run_pass(MoveConstructorsToGpu, gm)
-        moved.append(not any("cpu" in str(n.kwargs.get("device")) for n in gm.graph.nodes))
-
-    run = compiled(program, post_grad_custom_post_pass=move)
-    for want, got in zip(program(x), run(x)):
+    run, fired = compiled(program, x)
+    assert fired["move_constructors_to_gpu"] >= 3
+    for want, got in zip(program(x), run(x), strict=True):
         assert torch.equal(want, got)
-    assert moved == [True]

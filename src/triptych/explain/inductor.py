@@ -13,8 +13,8 @@ from torch.fx import Graph, GraphModule
 from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 
 from .. import _private
-from ..ir.copies import snapshot
 from ..errors import TriptychError, UnknownName
+from ..ir.copies import snapshot
 from ..ir.text import lines
 from ..options import Options
 from ..passes.record import Listing, PassRecord

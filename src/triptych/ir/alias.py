@@ -22,10 +22,7 @@ class Aliasing:
     def __init__(self, graph: Graph) -> None:
         self._parent: dict[Node, Node] = {}
         self._effects: dict[Node, Effects] = {}
-        self._storages: dict[int, Node] = {}
-        self._moved: dict[int | None, int] = {}
-        self._kept: list[object] = []
-        """Values whose memory is noted by its address: kept, so that no other value comes to lie there."""
+        self._storages: dict[int, tuple[Node, object]] = {}
         self._writes: list[tuple[Node, tuple[Node, ...]]] = []
         self._barriers: list[Node] = []
         self._inputs: list[Node] = []
@@ -71,7 +68,7 @@ class Aliasing:
         return [a for a in seen.aliases if not (seen.may_copy and self.surely_apart(node, a))]
 
     def _makes_several(self, node: object) -> bool:
-        """Several results, each in memory of its own, which are only taken apart: the pieces share nothing."""
+        """Several results, each in memory of its own, that are only taken apart: pieces share nothing."""
         if not isinstance(node, Node) or node not in self._effects:
             return False
         if node not in self._several:
@@ -110,6 +107,11 @@ class Aliasing:
     def is_fresh(self, node: Node) -> bool:
         """Is the value new memory, shared with nothing that was there before?"""
         return node in self._fresh
+
+    def surely_apart(self, left: Node, right: Node) -> bool:
+        """Both values are known and lie in different memory."""
+        first, second = storage(fact(left)), storage(fact(right))
+        return first is not None and second is not None and first != second
 
     def same(self, left: Node, right: Node) -> bool:
         """May the two share memory?"""
@@ -157,24 +159,6 @@ class Aliasing:
         self._output_uses[self._root(old)] -= 1
         self._output_uses[self._root(new)] += 1
 
-    def replaced(self, old: Node, new: Node) -> None:
-        """Users of `old` use `new`; what is recorded of views among them still names the memory of `old`."""
-        was, now = self._storage(fact(old)), self._storage(fact(new))
-        if was is not None and now is not None and was != now:
-            self._moved[was] = now
-            self._kept.append(fact(old))
-
-    def surely_apart(self, left: Node, right: Node) -> bool:
-        """Both values are known and lie in different memory."""
-        first, second = self._storage(fact(left)), self._storage(fact(right))
-        return first is not None and second is not None and first != second
-
-    def _storage(self, value: object) -> int | None:
-        found = storage(value)
-        while found in self._moved:
-            found = self._moved[found]
-        return found
-
     def _root(self, node: Node) -> Node:
         parent = self._parent
         parent.setdefault(node, node)
@@ -202,8 +186,6 @@ class Aliasing:
         if self._makes_several(node):
             return
         for item in value if isinstance(value, (list, tuple)) else (value,):
-            key = self._storage(item)
-            if key is not None:
-                if key not in self._storages:
-                    self._kept.append(item)
-                self._join((self._storages.setdefault(key, node), node))
+            key = storage(item)
+            if key is not None:  # the value is kept, so that no other one can come to lie there
+                self._join((self._storages.setdefault(key, (node, item))[0], node))

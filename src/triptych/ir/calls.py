@@ -82,12 +82,16 @@ def read(node: Node) -> Call | None:
     return None
 
 
+def _may_be_tensor(value: Any) -> bool:
+    return isinstance(value, Node) and (fact(value) is None or tensor_fact(value) is not None)
+
+
 def _operator(node: Node, name: str) -> Call | None:
     args = node.args
     if name in ("getitem", "setitem", "getattr"):
         bound = dict(zip(("self", "index", "value"), args))
         return _canonical(node, name, bound, mutates=name == "setitem")
-    if name.endswith("_") and tensor_fact(args[0]) is None and fact(args[0]) is not None:
+    if name.endswith("_") and not _may_be_tensor(args[0]):
         name = name[:-1]  # `+=` on a number makes a new number
     if name == "div" and len(args) == 2 and tensor_fact(args[0]) is None and tensor_fact(args[1]) is not None:
         return Call("rdiv", {"self": args[1], "other": args[0]})

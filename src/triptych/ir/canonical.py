@@ -286,15 +286,19 @@ def _split(node: Node, args: Args) -> tuple[str, Args] | None:
     return "split", {"self": args["self"], "sizes": sizes, **({} if dim == 0 else {"dim": dim})}
 
 
+def _half_to_float(args: Args) -> Args:
+    wide = {"dtype": torch.float32} if args.get("half_to_float") else {}
+    return {"self": args["self"], "dim": args["dim"], **wide}
+
+
 @spelled("_softmax")
 def _softmax(node: Node, args: Args) -> tuple[str, Args]:
-    wide = {"dtype": torch.float32} if args.get("half_to_float") else {}
-    return "softmax", {"self": args["self"], "dim": args["dim"], **wide}
+    return "softmax", _half_to_float(args)
 
 
 @spelled("_log_softmax")
 def _log_softmax(node: Node, args: Args) -> tuple[str, Args]:
-    return "log_softmax", _softmax(node, args)[1]
+    return "log_softmax", _half_to_float(args)
 
 
 @spelled("slice")

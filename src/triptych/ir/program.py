@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -125,7 +125,8 @@ class Program:
 
     def _learn_facts(self, example_inputs: Sequence[Any]) -> None:
         """Run the graph on fake inputs; a graph that cannot run so keeps what it had."""
-        mode = self.fake_mode or _private.fake_mode_of(list(example_inputs)) or _private.FakeTensorMode(allow_non_fake_inputs=True)
+        mode = self.fake_mode or _private.fake_mode_of(list(example_inputs))
+        mode = mode or _private.FakeTensorMode(allow_non_fake_inputs=True)
         try:
             with mode, torch.no_grad():
                 fakes = [_fake(mode, v) for v in example_inputs]
@@ -139,6 +140,26 @@ class Program:
         owner, _, name = path.rpartition(".")
         value = getattr(self.gm.get_submodule(owner), name)
         return None if self.fake_mode is None else _fake(self.fake_mode, value)
+
+    def compute(self, node: Node, known: Callable[[Node], Any] = fact) -> Any:
+        """The value of a node on the facts of its operands; None where one of them is unknown."""
+        if node.op == "get_attr":
+            return self.attribute_fact(str(node.target))
+        unknown = False
+
+        def known_value(n: Node) -> Any:
+            nonlocal unknown
+            value = known(n)
+            unknown |= value is None
+            return value
+
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), known_value)
+        if unknown:
+            return None
+        with self.computing(node):
+            if node.op == "call_method":
+                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+            return node.target(*args, **kwargs)  # type: ignore[operator]
 
     @contextlib.contextmanager
     def computing(self, node: Node) -> Iterator[None]:

@@ -131,9 +131,10 @@ class Signature:
         bound: dict[str, Any] = {}
         positional = [p for p in self.params if not p.keyword_only]
         if len(args) > len(positional):
-            args = self._gather_trailing(args, positional)
-            if args is None:
+            gathered = self._gather_trailing(args, positional)
+            if gathered is None:
                 return None
+            args = gathered
         for param, value in zip(positional, args):
             bound[param.name] = value
         for name, value in kwargs.items():

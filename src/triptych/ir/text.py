@@ -13,7 +13,6 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from .. import _private
-
 from .facts import fact
 
 DTYPES = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 from .schema import overloads, packet_tags
 
@@ -62,7 +63,7 @@ def is_random(op: str) -> bool:
 
 def traits(op: str) -> frozenset[str]:
     """All traits of an operation by name."""
-    tests = {
+    tests: dict[str, Callable[[str], bool]] = {
         "pointwise": is_pointwise, "commutative": is_commutative, "gemm": is_gemm, "reduction": is_reduction,
         "view": is_view, "random": is_random,
     }  # fmt: skip

@@ -8,37 +8,45 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from .. import _private
 from .calls import Call
 from .facts import fact, known, numel, tensor_fact
 from .program import Program
 
 SAME_VALUE = frozenset(
-    "reshape permute expand squeeze unsqueeze slice select alias detach clone contiguous diagonal repeat tile flip "
-    "roll lift_fresh_copy unfold as_strided narrow".split()
+    "reshape permute expand squeeze unsqueeze slice select alias detach clone contiguous diagonal repeat "
+    "tile flip roll lift_fresh_copy unfold as_strided narrow".split()
 )
 """The result holds what the operand holds, in another shape or order."""
 
 EXACT = frozenset(
-    "add sub mul div neg abs square sqrt reciprocal eq ne lt le gt ge logical_and logical_or logical_xor logical_not "
-    "bitwise_and bitwise_or bitwise_xor bitwise_not where masked_fill maximum minimum clamp relu floor ceil round "
-    "trunc sign isnan isinf isfinite remainder fmod floor_divide".split()
+    "add sub mul div neg abs square sqrt reciprocal eq ne lt le gt ge logical_and logical_or logical_xor "
+    "logical_not bitwise_and bitwise_or bitwise_xor bitwise_not where masked_fill maximum minimum clamp relu "
+    "floor ceil round trunc sign isnan isinf isfinite remainder fmod floor_divide".split()
 )
-"""Pointwise operations whose rounding IEEE fixes, so that one element computed here is every element computed there."""
+"""Pointwise operations whose rounding IEEE fixes: one element computed here is each one computed there."""
 
-FILLED = {"full": "fill_value", "full_like": "fill_value", "new_full": "fill_value", "scalar_tensor": "s", "fill": "value"}
+FILLED = {
+    "full": "fill_value",
+    "full_like": "fill_value",
+    "new_full": "fill_value",
+    "scalar_tensor": "s",
+    "fill": "value",
+}
 ZEROS_AND_ONES = {"new_zeros": 0, "new_ones": 1}
 
 
 class Uniforms:
-    """Which values of a program hold one number; asked from the first node to the last."""
+    """Which values of a program hold one number; asked from the first node to the last.
+
+    The numbers are real tensors: to be used under `without_dispatch_modes`, not inside a fake mode.
+    """
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.known: dict[Node, torch.Tensor] = {}
 
     def value(self, node: Any) -> torch.Tensor | None:
-        """The number as a tensor without dims, in the dtype of the value; None if it is not known to be one."""
+        """The number as a tensor without dims, in the value's dtype; None if it is not known to be one."""
         return self.known.get(node) if isinstance(node, Node) else None
 
     def look(self, node: Node) -> torch.Tensor | None:
@@ -88,11 +96,10 @@ class Uniforms:
             return None if value is None else value.to(dtype)
         if not isinstance(number, (bool, int, float)):
             return None
-        with _private.without_dispatch_modes():
-            try:
-                return torch.full((), number, dtype=dtype, device="cpu")
-            except RuntimeError:  # the number does not fit: left for run time to raise
-                return None
+        try:
+            return torch.full((), number, dtype=dtype, device="cpu")
+        except RuntimeError:  # the number does not fit: left for run time to raise
+            return None
 
     def _same(self, operand: Any) -> torch.Tensor | None:
         if isinstance(operand, Node) and operand.op == "get_attr":
@@ -109,12 +116,15 @@ class Uniforms:
             return None
         if held.device.type != "cpu" or self.program.aliasing.written(node):
             return None
-        with _private.without_dispatch_modes():
-            return held.detach().clone().reshape(())
+        return held.detach().clone().reshape(())
 
     def _piece(self, args: dict[str, Any]) -> torch.Tensor | None:
         whole = self.program.call(args["self"]) if isinstance(args["self"], Node) else None
-        if whole is None or whole.op not in ("split", "unbind") or self.program.aliasing.written(args["self"]):
+        if (
+            whole is None
+            or whole.op not in ("split", "unbind")
+            or self.program.aliasing.written(args["self"])
+        ):
             return None
         return self.value(whole.args.get("self"))
 
@@ -142,7 +152,7 @@ class Uniforms:
         return first
 
     def _evaluate(self, node: Node) -> torch.Tensor | None:
-        """The operation itself on one element of each operand, which keeps rounding and type promotion torch's."""
+        """The operation itself on one element of each operand: rounding and type promotion are torch's."""
         unknown = False
 
         def element(operand: Node) -> Any:
@@ -153,7 +163,7 @@ class Uniforms:
                 return None
             return value.reshape([1] * found.dim())
 
-        with _private.without_dispatch_modes(), torch.no_grad():
+        with torch.no_grad():
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), element)
             if unknown:
                 return None
@@ -184,7 +194,9 @@ def _plain(value: torch.Tensor) -> bool:
 def _basic_index(index: Any) -> bool:
     """Numbers, slices, None and `...` only pick; a tensor as index could also be out of range."""
     parts = index if isinstance(index, tuple) else (index,)
-    return all(p is None or p is Ellipsis or isinstance(p, (int, slice)) and not isinstance(p, bool) for p in parts)
+    return all(
+        p is None or p is Ellipsis or isinstance(p, (int, slice)) and not isinstance(p, bool) for p in parts
+    )
 
 
 def never_negative_zero(uniforms: Uniforms, node: Any) -> bool:

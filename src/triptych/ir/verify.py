@@ -95,6 +95,7 @@ def surroundings(node: Node, around: int = 5) -> str:
     at = nodes.index(node)
     listing = lines(node.graph)
     first = max(at - around, 0)
-    return "\n".join(("-> " if first + i == at else "   ") + text for i, text in enumerate(listing[first : at + around]))
+    around_it = enumerate(listing[first : at + around], first)
+    return "\n".join(("-> " if i == at else "   ") + text for i, text in around_it)
 
 

@@ -84,7 +84,8 @@ def operand_order(run: PassRun, call: Spelled) -> bool:
 def _order_does_not_show(call: Spelled, left: torch.Tensor, right: torch.Tensor) -> bool:
     """Where the operands lie differently in memory, the result lies as the first; and which zero is the larger of
     0.0 and -0.0 depends on the order too."""
-    if call.target in (aten.maximum.default, aten.minimum.default) and left.dtype.is_floating_point:
+    rounds = left.dtype.is_floating_point or right.dtype.is_floating_point
+    if rounds and call.target in (aten.maximum.default, aten.minimum.default):
         return False
     if left.dim() == 0 or right.dim() == 0:
         return True
@@ -232,7 +233,7 @@ def _take_out_of_tuple(run: PassRun, node: Node) -> None:
     if piece is None or len(node.users) != 1 or piece.target is not operator.getitem or piece.args[1] != 0:
         return
     body = getattr(run.program.gm, str(function.target)) if isinstance(function, Node) else None
-    if not isinstance(body, GraphModule) or len(function.users) != 1:
+    if not isinstance(body, GraphModule) or not isinstance(function, Node) or len(function.users) != 1:
         return
     (end,) = body.graph.find_nodes(op="output")
     results = end.args[0]
@@ -298,6 +299,7 @@ class CanonicalizeAtenIrPasses(Pass):
         declines(lambda x, y: y.t() + x, "f32[4, 4]", "f32[4, 4]", dialects=("torch",)),
         declines(lambda x, y: y.permute(1, 0) + x, "f32[4, 4]", "f32[4, 4]"),  # the sum lies as y does
         declines(lambda x, y: torch.maximum(y, x), torch.tensor([0.0]), torch.tensor([-0.0])),
+        declines(lambda x, y: torch.maximum(y, x), torch.tensor([-0.0]), torch.tensor([0])),
         declines(lambda x, y: y - x, "f32[4, 8]", "f32[4, 8]"),
         declines(lambda x, y: x + y, "f32[4, 8]", "f32[4, 8]"),
         declines(lambda x: x.sum(1), "f32[4, 8]"),

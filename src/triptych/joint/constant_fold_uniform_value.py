@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from .. import _private
 from ..ir.calls import Call
 from ..ir.facts import known_equal, tensor_fact
 from ..ir.program import TORCH
@@ -39,7 +40,9 @@ def _two_views(x):
 
 
 def _mask(x):
-    keep = torch.ones(x.shape[0], x.shape[0], dtype=torch.bool) & (torch.zeros(x.shape[0], dtype=torch.int64) == 0)
+    keep = torch.ones(x.shape[0], x.shape[0], dtype=torch.bool) & (
+        torch.zeros(x.shape[0], dtype=torch.int64) == 0
+    )
     return torch.where(keep, x @ x.t(), float("-inf"))
 
 
@@ -47,13 +50,14 @@ def _mask(x):
 class ConstantFoldUniformValue(Pass):
     """Computes tensors that hold one value at compile time; x*1, x+0, x/1 and x*0 go where IEEE allows.
 
-    The number is computed by torch itself in the tensor's dtype, and only by operations whose rounding is fixed.
+    Torch itself computes the number, in the tensor's dtype, and only by operations whose rounding is fixed.
     """
 
     name = "constant_fold_uniform_value"
 
     def run(self, run: PassRun) -> None:
-        _Folder(run).fold()
+        with _private.without_dispatch_modes():  # numbers are computed for real, also inside a compile
+            _Folder(run).fold()
 
     examples = [
         fires(lambda x: x + (torch.zeros(4, 8) + 1) * 3, "f32[4, 8]"),

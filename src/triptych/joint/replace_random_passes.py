@@ -1,4 +1,4 @@
-"""Random draws become the backend's counter-based generator: fused, reproducible, the same in forward and backward."""
+"""Random draws become the backend's counter-based generator: fused, reproducible, alike both ways."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _in_place(x):
 
 
 CHECKPOINT_TAGS = ("recompute", "ac_graph_id")
-"""A checkpointed region is computed again in the backward; its seeds must be the forward's, not loaded anew."""
+"""A checkpointed region is computed again in the backward; its seeds are the forward's, not loaded anew."""
 
 
 @dataclass(frozen=True)
@@ -79,20 +79,31 @@ class ReplaceRandomPasses(Pass):
         _draw(lambda x: torch.native_dropout(x.t(), 0.25, True), "bf16[4, 8]"),
         declines(lambda x: x + torch.rand_like(x), "f64[4]", because="resolution"),
         declines(
-            lambda x: x + torch.rand_like(x), "f32[4]", because="eager's stream", options={"fallback_random": True}
+            lambda x: x + torch.rand_like(x),
+            "f32[4]",
+            because="eager's stream",
+            options={"fallback_random": True},
         ),
-        declines(lambda x: x + torch.rand_like(x), "f32[4]", because="generator", options={"codegen": "eager"}),
+        declines(
+            lambda x: x + torch.rand_like(x), "f32[4]", because="generator", options={"codegen": "eager"}
+        ),
         declines(_in_place, "f32[4]", because="in place", dialects=("torch",)),
         declines(lambda x: x + torch.randperm(4), "f32[4]", because="no such draw"),
         declines(
-            lambda x: F.dropout(x, 0.0, training=True) + 1, "f32[4]", because="nothing is dropped", dialects=("torch",)
+            lambda x: F.dropout(x, 0.0, training=True) + 1,
+            "f32[4]",
+            because="nothing is dropped",
+            dialects=("torch",),
         ),
         declines(lambda x: F.dropout(x, 0.5, training=False) + 1, "f32[4]"),
     ]
 
 
 def _is_draw(run: PassRun, node: Node) -> bool:
-    return node.op in ("call_function", "call_method", "call_module") and run.program.aliasing.effects(node).random
+    return (
+        node.op in ("call_function", "call_method", "call_module")
+        and run.program.aliasing.effects(node).random
+    )
 
 
 def _name(run: PassRun, node: Node) -> str:
@@ -110,7 +121,8 @@ class _Replacer:
         self.seeds: dict[Any, tuple[Value, Any]] = {}
         self.taken: dict[Any, int] = {}
         self.forms: dict[str, Callable[[Emitter, Node, Call], Any]] = {
-            "rand": self._floats, "rand_like": self._floats, "randn": self._floats, "randn_like": self._floats,
+            "rand": self._floats, "rand_like": self._floats,
+            "randn": self._floats, "randn_like": self._floats,
             "randint": self._integers, "randint_like": self._integers,
             "bernoulli": self._bernoulli, "dropout": self._dropout, "native_dropout": self._dropout,
         }  # fmt: skip
@@ -237,7 +249,7 @@ class _Replacer:
         return op.to(op.lt(drawn, call.args["self"] if chance is None else chance), dtype=like.dtype)
 
     def _dropout(self, op: Emitter, node: Node, call: Call) -> Any:
-        """Kept with probability 1 - p and scaled by its inverse; the value and, for the ATen form, the mask."""
+        """Kept with probability 1 - p and scaled by its inverse; the ATen form gives the mask as well."""
         operand, p = call.args["input"], call.args.get("p", 0.5)
         if not _is_probability(p):
             raise Refused(f"{p} is no probability")
@@ -272,7 +284,7 @@ def _is_probability(value: Any) -> bool:
 
 
 def memory_order(value: torch.Tensor) -> list[int] | None:
-    """Dims from the widest stride to the narrowest, if they are dense so; None if they lie in their own order."""
+    """Dims from the widest stride to the narrowest, if dense so; None if they lie in their own order."""
     strides, shape = value.stride(), value.shape
     if not is_static((*strides, *shape)) or value.is_contiguous():
         return None

@@ -21,9 +21,9 @@ def _add_in_place(x):
 
 @dataclass(frozen=True)
 class StableTopologicalSort(Pass):
-    """Moves a value that is used before it is computed up to its first use; everything else stays where it stands.
+    """Moves a value that is used before it is computed up to its first use; everything else stays in place.
 
-    Writes, random draws and regions keep their order among each other, and a read stays on its side of a write.
+    Writes, random draws and regions keep their order, and a read stays on its side of a write.
     """
 
     name = "stable_topological_sort"

@@ -13,7 +13,7 @@ import inspect
 import numbers
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch.fx import Node
@@ -42,12 +42,29 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
 
 
-Tensor = Is("a tensor", lambda v: isinstance(v, Node) and (fact(v) is None or tensor_fact(v) is not None))
-Number = Is("a number", _is_number)
-Int = Is("an integer", _is_int)
-Ints = Is("a list of integers", lambda v: isinstance(v, (list, tuple)) and all(_is_int(i) for i in v))
-Bool = Is("true or false", lambda v: isinstance(v, bool))
-Dtype = Is("a dtype", lambda v: isinstance(v, torch.dtype))
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Node) and (fact(value) is None or tensor_fact(value) is not None)
+
+
+def _is_ints(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(_is_int(i) for i in value)
+
+
+Tensor = Annotated[Any, Is("a tensor", _is_tensor)]
+Number = Annotated[Any, Is("a number", _is_number)]
+Int = Annotated[Any, Is("an integer", _is_int)]
+Ints = Annotated[Any, Is("a list of integers", _is_ints)]
+Bool = Annotated[Any, Is("true or false", lambda v: isinstance(v, bool))]
+Dtype = Annotated[Any, Is("a dtype", lambda v: isinstance(v, torch.dtype))]
+
+PLAIN_TYPES = {int: Int, float: Number, bool: Bool, torch.Tensor: Tensor, torch.dtype: Dtype}
+
+
+def restriction(note: Any) -> Is | None:
+    """The restriction an annotation stands for: `Tensor`, `int`, or an `Is` written in place."""
+    note = PLAIN_TYPES.get(note, note) if isinstance(note, type) else note
+    found = [m for m in getattr(note, "__metadata__", (note,)) if isinstance(m, Is)]
+    return found[0] if found else None
 
 
 class Pattern:
@@ -191,8 +208,8 @@ class Each(Pattern):
 def as_pattern(value: Any) -> Pattern:
     if isinstance(value, Pattern):
         return value
-    if isinstance(value, Is):
-        return Such(value)
+    if (wanted := restriction(value)) is not None:
+        return Such(wanted)
     if isinstance(value, (list, tuple)):
         return ListOf(tuple(as_pattern(v) for v in value))
     return Constant(value)
@@ -253,12 +270,13 @@ def build_pattern(method: Callable[..., Any]) -> tuple[Pattern, ...]:
         if i == 0:
             arguments.append(PatternBuilder())
             continue
-        note = param.annotation
-        if note is not param.empty and not isinstance(note, Is):
-            note = {int: Int, float: Number, bool: Bool, torch.Tensor: Tensor, torch.dtype: Dtype}.get(note)
-            if note is None:
-                raise TriptychError(f"{method.__qualname__}: cannot restrict {name!r} to {param.annotation!r}")
-        arguments.append(Capture(name, note if isinstance(note, Is) else None))
+        if param.annotation is param.empty:
+            arguments.append(Capture(name))
+            continue
+        wanted = restriction(param.annotation)
+        if wanted is None:
+            raise TriptychError(f"{method.__qualname__}: cannot restrict {name!r} to {param.annotation!r}")
+        arguments.append(Capture(name, wanted))
     made = method(*arguments)
     roots = made if isinstance(made, tuple) else (made,)
     if not all(isinstance(r, Pattern) for r in roots):

@@ -23,7 +23,7 @@ from .record import Decline
 
 @dataclass
 class PassRun:
-    """One run of one pass: what it may look at and change. Options reach it as values, never from elsewhere."""
+    """One run of one pass: what it may look at and change. Options reach it as values."""
 
     rewriter: Rewriter
     options: Options
@@ -58,7 +58,7 @@ class PassRun:
         covered: Sequence[Node] = (),
         terms: Terms = PLAIN,
     ) -> bool:
-        """Put what `make` builds where `old` stands, counted; where that is not right, the reason is kept instead."""
+        """Put what `make` builds where `old` stands, and count it; if that is not right, keep the reason."""
         site = old if isinstance(old, Node) else old[0]
         op = self.rewriter.emitter(before or site, what)
         try:
@@ -70,7 +70,9 @@ class PassRun:
         except Exception as error:
             op.discard()
             if self.strict:
-                raise RuleError(f"pass {self.rewriter.pass_name}, {what}: {error}\n  at {line(site)}") from error
+                raise RuleError(
+                    f"pass {self.rewriter.pass_name}, {what}: {error}\n  at {line(site)}"
+                ) from error
             self.declined(what, site, f"raised {type(error).__name__}: {error}")
             self.tally.errors.append(f"{what} raised {type(error).__name__}: {error} at {site.name}")
             return False

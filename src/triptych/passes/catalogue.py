@@ -54,7 +54,7 @@ def _info(entry: Entry, stage: str, step: int) -> PassInfo:
     if isinstance(entry, Hook):
         return PassInfo(entry.name, stage, step, True, entry.purpose())
     rules = entry().rules()
-    examples = [e for subject in (entry, *rules) for e in subject.examples if e.fires]
+    examples = [e for shown in (entry.examples, *(r.examples for r in rules)) for e in shown if e.fires]
     example = examples[0].source if examples else ""
     shown = tuple(_rule_info(r) for r in rules)
     return PassInfo(entry.name, stage, step, entry.default, entry.purpose(), example, entry.option_fields(), shown)

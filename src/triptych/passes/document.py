@@ -17,7 +17,8 @@ TITLES = {
 def document() -> str:
     parts = [
         "# The passes",
-        "Written by `make docs` from the passes themselves. Each has its file, named as the pass, in the folder of its stage.",
+        "Written by `make docs` from the passes themselves. Each has its file, named as the pass, in the folder of its "
+        "stage.",
     ]
     for stage, title in TITLES.items():
         steps = list_passes(stage)

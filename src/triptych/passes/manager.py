@@ -95,9 +95,9 @@ class _StageRunner:
         record.rewrites = tally.fired.total()
         record.declines = list(tally.declines.values())
         record.changed = record.rewrites > 0 or rewriter.rewrites > 0
-        for error in tally.errors:
-            record.error = error
-            self.session.warnings.append(f"{pass_.name}: {error.partition(chr(10))[0]}")
+        for problem in tally.errors:
+            record.error = problem
+            self.session.warnings.append(f"{pass_.name}: {problem.partition(chr(10))[0]}")
         self._close(record, before, backup)
 
     def run_custom(self, hook: str, custom: Callable[..., Any], before: Contract | None) -> None:

@@ -1,7 +1,8 @@
-"""A tensor built on the CPU and used only on the GPU is built there: no transfer, no wait, no break in a CUDA graph."""
+"""A tensor built on the CPU and used only on the GPU is built there: no transfer, whole CUDA graphs."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,9 +118,11 @@ def _not_taken_over(call: Call, user: Node, operand: Node) -> str | None:
     value = tensor_fact(operand)
     if value is None or value.dim() or not is_pointwise(call.op):
         return f"{user.name} takes it from the CPU"
-    operands = [v for n in user.all_input_nodes if (v := tensor_fact(n)) is not None and v.dtype != torch.bool]
+    operands = [
+        v for n in user.all_input_nodes if (v := tensor_fact(n)) is not None and v.dtype != torch.bool
+    ]
     if any(v.dtype != value.dtype for v in operands):
-        # a number from the CPU is kept in full precision, one from the GPU is first rounded to the result's dtype
+        # a number from the CPU keeps its precision, one from the GPU is first rounded to the result's dtype
         return f"{user.name} would round it before it computes"
     return None
 
@@ -154,7 +157,7 @@ def _move(run: PassRun, group: _Group) -> None:
         extra = {} if any(o in twins for o in node.all_input_nodes) else {"device": device}
         twins[node] = _again(op, node, twins, extra)
     for end in group.ends:
-        run.replace("build_on_gpu", end, lambda op, end=end: _end(run, op, end, twins))
+        run.replace("build_on_gpu", end, functools.partial(_end, run, end, twins))
     for node in sorted((*twins, *twins.values()), reverse=True):
         if not node.users:
             run.rewriter.erase(node)
@@ -166,12 +169,14 @@ def _again(op: Emitter, node: Node, twins: dict[Node, Node], extra: dict[str, An
     return op.node(node.op, node.target, args, {**kwargs, **extra}).node
 
 
-def _end(run: PassRun, op: Emitter, end: Node, twins: dict[Node, Node]) -> Any:
+def _end(run: PassRun, end: Node, twins: dict[Node, Node], op: Emitter) -> Any:
     call = run.program.call(end)
     if call is None or call.op != "to":
         return _again(op, end, twins, {})
     twin = run.program.value(twins[call.args["self"]])
-    rest = {k: v for k, v in call.args.items() if k not in ("self", "device", "non_blocking", "copy", "layout")}
+    rest = {
+        k: v for k, v in call.args.items() if k not in ("self", "device", "non_blocking", "copy", "layout")
+    }
     if rest.get("dtype") == twin.dtype:
         del rest["dtype"]
     return op.to(twin, **rest) if rest else twin

@@ -33,7 +33,7 @@ def _user_assert(x):
 
 @dataclass(frozen=True)
 class RemoveAssertOps(Pass):
-    """Drops asserts about shape, stride, dtype, device or layout that the recorded facts prove; user asserts stay."""
+    """Drops asserts on shape, stride, dtype, device or layout that the facts prove; user asserts stay."""
 
     name = "remove_assert_ops"
 
@@ -62,7 +62,12 @@ def unproved(call: Call) -> str | None:
     value = fact(operand) if isinstance(operand, Node) else None
     if not isinstance(value, torch.Tensor):
         return "nothing is known of the value"
-    there: dict[str, Any] = {"dtype": value.dtype, "device": value.device, "layout": value.layout, "size": value.shape}
+    there: dict[str, Any] = {
+        "dtype": value.dtype,
+        "device": value.device,
+        "layout": value.layout,
+        "size": value.shape,
+    }
     if value.layout == torch.strided:
         there["stride"] = value.stride()
     for part, wanted in call.args.items():

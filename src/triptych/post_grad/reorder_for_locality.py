@@ -71,7 +71,7 @@ class _Mover:
         self.run = run
         self.nodes = list(run.program.graph.nodes)
         self.place = {node: i for i, node in enumerate(self.nodes)}
-        """Where a node stands, counted in nodes that do not move; one that moved stands where its anchor does."""
+        """Where a node stands among those that do not move; one that moved stands where its anchor does."""
         self.origin = dict(self.place)
         self.borders: list[int] = []
         self.writes: dict[Node, list[int]] = {}
@@ -93,7 +93,7 @@ class _Mover:
             node = node.prev
 
     def _bring_operands(self, user: Node) -> None:
-        """Operands line up before their user in the order in which they stand; the walk comes to them next."""
+        """Operands line up before their user in the order they have; the walk comes to them next."""
         leaders = {_leader(operand) for operand in user.all_input_nodes} - {_leader(user)}
         anchor = user
         for leader in sorted(leaders, reverse=True):
@@ -105,7 +105,7 @@ class _Mover:
                 anchor = leader
 
     def _unit(self, leader: Node) -> list[Node]:
-        """What moves together: a value, or an operation of several results with the nodes that take them apart."""
+        """What moves together: a value, or an operation of several results with what takes them apart."""
         if leader not in self.units:
             unit = [leader, *sorted(u for u in leader.users if _takes_apart(u))]
             self.units[leader] = unit
@@ -114,7 +114,11 @@ class _Mover:
 
     def _move(self, unit: list[Node], anchor: Node) -> bool:
         leader = unit[0]
-        if leader.op in ("placeholder", "get_attr") or "unbacked_bindings" in leader.meta or _takes_apart(leader):
+        if (
+            leader.op in ("placeholder", "get_attr")
+            or "unbacked_bindings" in leader.meta
+            or _takes_apart(leader)
+        ):
             return False
         if not self.run.program.aliasing.effects(leader).pure or self.run.spent:
             return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
@@ -17,8 +17,8 @@ INFINITY = math.inf
 SPECIAL = torch.tensor([-0.0, 0.0, INFINITY, -INFINITY, math.nan, 1.5, 1e-45, -3.0])
 """For examples: the values that real-number algebra forgets."""
 
-Zero = Is("zero", lambda v: isinstance(v, (int, float)) and v == 0)
-One = Is("one", lambda v: isinstance(v, (int, float)) and v == 1)
+Zero = Annotated[Any, Is("zero", lambda v: isinstance(v, (int, float)) and v == 0)]
+One = Annotated[Any, Is("one", lambda v: isinstance(v, (int, float)) and v == 1)]
 
 
 def _is_negative(zero: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -96,8 +96,8 @@ def _only_slices(index: Any) -> bool:
     return all(isinstance(i, slice) or i is Ellipsis for i in items)
 
 
-Slices = Is("slices", _only_slices)
-Zeros = Is("zeros", lambda pad: all(isinstance(p, int) and p == 0 for p in pad))
+Slices = Annotated[Any, Is("slices", _only_slices)]
+Zeros = Annotated[Any, Is("zeros", lambda pad: all(isinstance(p, int) and p == 0 for p in pad))]
 
 
 class NoopSlice(Noop):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.fx import Node
@@ -135,7 +134,7 @@ def cone_above(program: Program, top: Node, root: Node, peel: Callable[[Node], N
     work = [top]
     while work:
         node = work.pop()
-        if not _is_plain_pointwise(program, node) or not known_equal(tensor_fact(node).shape, shape):
+        if not _is_plain_pointwise(program, node) or not known_equal(getattr(tensor_fact(node), "shape", None), shape):
             _stop(cone, node, "is not pointwise")
         for operand in node.all_input_nodes:
             value = tensor_fact(operand)

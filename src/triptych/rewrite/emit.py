@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,7 +20,7 @@ from torch.fx import Node
 from .. import _private
 from ..errors import UnknownName
 from ..ir.calls import op_parameters
-from ..ir.facts import fact, set_fact
+from ..ir.facts import set_fact
 from ..ir.program import ATEN, Program, Value
 from ..ir.schema import REQUIRED, keyword_only, overloads
 from ..ir.text import RULE
@@ -29,7 +30,9 @@ from .refusal import Refused
 
 aten = torch.ops.aten
 
-STALE_META = ("val", "example_value", "tensor_meta", "unbacked_bindings", "eager_input_vals", "arg_kwarg_vals")
+STALE_META = (
+    "val", "example_value", "tensor_meta", "unbacked_bindings", "eager_input_vals", "arg_kwarg_vals",
+)  # fmt: skip
 """What a node knows of its own value: a new node computes its own."""
 
 AS_TENSOR_OVERLOAD = frozenset("add sub mul div maximum minimum".split())
@@ -127,31 +130,11 @@ class Emitter:
         self.made.append(node)
         node.meta = {k: v for k, v in self.anchor.meta.items() if k not in STALE_META}
         node.meta[RULE] = self.rule
-        value = self.compute(node)
+        value = self.program.compute(node)
         if value is not None:
             set_fact(node, value, self.program.fact_key)
         self.program.added(node)
         return Value(self.program, node)
-
-    def compute(self, node: Node, known: Callable[[Node], Any] = fact) -> Any:
-        """The value of a node on the facts of its operands; None where one of them is unknown."""
-        if node.op == "get_attr":
-            return self.program.attribute_fact(str(node.target))
-        unknown = False
-
-        def known_value(n: Node) -> Any:
-            nonlocal unknown
-            value = known(n)
-            unknown |= value is None
-            return value
-
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), known_value)
-        if unknown:
-            return None
-        with self.program.computing(node):
-            if node.op == "call_method":
-                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-            return node.target(*args, **kwargs)  # type: ignore[operator]
 
     def drop_last(self) -> None:
         """Take the newest node back: it could not be computed, another form is tried."""
@@ -204,16 +187,11 @@ class Emitter:
                 continue
             if _private.is_composite(sig.overload) and not self.program.has_composites:
                 continue
-            args = tuple(bound[p.name] for p in sig.params if not p.keyword_only and p.name in bound)
-            gap = [p.name in bound for p in sig.params if not p.keyword_only]
-            if gap != sorted(gap, reverse=True):  # an argument left out before one that is given
-                first = gap.index(False)
-                names = [p.name for p in sig.params if not p.keyword_only]
-                args, rest = args[:first], {n: bound[n] for n in names[first:] if n in bound}
-            else:
-                rest = {}
-            rest |= {p.name: bound[p.name] for p in sig.params if p.keyword_only and p.name in bound}
-            return self.node("call_function", sig.overload, args, rest)
+            # by position up to the first argument left out, by keyword from there
+            by_position = list(itertools.takewhile(lambda p: not p.keyword_only and p.name in bound, sig.params))
+            args = tuple(bound[p.name] for p in by_position)
+            by_name = {p.name: bound[p.name] for p in sig.params[len(args) :] if p.name in bound}
+            return self.node("call_function", sig.overload, args, by_name)
         raise Refused(f"{name} has no form in an ATen graph for these arguments")
 
 

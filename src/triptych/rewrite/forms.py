@@ -45,7 +45,8 @@ def _torch_to(op: Emitter, a: dict[str, Any]) -> Value:
 
 def _torch_slice(op: Emitter, a: dict[str, Any]) -> Value:
     dim = a.get("dim", 0)
-    index = (slice(None),) * dim + (slice(a.get("start") or None, a.get("end"), None if a.get("step", 1) == 1 else a["step"]),)
+    step = None if a.get("step", 1) == 1 else a["step"]
+    index = (*(slice(None),) * dim, slice(a.get("start") or None, a.get("end"), step))
     return op.node("call_function", operator.getitem, (a["self"], index if dim else index[0]), {})
 
 

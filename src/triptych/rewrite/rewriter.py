@@ -6,6 +6,7 @@ writes and random draws) and takes a rewrite back whole if it is not.
 
 from __future__ import annotations
 
+import contextlib
 import keyword
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import torch
 from torch.fx import Node
 
 from ..ir.effects import Effects, node_operands
-from ..ir.facts import difference, fact, sharing, storage
+from ..ir.facts import difference, fact, set_fact, sharing
 from ..ir.program import ATEN, Program, Value
 from ..ir.text import RULE
 from ..ir.traits import is_gemm, is_pointwise
@@ -27,10 +28,14 @@ from .spelling import Spelling
 class Terms(Protocol):
     """What a rewrite says of itself; rules say it as class attributes."""
 
-    takes_random: bool
-    without_facts: bool
-    returns_operand: bool
-    keeps_strides: bool
+    @property
+    def takes_random(self) -> bool: ...
+    @property
+    def without_facts(self) -> bool: ...
+    @property
+    def returns_operand(self) -> bool: ...
+    @property
+    def keeps_strides(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -161,7 +166,7 @@ class Rewriter:
         if old is None:
             return
         try:
-            new = self.emitter(node).compute(node, self._copied_fact if seen.writes else fact)
+            new = self.program.compute(node, self._copied_fact if seen.writes else fact)
         except Exception as error:
             raise Refused(f"cannot be written so: {type(error).__name__}") from error
         if new is None:
@@ -288,14 +293,32 @@ class Rewriter:
         users = list(was.users)
         was.replace_all_uses_with(now, propagate_meta=False)
         aliasing = self.program.aliasing
-        aliasing.replaced(was, now)
+        # an ATen graph says by its operations alone who shares memory: there no fact is asked
+        by_facts = self.program.dialect != ATEN or self.program.has_composites
+        other_memory = by_facts and aliasing.surely_apart(was, now)
         for user in users:
             self.program.changed(user)
             if user.op == "output":
                 aliasing.output_replaced(was, now)
-            elif aliasing.effects(user).aliases or aliasing.effects(user).writes:
-                aliasing.refresh(user)
+            else:
+                self._sees_memory_anew(user, other_memory)
         self.touched.extend(users)
+
+    def _sees_memory_anew(self, node: Node, other_memory: bool) -> None:
+        """A view of a value that lies elsewhere now lies there too: its fact says whose memory it sees."""
+        aliasing = self.program.aliasing
+        seen = aliasing.effects(node)
+        if not (seen.aliases or seen.writes):
+            return
+        call = self.program.call(node)
+        if other_memory and seen.aliases and call is not None and not (seen.random or call.op.startswith("higher")):
+            with contextlib.suppress(Exception):  # the old fact is right in all but the memory
+                set_fact(node, self.program.compute(node), self.program.fact_key)
+        aliasing.refresh(node)
+        if other_memory:
+            for user in node.users:
+                if user.op != "output":
+                    self._sees_memory_anew(user, other_memory)
 
     def _erase_unused(self, covered: Iterable[Node], takes_random: bool) -> None:
         """Covered nodes, latest first, that the rewrite left without users."""

@@ -145,8 +145,8 @@ class CompiledRule:
         captured = [v for v in match.bindings.values() if isinstance(v, Node)]
         if len(captured) < 2:
             return
-        first, *others = [t for node in captured if (t := tensor_fact(node)) is not None] or [None]
-        for other in others:
+        tensors = [t for node in captured if (t := tensor_fact(node)) is not None]
+        for first, other in ((tensors[0], t) for t in tensors[1:]):
             if not rule.mixed_dtypes and other.dtype != first.dtype:
                 raise Refused(f"different dtypes {first.dtype} and {other.dtype}")
             if other.device != first.device and other.dim() != 0 and first.dim() != 0:

@@ -48,7 +48,7 @@ def capture_aten(
     program: Callable[..., Any], inputs: Sequence[Any], dynamic: bool = False
 ) -> tuple[GraphModule, list[Any]]:
     """The functional ATen graph of a program."""
-    mode = "symbolic" if dynamic else "fake"
+    mode: Any = "symbolic" if dynamic else "fake"
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         traced = make_fx(torch.func.functionalize(program), tracing_mode=mode)(*[_copy(i) for i in inputs])

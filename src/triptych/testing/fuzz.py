@@ -163,7 +163,7 @@ class ProgramBuilder:
 
 def random_inputs(choose: Choose) -> list[torch.Tensor]:
     """A few tensors with the values that break careless algebra among them."""
-    shapes = ([4], [2, 4], [2, 3, 4], [1, 4], [], [0, 4])
+    shapes: tuple[list[int], ...] = ([4], [2, 4], [2, 3, 4], [1, 4], [], [0, 4])
     inputs = []
     for i in range(1 + choose(3)):
         shape = shapes[choose(len(shapes))]
