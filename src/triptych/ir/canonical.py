@@ -236,6 +236,14 @@ def _to(node: Node, args: Args) -> tuple[str, Args]:
         return "to_like", args
     if isinstance(kept.get("device"), str):
         kept["device"] = torch.device(kept["device"])
+    source, result = tensor_fact(kept.get("self")), tensor_fact(node)
+    if source is not None and result is not None:  # what is said to stay as it is needs no saying
+        if source.device == result.device:
+            kept.pop("device", None)
+        if source.layout == result.layout:
+            kept.pop("layout", None)
+    if kept.get("pin_memory") is False:
+        del kept["pin_memory"]
     return "to", kept
 
 
