@@ -153,6 +153,8 @@ def _python_function(node: Node, target: Any, name: str) -> Call | None:
     except TypeError:
         return None
     given.apply_defaults()
+    if given.arguments.get("out") is not None:
+        return Call(f"{name}.out", dict(given.arguments), mutates=True)
     known = parameters(name)
     idle = "dropout" in name and given.arguments.get("training") is False  # in place, and yet nothing is written
     in_place = bool(given.arguments.get("inplace", False)) and not idle

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .facts import fact, number, tensor_fact
+from .facts import fact, known_equal, number, tensor_fact
 from .schema import REQUIRED
 
 Args = dict[str, Any]
@@ -205,6 +205,8 @@ def _movedim(node: Node, args: Args) -> tuple[str, Args] | None:
     if rank is None:
         return None
     source, destination = args["source"], args["destination"]
+    if rank == 0:
+        return "permute", {"self": args["self"], "dims": []}
     sources = [s % rank for s in ([source] if isinstance(source, int) else source)]
     places = [d % rank for d in ([destination] if isinstance(destination, int) else destination)]
     dims: list[Any] = [None] * rank
@@ -283,7 +285,7 @@ for _name, _dtype in CAST_METHODS.items():
     spelled(_name)(_cast)
 
 
-@spelled("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk")
+@spelled("split", "split_with_sizes", "chunk", "tensor_split")
 def _split(node: Node, args: Args) -> tuple[str, Args] | None:
     pieces = fact(node)
     source = tensor_fact(args["self"])
@@ -291,6 +293,8 @@ def _split(node: Node, args: Args) -> tuple[str, Args] | None:
         return None
     dim = args.get("dim", 0)
     sizes = [piece.shape[dim] for piece in pieces]
+    if not known_equal(sum(sizes), source.shape[dim]):
+        return None  # `tensor_split` at places that go back and forth: the pieces overlap
     return "split", {"self": args["self"], "sizes": sizes, **({} if dim == 0 else {"dim": dim})}
 
 

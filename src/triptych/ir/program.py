@@ -15,6 +15,7 @@ from .. import _private
 from .alias import Aliasing
 from .calls import Call, read
 from .facts import fact, tensor_fact
+from .limits import unreadable
 from .text import source_line, type_of
 
 TORCH, ATEN = "torch", "aten"
@@ -191,6 +192,11 @@ class Program:
     @functools.cached_property
     def _has_autocast(self) -> bool:
         return any(getattr(n.target, "__name__", "") == "_enter_autocast" for n in self.graph.nodes)
+
+    @functools.cached_property
+    def unreadable(self) -> str | None:
+        """Why nothing in this graph may be rewritten, if so."""
+        return unreadable(self.graph) if self.dialect == TORCH else None
 
     @functools.cached_property
     def has_composites(self) -> bool:
