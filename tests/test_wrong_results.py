@@ -83,6 +83,16 @@ def test_pieces_that_may_be_written_stay_so():
     run_both(writes_unsafe_piece, torch.arange(4.0), grad=True)
 
 
+def test_detach_of_a_leaf_made_in_the_graph():
+    graph = torch.fx.Graph()
+    leaf = graph.call_function(torch.ones, (4,), {"requires_grad": True})
+    cut = graph.call_method("detach", (leaf,))
+    graph.output((graph.call_function(torch.mul, (cut, leaf)), leaf))
+    gm = triptych.pre_grad_passes(torch.fx.GraphModule(nn.Module(), graph))
+    product, made = gm()
+    assert torch.autograd.grad(product.sum(), made)[0].tolist() == [1.0] * 4
+
+
 class Rescales(nn.Module):
     """The embedding scales rows of its weight, which the copy must not see."""
 
