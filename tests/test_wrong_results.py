@@ -17,7 +17,7 @@ def run_both(program, *inputs, grad=False):
     """Outputs, inputs after the call, and gradients: eager and compiled alike."""
 
     def run(function):
-        given = [t.detach().clone().requires_grad_(grad and t.is_floating_point()) for t in inputs]
+        given = [t.detach().clone(memory_format=torch.preserve_format).requires_grad_(grad and t.is_floating_point()) for t in inputs]
         made = function(*given)
         made = list(made) if isinstance(made, (tuple, list)) else [made]
         if grad:
@@ -63,6 +63,12 @@ PROGRAMS = {
     "conjugate, minus 0": (lambda x: torch.view_as_real(x.conj() - 0) * 2, C),
     "conjugate, copied": (lambda x: torch.view_as_real(x.conj().clone()) * 2, C),
     "conjugate, put together": (lambda x: torch.view_as_real(torch.cat(x.conj().chunk(2))) * 2, C),
+    # on the CPU a single number keeps its precision as the second operand only
+    "half times a float number": (lambda s, x: x.half() * s, torch.tensor(0.1234567), X / 7),
+    "cat of one tensor twice, channels last": (
+        lambda x: torch.cat([x, x], 1), torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    ),  # fmt: skip
+    "minus 0, complex": (lambda x: (x - 0) * 1, torch.tensor([complex(1, -0.0)])),
     "movedim of a number": (lambda x: x.movedim(0, 0) + 1, torch.tensor(2.0)),
 }
 
@@ -75,6 +81,16 @@ def test_compiled_is_eager(name):
 
 def test_pieces_that_may_be_written_stay_so():
     run_both(writes_unsafe_piece, torch.arange(4.0), grad=True)
+
+
+def test_detach_of_a_leaf_made_in_the_graph():
+    graph = torch.fx.Graph()
+    leaf = graph.call_function(torch.ones, (4,), {"requires_grad": True})
+    cut = graph.call_method("detach", (leaf,))
+    graph.output((graph.call_function(torch.mul, (cut, leaf)), leaf))
+    gm = triptych.pre_grad_passes(torch.fx.GraphModule(nn.Module(), graph))
+    product, made = gm()
+    assert torch.autograd.grad(product.sum(), made)[0].tolist() == [1.0] * 4
 
 
 class Rescales(nn.Module):

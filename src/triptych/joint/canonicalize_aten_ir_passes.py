@@ -82,13 +82,14 @@ def operand_order(run: PassRun, call: Spelled) -> bool:
 
 
 def _order_does_not_show(call: Spelled, left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Where the operands lie differently in memory, the result lies as the first; and which of 0.0 and -0.0 is the
-    larger depends on the order too."""
+    """Where the operands lie differently in memory, the result lies as the first; and which zero is the larger of
+    0.0 and -0.0 depends on the order too, as does the rounding of a single number of another dtype."""
     rounds = left.dtype.is_floating_point or right.dtype.is_floating_point
     if rounds and call.target in (aten.maximum.default, aten.minimum.default):
         return False
     if left.dim() == 0 or right.dim() == 0:
-        return True
+        # a number on the CPU keeps its own precision as the second operand, and is rounded first as the first
+        return left.dtype == right.dtype
     if known_equal(left.stride(), right.stride()) and known_equal(left.shape, right.shape):
         return True
     # dims of one element have strides of their own, by which convolutions go
@@ -301,6 +302,7 @@ class CanonicalizeAtenIrPasses(Pass):
         declines(lambda x, y: y.permute(1, 0) + x, "f32[4, 4]", "f32[4, 4]"),  # the sum lies as y does
         declines(lambda x, y: torch.maximum(y, x), torch.tensor([0.0]), torch.tensor([-0.0])),
         declines(lambda x, y: torch.maximum(y, x), torch.tensor([-0.0]), torch.tensor([0])),
+        declines(lambda s, x: x * s, "f32[]", "f16[4, 8]"),
         declines(lambda x, y: y - x, "f32[4, 8]", "f32[4, 8]"),
         declines(lambda x, y: x + y, "f32[4, 8]", "f32[4, 8]"),
         declines(lambda x: x.sum(1), "f32[4, 8]"),
