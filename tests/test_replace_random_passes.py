@@ -172,6 +172,23 @@ def test_dropout_keeps_and_scales(p, dtype):
     assert torch.equal(mask[1:], value[1:] != 0)
 
 
+def test_dropout_whose_results_are_taken_often_or_never():
+    def program(x):
+        torch.native_dropout(x, 0.5, True)
+        return torch.native_dropout(x, 0.5, True)[0]
+
+    gm, inputs = capture_aten(program, [torch.ones(8)])
+    piece = next(n for n in gm.graph.nodes if n.users and "getitem" in n.name)
+    with gm.graph.inserting_after(piece):
+        again = gm.graph.call_function(piece.target, piece.args)
+    again.meta = dict(piece.meta)
+    output = next(iter(reversed(gm.graph.nodes)))
+    output.args = ((piece, again),)
+    assert run_pass(ReplaceRandomPasses, gm).fired["native_dropout"] == 1
+    first, second = gm(*inputs)
+    assert torch.equal(first, second)
+
+
 def test_forward_and_backward_agree():
     def program(x):
         return (F.dropout(x, 0.4, training=True) * torch.rand_like(x)).sum()

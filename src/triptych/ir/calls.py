@@ -153,6 +153,8 @@ def _python_function(node: Node, target: Any, name: str) -> Call | None:
     except TypeError:
         return None
     given.apply_defaults()
+    if given.arguments.get("out") is not None:
+        return Call(f"{name}.out", dict(given.arguments), mutates=True)
     known = parameters(name)
     idle = "dropout" in name and given.arguments.get("training") is False  # in place, and yet nothing is written
     in_place = bool(given.arguments.get("inplace", False)) and not idle
@@ -244,7 +246,7 @@ def op_parameters(name: str) -> dict[str, Any]:
 def _qualified_parameters(name: str) -> dict[str, Any]:
     namespace, _, rest = name.partition(".")
     packet = getattr(getattr(torch.ops, namespace, None), rest, None) if rest else None
-    if packet is None:
+    if not hasattr(packet, "overloads"):  # nothing of that name, or a higher-order operator
         return {}
     merged: dict[str, Any] = {}
     for overload_name in packet.overloads():

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .facts import fact, number, tensor_fact
+from .facts import fact, known_equal, number, tensor_fact
 from .schema import REQUIRED
 
 Args = dict[str, Any]
@@ -205,6 +205,8 @@ def _movedim(node: Node, args: Args) -> tuple[str, Args] | None:
     if rank is None:
         return None
     source, destination = args["source"], args["destination"]
+    if rank == 0:
+        return "permute", {"self": args["self"], "dims": []}
     sources = [s % rank for s in ([source] if isinstance(source, int) else source)]
     places = [d % rank for d in ([destination] if isinstance(destination, int) else destination)]
     dims: list[Any] = [None] * rank
@@ -236,6 +238,14 @@ def _to(node: Node, args: Args) -> tuple[str, Args]:
         return "to_like", args
     if isinstance(kept.get("device"), str):
         kept["device"] = torch.device(kept["device"])
+    source, result = tensor_fact(kept.get("self")), tensor_fact(node)
+    if source is not None and result is not None:  # what is said to stay as it is needs no saying
+        if source.device == result.device:
+            kept.pop("device", None)
+        if source.layout == result.layout:
+            kept.pop("layout", None)
+    if kept.get("pin_memory") is False:
+        del kept["pin_memory"]
     return "to", kept
 
 
@@ -275,7 +285,7 @@ for _name, _dtype in CAST_METHODS.items():
     spelled(_name)(_cast)
 
 
-@spelled("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk")
+@spelled("split", "split_with_sizes", "chunk", "tensor_split")
 def _split(node: Node, args: Args) -> tuple[str, Args] | None:
     pieces = fact(node)
     source = tensor_fact(args["self"])
@@ -283,6 +293,8 @@ def _split(node: Node, args: Args) -> tuple[str, Args] | None:
         return None
     dim = args.get("dim", 0)
     sizes = [piece.shape[dim] for piece in pieces]
+    if not known_equal(sum(sizes), source.shape[dim]):
+        return None  # `tensor_split` at places that go back and forth: the pieces overlap
     return "split", {"self": args["self"], "sizes": sizes, **({} if dim == 0 else {"dim": dim})}
 
 

@@ -238,11 +238,15 @@ _PURE_MODULES = (
 def _from_module(node: Node) -> Effects:
     operands = tuple(node_operands((node.args, node.kwargs)))
     module = called_module(node)
+    if module is not None and _private.has_hooks(module):
+        return Effects(writes=operands, aliases=operands, random=True, kept=True, barrier=True)
     if isinstance(module, torch.nn.modules.dropout._DropoutNd) and not (module.inplace and module.training):
         return Effects(aliases=operands, random=module.training)
     if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
         return Effects(kept=module.training, barrier=module.training)
-    if isinstance(module, _PURE_MODULES):
+    if type(module) is torch.nn.Embedding and module.max_norm is not None:
+        return Effects(operands, operands, kept=True, barrier=True)  # rows of the weight are scaled in place
+    if type(module) in _PURE_MODULES:
         in_place = bool(getattr(module, "inplace", False))
         return Effects(operands if in_place else (), operands, kept=in_place)
     if type(module).__name__ == "GuardsFn":

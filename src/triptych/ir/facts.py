@@ -90,6 +90,12 @@ def same_layout(left: torch.Tensor, right: torch.Tensor) -> bool:
     return is_static(left.shape) and _private.memory_format_of(left) == _private.memory_format_of(right)
 
 
+def same_bits_read(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Neither is a view that conjugates or negates what it reads where the other is not: `view_as_real` and
+    `view(dtype)` refuse such views."""
+    return left.is_conj() == right.is_conj() and left.is_neg() == right.is_neg()
+
+
 def interchangeable(left: Any, right: Any) -> bool:
     """Could one tensor stand for the other? `difference` says why not; this is quicker, and asked more often."""
     return (
@@ -99,6 +105,7 @@ def interchangeable(left: Any, right: Any) -> bool:
         and left.dtype == right.dtype
         and known_equal(left.shape, right.shape)
         and left.device == right.device
+        and same_bits_read(left, right)
         and same_layout(left, right)
     )
 
@@ -121,6 +128,8 @@ def difference(old: Any, new: Any, strides: bool = True) -> str | None:
         return f"device {old.device} would become {new.device}"
     if not known_equal(old.shape, new.shape):
         return f"shape {list(old.shape)} would become {list(new.shape)}"
+    if not same_bits_read(old, new):
+        return "a lazily conjugated or negated view for a plain tensor, or the other way round"
     if strides and not same_layout(old, new):
         return f"stride {list(old.stride())} would become {list(new.stride())}"
     return None

@@ -15,6 +15,7 @@ from .. import _private
 from .alias import Aliasing
 from .calls import Call, read
 from .facts import fact, tensor_fact
+from .limits import unreadable
 from .text import source_line, type_of
 
 TORCH, ATEN = "torch", "aten"
@@ -200,6 +201,11 @@ class Program:
         known = [fact(n) for n in self.graph.nodes if n.op == "placeholder"]
         sizes = [s for v in known if isinstance(v, torch.Tensor) for s in v.shape]
         return any(isinstance(s, torch.SymInt) for s in (*known, *sizes))
+
+    @functools.cached_property
+    def unreadable(self) -> str | None:
+        """Why nothing in this graph may be rewritten, if so."""
+        return unreadable(self.graph) if self.dialect == TORCH else None
 
     @functools.cached_property
     def has_composites(self) -> bool:

@@ -1,8 +1,8 @@
 """`canonicalize_aten_ir_passes`: one spelling for ATen calls that mean the same.
 
-Calls are respelled in place: nothing about their values changes, so none is computed, and a node that is as it
-should be costs a look-up. Of quantization, only `invoke_quant` has several forms here: quantizing by numbers and
-by tensors (`quantized_decomposed`) are different operations as long as the tensors are not constants.
+Calls are respelled in place: nothing about their values changes, so none is computed, and a node that is as
+it should be costs a look-up. Of quantization, only `invoke_quant` has several forms: quantizing by numbers and by
+tensors (`quantized_decomposed`) are different operations as long as the tensors are not constants.
 """
 
 from __future__ import annotations
@@ -83,12 +83,13 @@ def operand_order(run: PassRun, call: Spelled) -> bool:
 
 def _order_does_not_show(call: Spelled, left: torch.Tensor, right: torch.Tensor) -> bool:
     """Where the operands lie differently in memory, the result lies as the first; and which zero is the larger of
-    0.0 and -0.0 depends on the order too."""
+    0.0 and -0.0 depends on the order too, as does the rounding of a single number of another dtype."""
     rounds = left.dtype.is_floating_point or right.dtype.is_floating_point
     if rounds and call.target in (aten.maximum.default, aten.minimum.default):
         return False
     if left.dim() == 0 or right.dim() == 0:
-        return True
+        # a number on the CPU keeps its own precision as the second operand, and is rounded first as the first
+        return left.dtype == right.dtype
     if known_equal(left.stride(), right.stride()) and known_equal(left.shape, right.shape):
         return True
     # dims of one element have strides of their own, by which convolutions go
@@ -213,7 +214,7 @@ STEPS: dict[Any, tuple[Step, ...]] = {
 
 
 def quantization_form(run: PassRun, node: Node) -> None:
-    """invoke_quant_packed(f, x, options) -> invoke_quant(f, x), the options beside it, and one result not in a tuple
+    """invoke_quant_packed(f, x, options) -> invoke_quant(f, x), its options beside it, its result not in a tuple
 
     Code generation knows only the second form.
     """
@@ -229,7 +230,8 @@ def quantization_form(run: PassRun, node: Node) -> None:
 
 
 def _take_out_of_tuple(run: PassRun, node: Node) -> None:
-    piece, function = next(iter(node.users), None), node.args[0]
+    piece: Node | None = next(iter(node.users), None)
+    function: Any = node.args[0]
     if piece is None or len(node.users) != 1 or piece.target is not operator.getitem or piece.args[1] != 0:
         return
     body = getattr(run.program.gm, str(function.target)) if isinstance(function, Node) else None
@@ -247,7 +249,7 @@ def _take_out_of_tuple(run: PassRun, node: Node) -> None:
 
 @dataclass(frozen=True)
 class CanonicalizeAtenIrPasses(Pass):
-    """Spells ATen calls that mean the same in one way: numbers second, operands in the order of the graph, dims
+    """Spells ATen calls that mean the same in one way: operands in the order of the graph and numbers last, dims
     counted from the front, one overload for numbers, views as `view` and `permute`."""
 
     name = "canonicalize_aten_ir_passes"
@@ -300,6 +302,7 @@ class CanonicalizeAtenIrPasses(Pass):
         declines(lambda x, y: y.permute(1, 0) + x, "f32[4, 4]", "f32[4, 4]"),  # the sum lies as y does
         declines(lambda x, y: torch.maximum(y, x), torch.tensor([0.0]), torch.tensor([-0.0])),
         declines(lambda x, y: torch.maximum(y, x), torch.tensor([-0.0]), torch.tensor([0])),
+        declines(lambda s, x: x * s, "f32[]", "f16[4, 8]"),
         declines(lambda x, y: y - x, "f32[4, 8]", "f32[4, 8]"),
         declines(lambda x, y: x + y, "f32[4, 8]", "f32[4, 8]"),
         declines(lambda x: x.sum(1), "f32[4, 8]"),

@@ -37,8 +37,9 @@ class PointlessConvert(Rule):
             return
         m.applies(b == x.dtype or len(m.nodes[1].users) == 1, "the inner cast stays anyway")
         m.require(lossless(x.dtype, a), f"{x.dtype} -> {a} loses values")
-        truncates = x.is_float and not (b.is_floating_point or b.is_complex or b == torch.bool)
-        m.require(not truncates, "what a float out of range becomes depends on its width")
+        to_integer = not (b.is_floating_point or b.is_complex or b == torch.bool)
+        out_of_range = (x.is_float or a.is_floating_point) and to_integer and not lossless(x.dtype, b)
+        m.require(not out_of_range, "what a float out of range becomes depends on its width")
 
     def rewrite(self, op, x, b):
         return x if b == x.dtype else op.to(x, dtype=b)
@@ -55,6 +56,8 @@ class PointlessConvert(Rule):
         declines(lambda x: x.to(f64).to(i64), "i64[4, 8]", because="loses values"),
         declines(lambda x: x.to(i32).to(f32), "f32[4, 8]", because="loses values"),
         declines(lambda x: x.to(f64).to(i8), "f32[4, 8]", because="out of range"),
+        declines(lambda x: x.to(f64).to(i8), "i32[4, 8]", because="out of range"),
+        fires(lambda x: x.to(f64).to(i64), "i32[4, 8]"),
         declines(lambda x: x.to(f32).to(bf16), "bf16[4, 8]", because="leaves the graph"),
         declines(lambda x: (y := x.to(f32), y.to(f16)), "bf16[4, 8]"),
         declines(lambda x: x.to(f64), "f32[4, 8]"),
@@ -64,13 +67,30 @@ class PointlessConvert(Rule):
 class PointlessView(NoopReshape):
     """view(x, shape of x) -> x"""
 
+    examples = [
+        fires(lambda x: x.view(4, 8) + 1, "f32[4, 8]"),
+        declines(lambda x: x.view(8, 4) + 1, "f32[4, 8]"),
+    ]
+
 
 class PointlessViewPair(MergeReshapes):
     """view(view(x, a), b) -> view(x, b), or x where that is its shape"""
 
+    examples = [
+        fires(lambda x: x.view(32).view(8, 4) + 1, "f32[4, 8]"),
+        fires(lambda x: x.view(32).view(4, 8) + 1, "f32[4, 8]"),
+        declines(lambda x: (y := x.view(32), y.view(8, 4) + 1), "f32[4, 8]"),
+    ]
+
 
 class PointlessPermutePair(MergePermutes):
     """permute(permute(x, a), b) -> permute(x, a[b]), or x where they cancel"""
+
+    examples = [
+        fires(lambda x: x.permute(1, 2, 0).permute(1, 2, 0) + 1, "f32[4, 8, 2]"),
+        fires(lambda x: x.permute(1, 0).permute(1, 0) + 1, "f32[4, 8]"),
+        declines(lambda x: x.permute(1, 0).exp().permute(1, 0) + 1, "f32[4, 8]"),
+    ]
 
 
 class RemoveRedundantViews(Rule):

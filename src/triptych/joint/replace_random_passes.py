@@ -142,16 +142,16 @@ class _Replacer:
     def _replace(self, node: Node, call: Call, form: Callable[[Emitter, Node, Call], Any]) -> bool:
         if call.op != "native_dropout":
             return self.run.replace(call.op, node, lambda op: form(op, node, call), terms=TERMS)
-        pieces = {u.args[1]: u for u in node.users if u.target is operator.getitem}
-        if len(pieces) != len(node.users):
+        pieces = [u for u in node.users if u.target is operator.getitem]
+        if not pieces or len(pieces) != len(node.users):
             self.run.declined(call.op, node, "its results are not taken apart")
             return False
 
-        def both(op: Emitter) -> Any:
+        def all_pieces(op: Emitter) -> Any:
             made = form(op, node, call)
-            return tuple(made[i] for i in pieces)
+            return tuple(made[piece.args[1]] for piece in pieces)
 
-        return self.run.replace(call.op, list(pieces.values()), both, node, (node,), TERMS)
+        return self.run.replace(call.op, pieces, all_pieces, node, (node,), TERMS)
 
     def finish(self) -> None:
         """The number of seeds is known once every draw had its turn."""

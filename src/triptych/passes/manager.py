@@ -78,6 +78,10 @@ class _StageRunner:
         strict = self.session.options.verify == "each"
         run = PassRun(rewriter, self.session.options, self.is_inference, strict)
         record = self._open(pass_.name)
+        if reason := self.program.unreadable:
+            record.declines.append(Decline(pass_.name, "", reason))
+            self._close(record, before, None)
+            return
         backup = copy_graph(self.gm) if strict else None
         started = time.perf_counter()
         try:

@@ -163,13 +163,17 @@ class NoopTo(Noop):
         fires(lambda x: x.to("cpu", f32).type(f32).cpu() + 1, "f32[4, 8]", dialects=("torch",)),
         fires(lambda x, y: x.type_as(y) + y, "f32[4, 8]", "f32[4, 8]", dialects=("torch",)),
         fires(lambda x: torch.ops.aten._to_copy(x, dtype=f32) + 1, "f32[4, 8]", dialects=("aten",)),
+        fires(
+            lambda x: torch.ops.aten._to_copy(x, layout=torch.strided, device=x.device, pin_memory=False) + 1,
+            "f32[4, 8]", dialects=("aten",),
+        ),
         fires(lambda x: torch.ops.prims.convert_element_type(x, f32) + 1, "f32[4, 8]", dialects=("aten",)),
         declines(lambda x: x.to(f64) + 1, "f32[4, 8]"),
         declines(lambda x: x.to(f32, copy=True), "f32[4, 8]"),
         declines(lambda x: torch.ops.aten._to_copy(x, dtype=f32), "f32[4, 8]", dialects=("aten",), because="leaves"),
         # the strides of a size-1 dim decide the memory format of the convolution's result
         declines(lambda x, w: F.conv2d(x.to(memory_format=channels_last), w), "f32[2, 1, 4, 5]", "f32[3, 1, 2, 2]"),
-    ]
+    ]  # fmt: skip
 
 
 class NoopClone(Noop):

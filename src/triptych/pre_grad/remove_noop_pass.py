@@ -45,6 +45,8 @@ def _needs_gradient(program: Program) -> bool:
         return True  # its parameters may want one
     if graph.find_nodes(op="call_method", target="requires_grad_", sort=False):
         return True
+    if any(n.kwargs.get("requires_grad") for n in graph.nodes):
+        return True  # `torch.ones(4, requires_grad=True)`
     leaves: list[Node] = [n for kind in ("placeholder", "get_attr") for n in graph.find_nodes(op=kind, sort=False)]
     return any(_may_need(n) for n in leaves)
 

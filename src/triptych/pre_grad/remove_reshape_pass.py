@@ -134,7 +134,7 @@ def cone_above(program: Program, top: Node, root: Node, peel: Callable[[Node], N
     work = [top]
     while work:
         node = work.pop()
-        if not _is_plain_pointwise(program, node) or not known_equal(getattr(tensor_fact(node), "shape", None), shape):
+        if not _is_plain_pointwise(program, node):
             _stop(cone, node, "is not pointwise")
         for operand in node.all_input_nodes:
             value = tensor_fact(operand)
@@ -190,7 +190,10 @@ class AcrossPointwise(Rule, ABC):
         cone = cone_above(m.program, y.node, m.root.node, lambda node: self.peel(m, node))
         operands = dict(cone.sources)
         for node in sorted(cone.inside):
-            operands[node] = op.again(node, operands).node
+            made = op.again(node, operands)
+            # without dims x counts as a number when dtypes are promoted
+            m.require(made.dtype == tensor_fact(node).dtype, f"{node.name} would be computed in {made.dtype}")
+            operands[node] = made.node
         return operands[y.node]
 
 
@@ -217,6 +220,8 @@ class ReshapeAcrossPointwise(AcrossPointwise):
         declines(lambda x, y: (x.view(-1) + y).view(4, 8), "f32[4, 8]", "f32[32]", because="not pointwise"),
         declines(lambda x, y: (x.view(2, 16) + y).view(4, 8), "f32[4, 8]", "f32[16]", because="another shape"),
         declines(lambda x: (y := x.view(-1).relu(), y.view(4, 8)), "f32[4, 8]", because="used by output"),
+        declines(lambda x, s: (x.view(1) * s + s).to(torch.float64).view(()), "f32[]", "f64[]",
+                 because="computed in"),
         declines(lambda x: x.view(-1).cumsum(0).view(4, 8), "f32[4, 8]"),
         declines(lambda x: x.view(-1).relu().view(8, 4), "f32[4, 8]"),
         declines(lambda x: torch.dropout(x.view(-1), 0.5, True).view(4, 8), "f32[4, 8]", dialects=("torch",)),
