@@ -35,7 +35,7 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "FakeTensor": "torch._subclasses:FakeTensor",
         # hooks on every module there is
         "has_any_global_hook": "torch.nn.modules.module:_has_any_global_hook",
-        # symbolic sizes stay symbols in operations that torch takes apart in Python
+        # operators that torch takes apart are taken apart in Python, where symbolic sizes stay symbols
         "enable_python_dispatcher": "torch._dispatch.python:enable_python_dispatcher",
         # Inductor's counter-based random generator: operations its code generator knows
         "generator_prims": "torch._inductor.inductor_prims",

@@ -119,7 +119,7 @@ def _reshape_to_result(node: Node, args: Args) -> tuple[str, Args] | None:
         return None
     shape = list(result.shape)
     symbolic = [i for i, size in enumerate(shape) if not isinstance(size, int)]
-    if len(symbolic) == 1 and 0 not in shape:
+    if len(symbolic) == 1 and not any(isinstance(size, int) and size == 0 for size in shape):
         shape[symbolic[0]] = -1  # one size follows from the others: no node has to compute it
     return "reshape", {"self": args["self"], "shape": shape}
 

@@ -170,6 +170,8 @@ class Program:
             stack.enter_context(_private.enable_python_dispatcher())
             if self.fake_mode is not None:
                 stack.enter_context(self.fake_mode)
+            if self.has_symbols:
+                stack.enter_context(_private.enable_python_dispatcher())
             stack.enter_context(torch.no_grad())
             if self.dialect == TORCH:
                 for region in self._autocast_around(node):
@@ -193,6 +195,13 @@ class Program:
     @functools.cached_property
     def _has_autocast(self) -> bool:
         return any(getattr(n.target, "__name__", "") == "_enter_autocast" for n in self.graph.nodes)
+
+    @functools.cached_property
+    def has_symbols(self) -> bool:
+        """Some size that comes in is a symbol."""
+        known = [fact(n) for n in self.graph.nodes if n.op == "placeholder"]
+        sizes = [s for v in known if isinstance(v, torch.Tensor) for s in v.shape]
+        return any(isinstance(s, torch.SymInt) for s in (*known, *sizes))
 
     @functools.cached_property
     def unreadable(self) -> str | None:
