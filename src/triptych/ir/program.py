@@ -167,7 +167,6 @@ class Program:
         """The surroundings in which the facts of a node that stands at `node` are computed."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(_private.without_dispatch_modes())
-            stack.enter_context(_private.enable_python_dispatcher())
             if self.fake_mode is not None:
                 stack.enter_context(self.fake_mode)
             if self.has_symbols:
