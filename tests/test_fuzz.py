@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 
 import torch
 from hypothesis import HealthCheck, given, reject, settings
@@ -13,7 +14,15 @@ import triptych
 from triptych.testing.check import compare_graphs
 from triptych.testing.fuzz import random_program
 
-QUICK = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+COUNT = os.environ.get("FUZZ_PROGRAMS")
+"""`FUZZ_PROGRAMS=5000 pytest tests/test_fuzz.py` looks for new programs; otherwise they are the same every time."""
+QUICK = settings(
+    max_examples=int(COUNT or 150),
+    derandomize=COUNT is None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    print_blob=True,
+)
 
 
 def choose_from(data):

@@ -86,12 +86,22 @@ def test_a_user_pass_that_raises_is_undone(caplog):
 
 def test_a_user_pass_that_breaks_the_graph_is_undone():
     def malformed(graph):
-        nodes = list(graph.nodes)
-        nodes[2].append(nodes[1])  # a value used before it is made
+        relu = list(graph.nodes)[1]
+        relu.args = (torch.fx.Graph().placeholder("nowhere"),)
 
     gm = aten()
     session = run("joint", gm, joint_custom_post_pass=malformed)
     assert torch.equal(gm(X), X.relu() + 1) and session.warnings
+
+
+def test_a_user_pass_may_leave_the_order_to_the_sort():
+    def unordered(graph):
+        nodes = list(graph.nodes)
+        nodes[2].append(nodes[1])  # a value used before it is made
+
+    gm = aten()
+    session = run("joint", gm, joint_custom_post_pass=unordered)
+    assert torch.equal(gm(X), X.relu() + 1) and not session.warnings
 
 
 def forget_names():
@@ -191,6 +201,9 @@ def test_options_and_names_are_exact(monkeypatch):
         assert kind in str(error.value)
     with pytest.raises(UnknownName, match="pre_grad"):
         triptych.list_passes("pregrad")
+    assert Options.make(Options(codegen="eager"), mode="reduce-overhead").mode == "reduce-overhead"
+    with pytest.raises(UnknownName, match="configured"):
+        Options.make(Options(add_passes="configurd"))
     with pytest.raises(TriptychError, match="callable"):
         run("joint", aten(), joint_custom_pre_pass=[3])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from .errors import TriptychError, UnknownName
@@ -59,7 +59,9 @@ class Options:
     def make(options: Mapping[str, Any] | Options | None = None, mode: str | None = None) -> Options:
         """Options from what `torch.compile` hands over; an unknown name is an error that names the near ones."""
         if isinstance(options, Options):
-            return options
+            given = options if mode is None else replace(options, mode=mode)
+            given.check_names()
+            return given
         known = {f.name for f in fields(Options)}
         plain: dict[str, Any] = {}
         dotted: dict[str, Any] = {}

@@ -246,7 +246,7 @@ def op_parameters(name: str) -> dict[str, Any]:
 def _qualified_parameters(name: str) -> dict[str, Any]:
     namespace, _, rest = name.partition(".")
     packet = getattr(getattr(torch.ops, namespace, None), rest, None) if rest else None
-    if not hasattr(packet, "overloads"):  # nothing of that name, or a higher-order operator
+    if not isinstance(packet, _private.OpOverloadPacket):  # nothing of that name, or a higher-order operator
         return {}
     merged: dict[str, Any] = {}
     for overload_name in packet.overloads():

@@ -18,6 +18,7 @@ from ..ir.fingerprint import fingerprint
 from ..ir.program import Program
 from ..ir.text import lines, text
 from ..ir.verify import Contract, contract, verify
+from ..joint.stable_topological_sort import StableTopologicalSort
 from ..pipeline import Hook, steps
 from ..rewrite.rewriter import Rewriter
 from .base import Pass, PassRun, pass_with_options
@@ -122,6 +123,7 @@ class _StageRunner:
                 self.gm.graph = result.graph
             elif isinstance(result, Graph) and result is not self.gm.graph:
                 self.gm.graph = result
+            self._put_in_order()
             self.gm.graph.lint()
         except Exception as error:
             self.gm.graph = backup
@@ -134,6 +136,11 @@ class _StageRunner:
         record.fired[name] += record.rewrites
         self.program = Program(self.gm, self.inputs)
         self._close(record, before, backup)
+
+    def _put_in_order(self) -> None:
+        """A user's pass may leave a value after its first use: that is mended, not held against it."""
+        rewriter = Rewriter(Program(self.gm, self.inputs), StableTopologicalSort.name)
+        StableTopologicalSort().run(PassRun(rewriter, self.session.options, self.is_inference))
 
     def _open(self, name: str) -> PassRecord:
         record = PassRecord(self.stage, name, self.graph, nodes_before=len(self.gm.graph.nodes))
