@@ -8,13 +8,12 @@ BIN := $(VENV)/bin
 TEST_ENV := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 TOKENIZERS_PARALLELISM=false
 WORKERS ?= 2
 
-.PHONY: help demo test test-all lint bench clean
+.PHONY: help demo test lint docs bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo    compile a small transformer, show what each pass did, check it against eager'
 	@echo 'make test    run the tests (WORKERS=2 processes, PYTEST_ARGS=...)'
-	@echo 'make test-all  the slow ones too'
 	@echo 'make lint    ruff and mypy'
 	@echo 'make docs    write docs/passes.md from the passes'
 	@echo 'make bench   time of the passes, ours and those of Inductor side by side'
@@ -24,9 +23,6 @@ demo: $(VENV)/.installed
 	$(BIN)/triptych demo
 
 test: $(VENV)/.installed
-	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not slow' $(PYTEST_ARGS)
-
-test-all: $(VENV)/.installed
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 lint: $(VENV)/.lint-installed
