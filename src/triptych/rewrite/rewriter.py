@@ -137,7 +137,7 @@ class Rewriter:
         self.touched.extend(operands)
 
     def move_before(self, node: Node, anchor: Node) -> None:
-        """Move a node; that this is right is the caller's to know (see `may_move`)."""
+        """Move a node; that no write, draw or region is crossed is the caller's to know."""
         anchor.prepend(node)
 
     def set_arguments(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any = None) -> None:
@@ -149,9 +149,6 @@ class Rewriter:
             self.program.aliasing.refresh(node)
         self.program.changed(node)
         self.touched.append(node)
-
-    def effect_free(self, node: Node) -> bool:
-        return node.op not in ("placeholder", "output") and self.program.aliasing.effects(node).pure
 
     # ---- what must hold ----
 
