@@ -25,14 +25,6 @@ CODEGENS = ("eager", "inductor")
 aten = torch.ops.aten
 
 
-@pytest.fixture(autouse=True)
-def clean_slate():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
-
-
 def compiled(f: Callable[..., Any], codegen: str = "eager", **kwargs: Any) -> Callable[..., Any]:
     options = {"codegen": codegen, **kwargs.pop("options", {})}
     return torch.compile(f, backend=compile_fx, options=options, **kwargs)

@@ -15,14 +15,6 @@ from triptych.passes.session import watching
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-@pytest.fixture(autouse=True)
-def clean_slate():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
-
-
 def encoder_layer(dropout: float = 0.0) -> torch.nn.Module:
     return torch.nn.TransformerEncoderLayer(64, 4, 128, dropout, batch_first=True).cuda()
 

@@ -15,6 +15,7 @@ from ..passes.base import Pass, PassRun
 from ..rewrite.emit import Emitter
 from ..rewrite.rule import Rule
 from ..testing import declines, fires
+from .pieces import take_up
 
 
 class CatOfCat(Rule):
@@ -28,10 +29,7 @@ class CatOfCat(Rule):
         inner = [t for t in dict.fromkeys(tensors) if cat_operands(m.program, t.node, dim) is not None]
         m.applies(inner, "no cat among the operands")
         merged = [t for t in inner if _only_joined_further(m.program, t.node, dim)]
-        m.require(merged, f"{inner[0].node.name} is used elsewhere, and would be made all the same")
-        same = [t for t in merged if t.dtype is not None and t.dtype == m.root.dtype]
-        m.require(same, f"{merged[0].dtype} is converted to {m.root.dtype} on the way")
-        m.cover(t.node for t in same)
+        take_up(m, inner, merged)
 
     def rewrite(self, op, tensors, dim, m):
         flat: list[Any] = []

@@ -14,8 +14,9 @@ import torch
 from torch.fx import Node
 
 from ..ir.facts import fact, known_equal, same_layout, tensor_fact
-from ..ir.program import Program
+from ..ir.program import Program, Value
 from ..rewrite.emit import Emitter
+from ..rewrite.rule import Match
 
 
 @dataclass(frozen=True)
@@ -149,3 +150,11 @@ def copied(op: Emitter, value: Any, like: torch.Tensor | None) -> Any:
     if known is not None and like is not None and same_layout(known, like):
         return op.clone(value)
     return op.clone(value, memory_format=torch.contiguous_format)
+
+
+def take_up(m: Match, joins: Sequence[Value], own: Sequence[Value]) -> None:
+    """Let the operands of inner joins go into the outer one: of those nobody else uses, and that are not cast."""
+    m.require(own, f"{joins[0].node.name} is used elsewhere, and would be made all the same")
+    same = [t for t in own if t.dtype is not None and t.dtype == m.root.dtype]
+    m.require(same, f"{own[0].dtype} is converted to {m.root.dtype} on the way")
+    m.cover(t.node for t in same)

@@ -14,7 +14,7 @@ from ..passes.base import Pass
 from ..rewrite.emit import Emitter
 from ..rewrite.rule import Match, Rule
 from ..testing import declines, fires
-from .pieces import Run, copied, only_used_by, operand_pieces, runs
+from .pieces import Run, copied, only_used_by, operand_pieces, runs, take_up
 
 
 class StackOfOne(Rule):
@@ -107,10 +107,7 @@ class StackIntoCat(Rule):
         stacks = [t for t in dict.fromkeys(tensors) if _stack_operands(t, dim)]
         m.applies(stacks, "no stack among the operands")
         own = [t for t in stacks if list(t.node.users) == [m.root.node]]
-        m.require(own, f"{stacks[0].node.name} is used elsewhere, and would be made all the same")
-        same = [t for t in own if t.dtype is not None and t.dtype == m.root.dtype]
-        m.require(same, f"{own[0].dtype} is converted to {m.root.dtype} on the way")
-        m.cover(t.node for t in same)
+        take_up(m, stacks, own)
 
     def rewrite(self, op, tensors, dim, m):
         flat: list[Any] = []
