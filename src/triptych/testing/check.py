@@ -53,8 +53,7 @@ def run_example(subject: Rule | type[Pass], example: Example, dialect: str) -> O
     verify(gm)
     outcome = Outcome(tally, before, text(gm), len(original.graph.nodes), len(gm.graph.nodes))
     _check_outcome(subject, example, outcome)
-    exact = subject.exact if isinstance(subject, Rule) else True
-    compare_graphs(original, gm, inputs, exact, example.same_values)
+    compare_graphs(original, gm, inputs, subject.exact, example.same_values)
     return outcome
 
 
