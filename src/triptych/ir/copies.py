@@ -6,7 +6,6 @@ from typing import Any
 
 from torch.fx import Graph, GraphModule, Node
 
-
 DYNAMO_SOURCE = "_dynamo_source"
 """Where an input came from in the user's code: AOTAutograd wants it on every input, and it is no meta."""
 
