@@ -21,6 +21,8 @@ from .post_grad.eliminate_dead_code import EliminateDeadCode
 from .post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
 from .post_grad.remove_assert_ops import RemoveAssertOps
 from .post_grad.reorder_for_locality import ReorderForLocality
+from .pre_grad.efficient_conv_bn_eval import EfficientConvBnEval
+from .pre_grad.fuse_conv_bn import FuseConvBn
 from .pre_grad.group_batch_fusion_passes import GroupBatchFusionPasses
 from .pre_grad.merge_concats_pass import MergeConcatsPass
 from .pre_grad.normalization_pass_aten import NormalizationPassAten
@@ -47,6 +49,8 @@ PRE_GRAD: list[Entry] = [
     NormalizationPassAten,  # first: what follows sees one spelling of each operation
     NormalizeNodeKwargsPass,
     RemoveNoopPass,
+    FuseConvBn,  # after the no-ops between the two are gone
+    EfficientConvBnEval,
     GroupBatchFusionPasses,
     MergeConcatsPass,
     RemoveReshapePass,
