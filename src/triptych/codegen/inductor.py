@@ -24,6 +24,8 @@ OWN_PASSES_OFF: Mapping[str, Any] = {
     "use_joint_graph_passes": False,
     # done by our post-grad stage
     "reorder_for_locality": False,
+    # batched operations put many small weights together: one kernel that reads them all, not one for each
+    "max_pointwise_cat_inputs": 64,
 }
 
 
