@@ -311,6 +311,21 @@ def test_random_draws():
     assert undone(sessions)  # the second is held against the graph the first has left
 
 
+def test_where_eager_has_no_gradient_the_forward_is_compared():
+    def model(x):
+        y = x.exp()
+        z = y * y
+        y.add_(1)  # the backward of exp and mul would need y as it was
+        return torch.relu(z)
+
+    gm = capture(model, X)
+    x = X.clone().requires_grad_()
+    session = in_stage(gm, [x], pre_grad_custom_pass=drop_relu)
+    assert any("gradients were not compared: RuntimeError" in w for w in session.warnings) and not undone([session])
+    session = in_stage(capture(model, X), [x], pre_grad_custom_pass=slightly_off)
+    assert undone([session])
+
+
 def test_nothing_is_left_behind():
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.5)).train()
     state = copy.deepcopy(model.state_dict())

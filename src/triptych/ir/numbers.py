@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,6 +36,18 @@ ROUNDED_INTEGERS = 0.01
 """Integers that come from floating-point numbers (an argmax, a mask) may flip where two values are all but equal."""
 
 
+@dataclass
+class _Reference:
+    """A run of the graph as it was."""
+
+    inputs: list[Any]
+    how: dict[str, bool]
+    result: Result
+    exact: Result | None = None
+    """The same in float64, where that can be run."""
+    note: str | None = None
+
+
 class Numbers:
     """The numbers of a graph as it was, to hold the graph after a pass against."""
 
@@ -47,74 +61,72 @@ class Numbers:
         """Take the graph as it is now for the one to compare with."""
         self.graph = copy_graph(self.gm)
         self.aliasing = Aliasing(self.graph)
-        self._inputs: list[Any] = []
-        self._before: Result | None = None
-        self._exact: Result | None = None
-        self._reason = ""
+        self._references: dict[bool, _Reference | str] = {}
 
     def check(self) -> str | None:
-        """Compare the graph as it is now; why not, where it cannot be run. Raises VerificationError."""
+        """Compare the graph as it is now. Raises VerificationError; returns what could not be compared, and why."""
         with _private.without_dispatch_modes():  # AOTAutograd has fake tensors made around us
             return self._check()
 
     def _check(self) -> str | None:
-        if _draws(self.graph, self.aliasing) != _draws(self.gm.graph, Aliasing(self.gm.graph)):
+        aliasing = Aliasing(self.gm.graph)
+        if _draws(self.graph, self.aliasing) != _draws(self.gm.graph, aliasing):
             self.rebase()
-            return "other random numbers are drawn"
-        if self._before is None and not self._reason:
-            self._reason = self._run_before() or ""
-        if self._reason:
-            return self._reason
+            return "numbers were not compared: other random numbers are drawn"
+        writes = _writes_inputs(self.graph, self.aliasing) or _writes_inputs(self.gm.graph, aliasing)
+        reference = self._reference(writes)
+        if isinstance(reference, str):
+            return f"numbers were not compared: {reference}"
         try:
-            after = self._run(self.gm.graph)
+            after = run_graph(self.gm, self.gm.graph, reference.inputs, **reference.how)
         except torch.OutOfMemoryError as error:
-            return f"out of memory: {error}"
+            return f"numbers were not compared: {error}"
         except Exception as error:
             raise VerificationError(f"the graph runs no more: {type(error).__name__}: {error}") from error
-        if extra := self._inputs_written(self.gm.graph) - self._inputs_written(self.graph):
-            raise VerificationError(f"{', '.join(sorted(extra))} is written now")
-        assert self._before is not None
-        compare(self._before, after, self._exact, self._from_floats())
-        return None
+        compare(reference.result, after, reference.exact, self._from_floats())
+        return reference.note
 
-    def _run_before(self) -> str | None:
-        """Run the graph as it was; the reason if that cannot be done."""
+    def _reference(self, writes: bool) -> _Reference | str:
+        """What the graph as it was computes; the reason if it cannot be run."""
+        if writes not in self._references:
+            try:
+                self._references[writes] = self._run_before(writes)
+            except Unsampled as error:
+                self._references[writes] = str(error)
+            except Exception as error:
+                self._references[writes] = f"the graph cannot be run on the inputs at hand: {_first_line(error)}"
+        return self._references[writes]
+
+    def _run_before(self, writes: bool) -> _Reference | str:
+        if (size := _bytes(self.graph)) > LIMIT:
+            return f"its values take {size / 2**30:.1f} GiB, more than is run for a check"
+        if any("c10d" in str(n.target) for n in self.graph.nodes):
+            return "it talks to other processes"
+        how = {"writes": writes, "gradients": self.differentiate, "autocast": self.dialect != ATEN}
         try:
-            if (size := _bytes(self.graph)) > LIMIT:
-                return f"its values take {size / 2**30:.1f} GiB, more than is run for a check"
-            if any("c10d" in str(n.target) for n in self.graph.nodes):
-                return "it talks to other processes"
-            for timid in (False, True):
-                self._inputs = samples(self.graph, self.example_inputs, self.given, timid)
-                try:
-                    self._before = self._run(self.graph)
-                except Exception:
-                    if timid:
-                        raise
-                    continue
-                if not _mostly_undefined(self._before):
-                    break
-        except Unsampled as error:
-            return str(error)
+            return self._sampled(how)
+        except Unsampled:
+            raise
         except Exception as error:
-            return f"it cannot be run on made-up inputs: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        try:
-            self._exact = self._run(self.graph, wide=True)
-        except Exception:  # some operation insists on its dtype
-            self._exact = None
-        return None
+            if not self.differentiate:
+                raise
+            reference = self._sampled({**how, "gradients": False})
+            reference.note = f"gradients were not compared: {_first_line(error)}"
+            return reference
 
-    def _run(self, graph: Graph, wide: bool = False) -> Result:
-        leaves = [*self._inputs, *self.gm.parameters()]
-        wanted = self.differentiate and any(isinstance(t, torch.Tensor) and t.requires_grad for t in leaves)
-        writes = bool(self._inputs_written(self.graph))
-        how = {"writes": writes, "gradients": wanted, "wide": wide, "autocast": self.dialect != ATEN}
-        return run_graph(self.gm, graph, self._inputs, **how)
-
-    def _inputs_written(self, graph: Graph) -> set[str]:
-        aliasing = self.aliasing if graph is self.graph else Aliasing(graph)
-        found = (n for n in graph.nodes if n.op in ("placeholder", "get_attr") and aliasing.written(n))
-        return {str(n.target) for n in found}
+    def _sampled(self, how: dict[str, bool]) -> _Reference:
+        """Run on inputs at will, or, if that fails or gives no numbers, on timid ones."""
+        result = None
+        with contextlib.suppress(Exception):
+            inputs = samples(self.graph, self.example_inputs, self.given)
+            result = run_graph(self.gm, self.graph, inputs, **how)
+        if result is None or _mostly_undefined(result):
+            inputs = samples(self.graph, self.example_inputs, self.given, timid=True)
+            result = run_graph(self.gm, self.graph, inputs, **how)
+        reference = _Reference(inputs, how, result)
+        with contextlib.suppress(Exception):  # some operation insists on its dtype
+            reference.exact = run_graph(self.gm, self.graph, inputs, **how, wide=True)
+        return reference
 
     def _from_floats(self) -> bool:
         """Does anything in the graph round?"""
@@ -216,6 +228,14 @@ def _mostly_undefined(result: Result) -> bool:
     """Numbers that say nothing: a logarithm of made-up negatives."""
     floats = [v for _, _, v in result.values() if isinstance(v, torch.Tensor) and v.is_floating_point() and v.numel()]
     return any(float(v.isfinite().double().mean()) < 0.5 for v in floats)
+
+
+def _writes_inputs(graph: Graph, aliasing: Aliasing) -> bool:
+    return any(n.op in ("placeholder", "get_attr") and aliasing.written(n) for n in graph.nodes)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 def _bytes(graph: Graph) -> int:

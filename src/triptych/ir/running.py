@@ -41,10 +41,10 @@ def run_graph(
     wide: bool = False,
     autocast: bool = True,
 ) -> Result:
-    """Run `graph`, whose attributes are those of `gm`.
+    """Run `graph`, whose attributes are those of `gm`; gradients, if wanted, of whatever asks for one.
 
-    `writes`: it writes its inputs. `wide`: every floating-point number in float64. `autocast`: in the autocast region
-    that is open around us, if any.
+    `writes`: it may write its inputs. `wide`: every floating-point number in float64. `autocast`: in the autocast
+    region that is open around us, if any.
     """
     with _apart(inputs, gradients, autocast and not wide):
         leaves = [_leaf(value, wide) for value in inputs]

@@ -149,11 +149,11 @@ class _StageRunner:
         return Numbers(self.gm, self.inputs, given_tensor if origins is None else origins.tensor)
 
     def check_numbers(self, what: str) -> None:
-        """Raise VerificationError if the graph computes something else than before; a note if nobody can tell."""
+        """Raise VerificationError if the graph computes something else than before; note what nobody can tell."""
         reason = self.numbers.check() if self.numbers is not None else None
         if reason is not None and reason not in self.notes:
             self.notes.add(reason)
-            note = f"verify: the numbers of {self.graph} were not compared after {what}: {reason}"
+            note = f"verify: {self.graph}, after {what}: {reason}"
             self.session.warnings.append(note)
             log.info("%s", note)
 
