@@ -18,7 +18,7 @@ from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
 from ..rewrite.rewriter import PLAIN, Rewriter, Terms
 from ..rewrite.rule import Rule
-from .record import Decline
+from .record import Decision, Decline
 
 
 @dataclass
@@ -48,6 +48,15 @@ class PassRun:
 
     def declined(self, what: str, node: Node, reason: str) -> None:
         self.tally.declines[what, node.name] = Decline(what, node.name, reason, source_line(node))
+
+    def pays(self, what: str, node: Node, before: float, after: float) -> bool:
+        """Does the cost model say that the new way is quicker? Both figures, in seconds, are kept either way."""
+        decision = Decision(before, after, what, node.name)
+        if decision.pays:
+            self.tally.decisions.append(decision)
+        else:
+            self.declined(what, node, f"would cost {decision}")
+        return decision.pays
 
     def replace(
         self,

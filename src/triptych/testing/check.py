@@ -60,7 +60,8 @@ def run_example(subject: Rule | type[Pass], example: Example, dialect: str) -> O
 
 def _apply(subject: Rule | type[Pass], gm: GraphModule, example: Example) -> Tally:
     if isinstance(subject, Rule):
-        return run_rules(Rewriter(Program(gm), subject.name), [subject], strict=True)
+        program = Program(gm, freeze=example.options.get("freeze", False))
+        return run_rules(Rewriter(program, subject.name), [subject], strict=True)
     return run_pass(subject, gm, options=example.options, is_inference=example.is_inference)
 
 
@@ -73,7 +74,8 @@ def run_pass(
 ) -> Tally:
     """Run one pass over a graph, in place; an error in it is raised."""
     made = Options.make(options)
-    run = PassRun(Rewriter(Program(gm, example_inputs), subject.name), made, is_inference=is_inference, strict=True)
+    rewriter = Rewriter(Program(gm, example_inputs, made.freeze), subject.name)
+    run = PassRun(rewriter, made, is_inference=is_inference, strict=True)
     pass_with_options(subject, made).run(run)
     gm.recompile()
     return run.tally
