@@ -21,6 +21,7 @@ from ..ir.program import ATEN, Program, Value
 from ..ir.text import RULE
 from ..ir.traits import is_gemm, is_pointwise
 from .emit import Emitter
+from .layout import follow
 from .refusal import Refused
 from .spelling import Spelling
 
@@ -60,6 +61,7 @@ class Rewriter:
         self.limit = limit
         self.rewrites = 0
         self.touched: list[Node] = []
+        self._relaid: dict[Node, Any] = {}
         """Nodes made or given other operands by the last rewrite: what a worklist looks at again."""
 
     # ---- rewriting ----
@@ -86,6 +88,9 @@ class Rewriter:
         self.touched = list(op.made)
         for was, now in zip(olds, made):
             self._swap(was, now)
+        for node, value in self._relaid.items():
+            set_fact(node, value, self.program.fact_key)
+            self.program.respelled(node)
         self._erase_unused((*covered, *op.made), terms.takes_random)
 
     def require_sound(
@@ -97,13 +102,16 @@ class Rewriter:
             raise Refused(f"{len(olds)} values replaced by {len(news)}")
         made = [self._node_of(n) for n in news]
         self._check_order(olds, made, covered, op, terms)
+        relaid: dict[Node, Any] = {}
         for was, now in zip(olds, made):
             if terms.returns_operand:
                 continue
-            self._check_value(was, now, terms)
+            if self._check_value(was, now, terms):
+                relaid[was] = fact(now)
             self._check_memory(was, now, now in op.made)
             if now not in op.made:
                 self._check_identity(was, now)
+        self._relaid = follow(self.program, relaid) if relaid else {}
         return made
 
     def respell(self, node: Node, spelling: Spelling) -> None:
@@ -214,19 +222,21 @@ class Rewriter:
             if user < place and user not in covered:
                 raise Refused(f"{user.name} uses the value before the replacement can stand")
 
-    def _check_value(self, was: Node, now: Node, terms: Terms) -> None:
+    def _check_value(self, was: Node, now: Node, terms: Terms) -> bool:
+        """Is it as good as what it replaces? True where it lies otherwise in memory, which must not be seen."""
         old, new = fact(was), fact(now)
         if old is None or new is None:
             if not terms.without_facts:
                 raise Refused("shape and dtype are not known")
             if not self._strides_unseen(was, lambda op: is_pointwise(op) or is_gemm(op)):
                 raise Refused("strides are not known and could be seen")
-            return
+            return False
         if problem := difference(old, new, strides=False):
             raise Refused(problem)
         problem = difference(old, new)
-        if problem and (terms.keeps_strides or not self._strides_unseen(was, is_gemm)):
+        if problem and terms.keeps_strides:
             raise Refused(problem)
+        return problem is not None
 
     def _strides_unseen(self, node: Node, users: Callable[[str], bool]) -> bool:
         """Is every user an operation of that kind, whose result does not tell how this operand lies in memory?"""
