@@ -101,6 +101,8 @@ class Pass:
     name: ClassVar[str] = ""
     default: ClassVar[bool] = True
     """Runs unless removed; False: runs only if added by name."""
+    exact: ClassVar[bool] = True
+    """Bit for bit the same result; False where rounding may differ, and the purpose says so."""
     examples: ClassVar[list[Any]] = []
     """For passes that are not made of rules; rules carry their own."""
 
