@@ -74,7 +74,7 @@ KNOWN = (
     _gpu("RTX 4090", 1.0, 165, 82, 128),
 )
 
-CPU_THREAD = DeviceModel("cpu", bandwidth=10e9, half=20e9, single=40e9, launch=2e-6)
+CPU_THREAD = DeviceModel("cpu", bandwidth=20e9, half=20e9, single=40e9, launch=8e-6)
 """One thread of a server of the last years; a call from Python to a kernel and back."""
 
 

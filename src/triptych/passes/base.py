@@ -70,14 +70,26 @@ class PassRun:
         """Put what `make` builds where `old` stands, and count it; if that is not right, keep the reason."""
         site = old if isinstance(old, Node) else old[0]
         op = self.rewriter.emitter(before or site, what)
+
+        def edit() -> None:
+            try:
+                self.rewriter.replace(old, make(op), op, covered, terms)
+            except Exception:
+                op.discard()
+                raise
+
+        if done := self.attempt(what, site, edit):
+            self.fired(what)
+        return done
+
+    def attempt(self, what: str, site: Node, edit: Callable[[], None]) -> bool:
+        """Make an edit; if it is refused, or fails and so undoes itself, keep the reason."""
         try:
-            self.rewriter.replace(old, make(op), op, covered, terms)
+            edit()
         except Refused as refused:
-            op.discard()
             self.declined(what, site, refused.reason)
             return False
         except Exception as error:
-            op.discard()
             if self.strict:
                 raise RuleError(
                     f"pass {self.rewriter.pass_name}, {what}: {error}\n  at {line(site)}"
@@ -85,7 +97,6 @@ class PassRun:
             self.declined(what, site, f"raised {type(error).__name__}: {error}")
             self.tally.errors.append(f"{what} raised {type(error).__name__}: {error} at {site.name}")
             return False
-        self.fired(what)
         return True
 
     def run_rules(self, rules: Sequence[Rule]) -> None:
@@ -102,7 +113,7 @@ class Pass:
     default: ClassVar[bool] = True
     """Runs unless removed; False: runs only if added by name."""
     exact: ClassVar[bool] = True
-    """Bit for bit the same result; False where rounding may differ, and the purpose says so."""
+    """Bit for bit the same results; for passes made of rules, each rule says it."""
     examples: ClassVar[list[Any]] = []
     """For passes that are not made of rules; rules carry their own."""
 
