@@ -22,6 +22,7 @@ from .post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
 from .post_grad.remove_assert_ops import RemoveAssertOps
 from .post_grad.reorder_for_locality import ReorderForLocality
 from .pre_grad.fuse_parallel_linear_pass import FuseParallelLinearPass
+from .pre_grad.fuse_split_linear_add_pass import FuseSplitLinearAddPass
 from .pre_grad.group_batch_fusion_passes import GroupBatchFusionPasses
 from .pre_grad.merge_concats_pass import MergeConcatsPass
 from .pre_grad.normalization_pass_aten import NormalizationPassAten
@@ -50,6 +51,7 @@ PRE_GRAD: list[Entry] = [
     RemoveNoopPass,
     GroupBatchFusionPasses,
     MergeConcatsPass,
+    FuseSplitLinearAddPass,
     RemoveReshapePass,
     FuseParallelLinearPass,
     RemoveSplitOpsPass,

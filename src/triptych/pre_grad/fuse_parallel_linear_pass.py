@@ -19,34 +19,12 @@ from ..passes.base import Pass, PassRun
 from ..rewrite.emit import Emitter
 from ..rewrite.rewriter import PlainTerms
 from ..testing import declines, fires
-from .normalized_nodes import linear_parts, turned_matrix
 from .parallel import (
-    Group, Member, copied_pieces, joining_cost, pieces_cost, placed, product_cost, take_pieces, undisturbed,
+    Group, Member, copied_pieces, emit_linear, joining_cost, member_of, op_of, pieces_cost, placed, product_cost,
+    take_pieces, undisturbed,
 )  # fmt: skip
 
 JOINED, KERNEL = "joined_weights", "own_pointers"
-
-
-def member_of(program: Program, node: Node) -> Member | None:
-    """A linear layer in any spelling: `linear`, `x @ w`, `x @ w.t()`, `addmm`."""
-    call = program.call(node)
-    if call is None or call.mutates:
-        return None
-    if (parts := linear_parts(call)) is not None:
-        x, weight, bias = parts
-        if call.op == "linear" and (straight := turned_matrix(weight)) is not None:
-            return Member(node, x, straight, bias, turned=True, inner=(weight,))
-        inner = (call.args["mat2"],) if call.op == "addmm" else ()
-        return Member(node, x, weight, bias, inner=inner)
-    if call.op == "matmul":
-        x, weight, bias = call.args["self"], call.args["other"], None
-    elif call.op == "addmm" and set(call.args) == {"self", "mat1", "mat2"}:
-        x, weight, bias = call.args["mat1"], call.args["mat2"], call.args["self"]
-    else:
-        return None
-    if (straight := turned_matrix(weight)) is not None and bias is None:
-        return Member(node, x, straight, None, inner=(weight,))
-    return Member(node, x, weight, bias, turned=True)
 
 
 def _key(program: Program, member: Member) -> tuple[Any, ...] | None:
@@ -57,13 +35,8 @@ def _key(program: Program, member: Member) -> tuple[Any, ...] | None:
     bias = tensor_fact(member.bias) if member.bias is not None else None
     if member.bias is not None and (bias is None or tuple(bias.shape) != (member.out,) or bias.dtype != weight.dtype):
         return None
-    op = _op(program, member.node) if program.dialect == ATEN else ""
+    op = op_of(program, member.node) if program.dialect == ATEN else ""
     return member.x, member.turned, weight.dtype, y.dtype, weight.device, op
-
-
-def _op(program: Program, node: Node) -> str:
-    call = program.call(node)
-    return call.op if call is not None else ""
 
 
 QKV = ("f32[4, 6, 16]", "f32[16, 16]", "f32[8, 16]", "f32[8, 16]")
@@ -237,12 +210,7 @@ def _joined(group: Group, copied: list[bool], dim: int) -> Callable[[Emitter], l
     def make(op: Emitter) -> list[Any]:
         weight = op.cat(group.weights, dim=1 if first.turned else 0)
         bias = op.cat(group.biases) if group.biases else None
-        as_linear = op.program.dialect != ATEN or _op(op.program, first.node) == "linear"
-        other_way = op.permute(weight, [1, 0]) if first.turned == as_linear else weight
-        if as_linear:
-            whole = op.linear(first.x, other_way, bias=bias)
-        else:
-            whole = op.matmul(first.x, other_way) if bias is None else op.addmm(bias, first.x, other_way)
+        whole = emit_linear(op, first, first.x, weight, bias)
         return take_pieces(op, whole, group, dim, copied)
 
     return make

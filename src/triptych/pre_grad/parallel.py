@@ -12,12 +12,12 @@ from torch.fx import Node
 
 from ..cost import device_model, size_hint
 from ..cost.sizes import bytes_of, elements
-from ..ir.effects import node_operands
 from ..ir.facts import fact, tensor_fact
-from ..ir.program import Program
+from ..ir.program import ATEN, Program
 from ..rewrite.emit import Emitter
 from ..rewrite.layout import follow
 from ..rewrite.refusal import Refused
+from .normalized_nodes import linear_parts, turned_matrix
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,42 @@ class Member:
     @property
     def operands(self) -> list[Node]:
         return [n for n in (self.x, self.weight, self.bias) if n is not None]
+
+
+def member_of(program: Program, node: Node) -> Member | None:
+    """A linear layer in any spelling: `linear`, `x @ w`, `x @ w.t()`, `addmm`."""
+    call = program.call(node)
+    if call is None or call.mutates:
+        return None
+    if (parts := linear_parts(call)) is not None:
+        x, weight, bias = parts
+        if call.op == "linear" and (straight := turned_matrix(weight)) is not None:
+            return Member(node, x, straight, bias, turned=True, inner=(weight,))
+        inner = (call.args["mat2"],) if call.op == "addmm" else ()
+        return Member(node, x, weight, bias, inner=inner)
+    if call.op == "matmul":
+        x, weight, bias = call.args["self"], call.args["other"], None
+    elif call.op == "addmm" and set(call.args) == {"self", "mat1", "mat2"}:
+        x, weight, bias = call.args["mat1"], call.args["mat2"], call.args["self"]
+    else:
+        return None
+    if (straight := turned_matrix(weight)) is not None and bias is None:
+        return Member(node, x, straight, None, inner=(weight,))
+    return Member(node, x, weight, bias, turned=True)
+
+
+def op_of(program: Program, node: Node) -> str:
+    call = program.call(node)
+    return call.op if call is not None else ""
+
+
+def emit_linear(op: Emitter, like: Member, x: Any, weight: Any, bias: Any) -> Any:
+    """A linear layer written as `like` is, over a weight that lies as its weight does."""
+    as_linear = op.program.dialect != ATEN or op_of(op.program, like.node) == "linear"
+    matrix = op.permute(weight, [1, 0]) if like.turned == as_linear else weight
+    if as_linear:
+        return op.linear(x, matrix, bias=bias)
+    return op.matmul(x, matrix) if bias is None else op.addmm(bias, x, matrix)
 
 
 @dataclass(frozen=True)
@@ -135,14 +171,14 @@ def joining_cost(program: Program, group: Group) -> float:
     """Seconds a call for putting weights and biases side by side; nothing where that is done once."""
     if program.computed_once(*group.weights, *group.biases):
         return 0.0
-    model = device_model(_tensor(group.members[0].x).device)
+    model = device_model(tensor_of(group.members[0].x).device)
     cost = model.copy(2 * total_bytes(group.weights))
     return cost + model.copy(2 * total_bytes(group.biases)) if group.biases else cost
 
 
 def product_cost(program: Program, x: Node, outs: Iterable[Any]) -> float:
     """Seconds for products of x (..., k) with weights of these sizes, one after the other, and of their gradients."""
-    known = _tensor(x)
+    known = tensor_of(x)
     model = device_model(known.device)
     m, k = elements(known.shape[:-1]), size_hint(known.shape[-1])
     cost, count = 0.0, 0
@@ -159,22 +195,18 @@ def product_cost(program: Program, x: Node, outs: Iterable[Any]) -> float:
 def pieces_cost(program: Program, group: Group, copied: Sequence[bool]) -> float:
     """Seconds for copies of pieces; and in training for putting their gradients together and taking the weights'
     gradients apart."""
-    model = device_model(_tensor(group.members[0].x).device)
-    cost = sum(model.copy(2 * bytes_of(_tensor(m.node))) for m, c in zip(group.members, copied) if c)
+    model = device_model(tensor_of(group.members[0].x).device)
+    cost = sum(model.copy(2 * bytes_of(tensor_of(m.node))) for m, c in zip(group.members, copied) if c)
     if program.is_training:
         cost += model.copy(2 * total_bytes(group.nodes)) + model.copy(2 * total_bytes(group.weights))
     return cost
 
 
 def total_bytes(nodes: Iterable[Node]) -> int:
-    return sum(bytes_of(_tensor(n)) for n in nodes)
+    return sum(bytes_of(tensor_of(n)) for n in nodes)
 
 
-def _tensor(node: Node) -> torch.Tensor:
+def tensor_of(node: Node) -> torch.Tensor:
     value = fact(node)
     assert isinstance(value, torch.Tensor)
     return value
-
-
-def reads(node: Node) -> list[Node]:
-    return list(node_operands((node.args, node.kwargs)))
