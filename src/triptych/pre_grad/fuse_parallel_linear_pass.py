@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch.fx import Node
 
 from ..cost.sizes import elements
 from ..ir.facts import is_static, tensor_fact
@@ -20,8 +19,18 @@ from ..rewrite.emit import Emitter
 from ..rewrite.rewriter import PlainTerms
 from ..testing import declines, fires
 from .parallel import (
-    Group, Member, copied_pieces, emit_linear, joining_cost, member_of, op_of, pieces_cost, placed, product_cost,
-    take_pieces, undisturbed,
+    Group,
+    Member,
+    copied_pieces,
+    emit_linear,
+    joining_cost,
+    member_of,
+    op_of,
+    pieces_cost,
+    placed,
+    product_cost,
+    take_pieces,
+    undisturbed,
 )  # fmt: skip
 
 JOINED, KERNEL = "joined_weights", "own_pointers"
