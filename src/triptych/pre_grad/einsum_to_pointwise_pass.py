@@ -12,7 +12,6 @@ import torch
 
 from ..ir.facts import known_equal
 from ..ir.program import Value
-from ..match.pattern import Tensor
 from ..passes.base import Pass, PassRun
 from ..rewrite.emit import Emitter
 from ..rewrite.rule import Match, Rule

@@ -25,7 +25,15 @@ from ..rewrite.rewriter import PlainTerms
 from ..rewrite.rule import Match, Rule
 from ..testing import declines, fires
 from .parallel import (
-    Group, Member, copied_pieces, joining_cost, pieces_cost, placed, take_pieces, tensor_of, undisturbed,
+    Group,
+    Member,
+    copied_pieces,
+    joining_cost,
+    pieces_cost,
+    placed,
+    take_pieces,
+    tensor_of,
+    undisturbed,
 )  # fmt: skip
 from .permute_fusions import each_batch
 

@@ -179,6 +179,7 @@ def _drops_copy(m: Match, side: int) -> None:
     copy = (call.args["self"], call.args["other"])[side]
     permuted = m.program.call(copy).args["self"]
     is_copy(m, copy, permuted)
+    m.require(not m.program.computed_once(copy), "the copy is made once, before the first call")
     m.require(read_in_place(tensor_fact(permuted)), "the permuted value cannot be read where it lies")
     operands = [tensor_fact(n) for n in (call.args["self"], call.args["other"])]
     m.applies(operands[0].dim() == operands[1].dim(), "a batch times one matrix")
