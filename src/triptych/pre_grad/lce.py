@@ -24,6 +24,7 @@ from ..rewrite.emit import Emitter
 from ..rewrite.rewriter import PlainTerms
 from ..rewrite.rule import Match, Rule
 from ..testing import declines, fires
+from .normalized_nodes import NormalizedLinearNode
 from .parallel import (
     Group,
     Member,
@@ -51,7 +52,7 @@ def layer(op: Any, x: Any, w: Any, **bias: Any) -> Any:
 
 def check_kernel(m: Match, x: Value, w: Value, b: Value | None = None) -> None:
     m.applies(x.rank == 3 and w.rank == 2 and (b is None or b.rank == 1), "no layer over features")
-    turned = m.program.call(_linear(m)).args["input"]  # a view: it may be used elsewhere
+    turned = NormalizedLinearNode(_linear(m)).get_input()  # a view: it may be used elsewhere
     inside = [n for n in m.nodes if n is not m.root.node and n is not turned]
     used = next((n for n in inside if any(user not in m.nodes for user in n.users)), None)
     m.require(used is None, f"{used.name if used else ''} is used outside the pattern")

@@ -25,6 +25,8 @@ from ..passes.base import Pass
 from ..rewrite.emit import Emitter
 from ..rewrite.rule import Match, Rule
 from ..testing import declines, fires
+from .normalized_nodes import NormalizedLinearNode, NormalizedMatmulNode
+from .parallel import tensor_of
 
 
 def swaps_last_two(dims: Any) -> bool:
@@ -61,6 +63,13 @@ def is_copy(m: Match, copy: Node, permuted: Node) -> None:
     """`contiguous` of what is contiguous is no copy."""
     old, new = tensor_fact(permuted), tensor_fact(copy)
     m.applies(old is not None and new is not None and not known_equal(old.stride(), new.stride()), "nothing is copied")
+
+
+def operand(m: Match, node: Node) -> Node:
+    """What an operation of one operand is done to."""
+    call = m.program.call(node)
+    assert call is not None
+    return call.args["self"]
 
 
 def _linear_cost(x: torch.Tensor, weight: torch.Tensor, batched: bool) -> float:
@@ -175,16 +184,16 @@ def _product_cost(a: torch.Tensor, b: torch.Tensor) -> float:
 
 def _drops_copy(m: Match, side: int) -> None:
     """The product of the root reads the permuted value itself: a copy less, and the same product."""
-    call = m.root.call
-    copy = (call.args["self"], call.args["other"])[side]
-    permuted = m.program.call(copy).args["self"]
+    product = NormalizedMatmulNode(m.root.node)
+    left, right = (tensor_of(n) for n in (product.get_input(), product.get_other()))
+    copy = (product.get_input(), product.get_other())[side]
+    permuted = operand(m, copy)
     is_copy(m, copy, permuted)
     m.require(not m.program.computed_once(copy), "the copy is made once, before the first call")
     m.require(read_in_place(tensor_fact(permuted)), "the permuted value cannot be read where it lies")
-    operands = [tensor_fact(n) for n in (call.args["self"], call.args["other"])]
-    m.applies(operands[0].dim() == operands[1].dim(), "a batch times one matrix")
-    product = _product_cost(*operands)
-    m.pays(product + device_model(m.root.device).copy(2 * bytes_of(tensor_fact(copy))), product)
+    m.applies(left.dim() == right.dim(), "a batch times one matrix")
+    cost = _product_cost(left, right)
+    m.pays(cost + device_model(left.device).copy(2 * bytes_of(tensor_of(copy))), cost)
 
 
 def _write_after(copy: Any, a: Any, b: Any) -> Any:
@@ -216,8 +225,8 @@ class CopiedIntoLinear(Rule):
 
     def check(self, m, x, w, b, dims):
         m.applies(list(dims) == [1, 0], "no matrix: folding its batch into rows copies it again")
-        copy = m.root.call.args["input"]
-        is_copy(m, copy, m.program.call(copy).args["self"])
+        copy = NormalizedLinearNode(m.root.node).get_input()
+        is_copy(m, copy, operand(m, copy))
         m.require(read_in_place(x.tensor), "x cannot be read where it lies")
         product = _linear_cost(tensor_fact(copy), w.tensor, False)
         m.pays(product + device_model(x.device).copy(2 * bytes_of(x.tensor)), product)
@@ -247,10 +256,10 @@ class PermutedIntoLinear(Rule):
 
     def check(self, m, x, w, b, dims):
         m.applies(list(dims) == [0, 2, 1] and w.rank == 2, "x is no batch of turned matrices")
-        given = m.root.call.args["input"]
+        given = NormalizedLinearNode(m.root.node).get_input()
         asked_for = m.program.call(given).op == "contiguous"
         if asked_for:
-            is_copy(m, given, m.program.call(given).args["self"])
+            is_copy(m, given, operand(m, given))
             m.require(len(given.users) == 1, f"{given.name} is used elsewhere, and would be made all the same")
         else:
             m.require(w.tensor.requires_grad, "torch reads x where it lies")
