@@ -84,6 +84,7 @@ def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     x, weights, biases, biased = inputs
     each = bias_of_each(weights, biases, biased)
     ctx.wants_weight = [weight.requires_grad for weight in weights]
+    ctx.no_numbers = [] if biased is not None and not biased else None
     ctx.biased = [i for i, bias in enumerate(each) if bias is not None]
     ctx.wants_bias = [bias.requires_grad for bias in biases]
     ctx.save_for_backward(x, *weights)
@@ -103,7 +104,7 @@ def backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     grad_w = [g.t() @ rows if g is not None and wanted else None for g, wanted in zip(flat, ctx.wants_weight)]
     with_bias = [flat[i] for i in ctx.biased]
     grad_b = [g.sum(0) if g is not None and wanted else None for g, wanted in zip(with_bias, ctx.wants_bias)]
-    return grad_x, grad_w, grad_b, None
+    return grad_x, grad_w, grad_b, ctx.no_numbers  # torch takes an empty list for one of tensors
 
 
 register(

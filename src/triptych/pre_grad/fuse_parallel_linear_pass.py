@@ -146,7 +146,8 @@ class FuseParallelLinearPass(Pass):
 
         def make(op: Emitter) -> list[Any]:
             weights = [op.permute(m.weight, [1, 0]) if m.turned else m.weight for m in group.members]
-            biased = [i for i, m in enumerate(group.members) if m.bias is not None]
+            biased: Any = [i for i, m in enumerate(group.members) if m.bias is not None]
+            biased = biased if 0 < len(biased) < len(group.members) else None
             target = torch.ops.triptych.parallel_linear.default
             made = op.call(target, group.members[0].x, weights, group.biases, biased)
             return [op.getitem(made, i) for i in range(len(group.members))]

@@ -15,7 +15,7 @@ from ..ir.program import Program
 from .refusal import Refused
 
 FURTHEST = 256
-"""So many values are looked at before a difference counts as one that is seen."""
+"""So many values a replaced one are looked at before a difference counts as one that is seen."""
 
 READS_STRIDES = frozenset("as_strided as_strided_copy as_strided_scatter view_as_real view_as_complex view".split())
 """Operations whose meaning, not only whose result's place in memory, depends on how the operand lies."""
@@ -41,7 +41,7 @@ def follow(program: Program, replaced: Mapping[Node, Any]) -> dict[Node, Any]:
     while work:
         node = heapq.heappop(work)
         cause = next(n for n in node.all_input_nodes if n in facts)
-        if node.op == "output" or len(facts) > FURTHEST or not _is_blind(program, node):
+        if node.op == "output" or len(facts) > FURTHEST * len(replaced) or not _is_blind(program, node):
             raise Refused(_problem(cause, facts[cause]))
         old = fact(node)
         try:
