@@ -114,8 +114,14 @@ SHAPES = [(2, 40, 24, 18), (1, 1, 1, 1), (3, 70, 65, 33), (2, 0, 3, 4), (0, 3, 3
 
 def check_kernels():
     """Called in a process of its own, because the interpreter is chosen when Triton is imported."""
-    from triptych.kernels import dot_compress, lce, parallel_linear
-    from triptych.kernels import triton_dot_compress, triton_lce, triton_parallel_linear
+    from triptych.kernels import (
+        dot_compress,
+        lce,
+        parallel_linear,
+        triton_dot_compress,
+        triton_lce,
+        triton_parallel_linear,
+    )
 
     torch.manual_seed(0)
     # the interpreter multiplies bf16 by its bits: that dtype is for the GPU tests
