@@ -94,6 +94,19 @@ def test_the_package_does_without_triton():
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": "src"})
 
 
+@pytest.mark.parametrize("allow", ["allow_tf32", "fp32_precision", "set_float32_matmul_precision"])
+def test_float32_is_tf32_only_where_allowed(allow):
+    """In a process of its own: the ways to allow it exclude each other."""
+    program = (
+        "import torch; from triptych.kernels.registry import dot_precision as p; matmul = torch.backends.cuda.matmul\n"
+        "assert p(torch.float32) == 'ieee'\n"
+        + {"allow_tf32": "matmul.allow_tf32 = True", "fp32_precision": "matmul.fp32_precision = 'tf32'",
+           "set_float32_matmul_precision": "torch.set_float32_matmul_precision('high')"}[allow]
+        + "\nassert p(torch.float32) == 'tf32'"
+    )  # fmt: skip
+    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": "src"})
+
+
 # ---- the kernels, interpreted ----
 
 INTERPRETED = "import sys; sys.path.insert(0, '.'); from tests.test_kernels import check_kernels; check_kernels()"

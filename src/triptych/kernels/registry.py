@@ -53,4 +53,5 @@ def dot_precision(dtype: torch.dtype) -> str:
     """float32 products are exact to float32 unless the user allows TF32."""
     if dtype != torch.float32:
         return "tf32"  # of no meaning for 16-bit operands
-    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    # also says what `allow_tf32` and `set_float32_matmul_precision` were set to, which raise where this one was set
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"

@@ -129,9 +129,11 @@ class FuseParallelLinearPass(Pass):
     # ---- in one launch, every weight where it lies ----
 
     def _kernel_runs(self, run: PassRun, member: Member) -> bool:
-        x = tensor_fact(member.x)
-        if self.own_pointers is not None or x is None:
-            return bool(self.own_pointers)
+        x, y = tensor_fact(member.x), tensor_fact(member.node)
+        if x is None or y is None or x.dtype != y.dtype:  # autocast: the kernel takes what it is given
+            return False
+        if self.own_pointers is not None:
+            return self.own_pointers
         on_gpu = x.device.type == "cuda" and run.options.codegen == "inductor" and triton_is_there()
         return on_gpu and x.dtype in KERNEL_DTYPES and elements(x.shape[:-1]) <= self.most_rows
 
@@ -139,8 +141,9 @@ class FuseParallelLinearPass(Pass):
         program = run.program
         if program.computed_once(*group.weights, *group.biases) and self.own_pointers is None:
             return False  # the weights lie side by side before the first call
-        before = product_cost(program, group.members[0].x, group.sizes)
-        after = product_cost(program, group.members[0].x, [sum(group.sizes)])
+        # the gradients are products of their own either way
+        before = product_cost(group.members[0].x, group.sizes)
+        after = product_cost(group.members[0].x, [sum(group.sizes)])
         if not run.pays(KERNEL, group.anchor, before, after):
             return True
 
@@ -152,7 +155,7 @@ class FuseParallelLinearPass(Pass):
             made = op.call(target, group.members[0].x, weights, group.biases, biased)
             return [op.getitem(made, i) for i in range(len(group.members))]
 
-        return run.replace(KERNEL, group.nodes, make, before=group.anchor, covered=group.covered())
+        return self._replace(run, KERNEL, group, make)
 
     # ---- over the weights side by side ----
 
@@ -162,15 +165,19 @@ class FuseParallelLinearPass(Pass):
         assert known is not None
         dim = known.dim() - 1
         copied = copied_pieces(program, group, [*known.shape[:-1], sum(group.sizes)], dim)
-        before = product_cost(program, x, group.sizes)
-        after = product_cost(program, x, [sum(group.sizes)])
+        before = product_cost(x, group.sizes, program.is_training)
+        after = product_cost(x, [sum(group.sizes)], program.is_training)
         after += joining_cost(program, group) + pieces_cost(program, group, copied)
         if not run.pays(JOINED, group.anchor, before, after):
             return
-        make = _joined(group, copied, dim)
+        self._replace(run, JOINED, group, _joined(group, copied, dim))
+
+    def _replace(self, run: PassRun, what: str, group: Group, make: Callable[[Emitter], list[Any]]) -> bool:
         terms = PlainTerms(keeps_strides=False)
-        if not run.replace(JOINED, group.nodes, make, group.anchor, group.covered(), terms):
-            run.tally.decisions.pop()
+        done = run.replace(what, group.nodes, make, group.anchor, group.covered(), terms)
+        if not done:
+            run.tally.decisions.pop()  # of a rewrite that was not made
+        return done
 
     examples = [
         fires(lambda x, q, k, v: _attend(F.linear(x, q), F.linear(x, k), F.linear(x, v)), *QKV, dialects=["torch"]),

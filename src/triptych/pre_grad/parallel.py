@@ -176,7 +176,7 @@ def joining_cost(program: Program, group: Group) -> float:
     return cost + model.copy(2 * total_bytes(group.biases)) if group.biases else cost
 
 
-def product_cost(program: Program, x: Node, outs: Iterable[Any]) -> float:
+def product_cost(x: Node, outs: Iterable[Any], training: bool = False) -> float:
     """Seconds for products of x (..., k) with weights of these sizes, one after the other, and of their gradients."""
     known = tensor_of(x)
     model = device_model(known.device)
@@ -185,9 +185,9 @@ def product_cost(program: Program, x: Node, outs: Iterable[Any]) -> float:
     for out in outs:
         n, count = size_hint(out), count + 1
         cost += model.gemm(m, n, k, known.dtype)
-        if program.is_training:  # of the input, and of the weight
+        if training:  # of the input, and of the weight
             cost += model.gemm(m, k, n, known.dtype) + model.gemm(n, k, m, known.dtype)
-    if program.is_training:  # the gradients of the input are added up
+    if training:  # the gradients of the input are added up
         cost += (count - 1) * model.copy(3 * m * k * known.dtype.itemsize)
     return cost
 
