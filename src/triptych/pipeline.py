@@ -24,6 +24,8 @@ from .post_grad.reorder_for_locality import ReorderForLocality
 from .pre_grad.merge_concats_pass import MergeConcatsPass
 from .pre_grad.normalization_pass_aten import NormalizationPassAten
 from .pre_grad.normalize_node_kwargs_pass import NormalizeNodeKwargsPass
+from .pre_grad.relu_nan_to_num import ReluNanToNum
+from .pre_grad.remove_identity import RemoveIdentity
 from .pre_grad.remove_noop_pass import RemoveNoopPass
 from .pre_grad.remove_reshape_pass import RemoveReshapePass
 from .pre_grad.remove_split_ops_pass import RemoveSplitOpsPass
@@ -45,7 +47,9 @@ Entry = type[Pass] | Hook
 PRE_GRAD: list[Entry] = [
     NormalizationPassAten,  # first: what follows sees one spelling of each operation
     NormalizeNodeKwargsPass,
+    RemoveIdentity,  # nothing by their name, before what has to be proved
     RemoveNoopPass,
+    ReluNanToNum,
     MergeConcatsPass,
     RemoveReshapePass,
     RemoveSplitOpsPass,

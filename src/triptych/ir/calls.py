@@ -45,6 +45,7 @@ OPERATORS: dict[Any, str] = {
     operator.mod: "remainder", operator.eq: "eq", operator.ne: "ne", operator.lt: "lt", operator.le: "le",
     operator.gt: "gt", operator.ge: "ge", operator.and_: "bitwise_and", operator.or_: "bitwise_or",
     operator.xor: "bitwise_xor", operator.invert: "bitwise_not", operator.not_: "not", operator.abs: "abs",
+    operator.pos: "positive",
     operator.iadd: "add_", operator.isub: "sub_", operator.imul: "mul_", operator.itruediv: "div_",
     operator.iand: "bitwise_and_", operator.ior: "bitwise_or_", operator.ixor: "bitwise_xor_",
     operator.setitem: "setitem", operator.getitem: "getitem", builtins.getattr: "getattr",
