@@ -29,6 +29,7 @@ from .pre_grad.remove_identity import RemoveIdentity
 from .pre_grad.remove_noop_pass import RemoveNoopPass
 from .pre_grad.remove_reshape_pass import RemoveReshapePass
 from .pre_grad.remove_split_ops_pass import RemoveSplitOpsPass
+from .pre_grad.sink_cat_after_pointwise import SinkCatAfterPointwise
 from .pre_grad.stack_to_unsqueeze_pass import StackToUnsqueezePass
 
 
@@ -50,6 +51,7 @@ PRE_GRAD: list[Entry] = [
     RemoveIdentity,  # nothing by their name, before what has to be proved
     RemoveNoopPass,
     ReluNanToNum,
+    SinkCatAfterPointwise,  # before the passes that join pieces: what it joins may be pieces
     MergeConcatsPass,
     RemoveReshapePass,
     RemoveSplitOpsPass,
