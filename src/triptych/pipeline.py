@@ -24,6 +24,7 @@ from .post_grad.reorder_for_locality import ReorderForLocality
 from .pre_grad.merge_concats_pass import MergeConcatsPass
 from .pre_grad.normalization_pass_aten import NormalizationPassAten
 from .pre_grad.normalize_node_kwargs_pass import NormalizeNodeKwargsPass
+from .pre_grad.quant_lift_up import QuantLiftUp
 from .pre_grad.relu_nan_to_num import ReluNanToNum
 from .pre_grad.remove_identity import RemoveIdentity
 from .pre_grad.remove_noop_pass import RemoveNoopPass
@@ -56,6 +57,7 @@ PRE_GRAD: list[Entry] = [
     RemoveReshapePass,
     RemoveSplitOpsPass,
     StackToUnsqueezePass,
+    QuantLiftUp,  # when the views are settled
     RemoveNoopPass,  # once more, over what the others left behind
     Hook("pre_grad_custom_pass"),
     StableTopologicalSort,  # last: whatever the user's passes did, the graph is in order

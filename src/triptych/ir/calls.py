@@ -65,12 +65,14 @@ def read(node: Node) -> Call | None:
     """The call a node makes, or None for placeholders, attributes, outputs and modules we do not read."""
     if node.op == "call_function":
         target = node.target
+        if isinstance(target, _private.OpOverloadPacket):
+            if not of_a_library(target):
+                return _by_name(node, target.__name__)
+            target = overload_called(node)
         if isinstance(target, _private.OpOverload):
             sig = signature(target)
             bound = sig.bind(node.args, node.kwargs, check=False)
             return None if bound is None else _canonical(node, sig.name, bound, sig.mutates)
-        if isinstance(target, _private.OpOverloadPacket):
-            return _by_name(node, target.__name__)
         if target in OPERATORS:
             return _operator(node, OPERATORS[target])
         if isinstance(target, _private.HigherOrderOperator):
@@ -81,6 +83,18 @@ def read(node: Node) -> Call | None:
     if node.op == "call_module" and (called := module_call(node)) is not None:
         return Call(*called)
     return None
+
+
+def of_a_library(target: Any) -> bool:
+    """`torch.ops.mine.relu`: an operator that is not ATen's, whatever its name."""
+    return isinstance(target, _private.OpOverloadPacket) and not target._qualified_op_name.startswith("aten::")
+
+
+def overload_called(node: Node) -> Any:
+    """The overload that a call of a library's operator takes; None if none fits."""
+    packet: Any = node.target
+    named = (getattr(packet, name) for name in packet.overloads())
+    return next((o for o in named if signature(o).bind(node.args, node.kwargs) is not None), None)
 
 
 def _may_be_tensor(value: Any) -> bool:
