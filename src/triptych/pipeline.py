@@ -21,6 +21,7 @@ from .post_grad.eliminate_dead_code import EliminateDeadCode
 from .post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
 from .post_grad.remove_assert_ops import RemoveAssertOps
 from .post_grad.reorder_for_locality import ReorderForLocality
+from .pre_grad.apply_gumbel_max_trick import ApplyGumbelMaxTrick
 from .pre_grad.merge_concats_pass import MergeConcatsPass
 from .pre_grad.normalization_pass_aten import NormalizationPassAten
 from .pre_grad.normalize_node_kwargs_pass import NormalizeNodeKwargsPass
@@ -63,7 +64,9 @@ PRE_GRAD: list[Entry] = [
     StableTopologicalSort,  # last: whatever the user's passes did, the graph is in order
 ]
 
-PRE_GRAD_OPTIONAL: list[Entry] = []
+PRE_GRAD_OPTIONAL: list[Entry] = [
+    ApplyGumbelMaxTrick,
+]
 """Run only if added by name."""
 
 JOINT: list[Entry] = [
