@@ -22,6 +22,7 @@ from .post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
 from .post_grad.remove_assert_ops import RemoveAssertOps
 from .post_grad.reorder_for_locality import ReorderForLocality
 from .pre_grad.apply_gumbel_max_trick import ApplyGumbelMaxTrick
+from .pre_grad.group_batch_fusion_passes import GroupBatchFusionPasses
 from .pre_grad.merge_concats_pass import MergeConcatsPass
 from .pre_grad.normalization_pass_aten import NormalizationPassAten
 from .pre_grad.normalize_node_kwargs_pass import NormalizeNodeKwargsPass
@@ -53,6 +54,7 @@ PRE_GRAD: list[Entry] = [
     RemoveIdentity,  # nothing by their name, before what has to be proved
     RemoveNoopPass,
     ReluNanToNum,
+    GroupBatchFusionPasses,
     SinkCatAfterPointwise,  # before the passes that join pieces: what it joins may be pieces
     MergeConcatsPass,
     RemoveReshapePass,
