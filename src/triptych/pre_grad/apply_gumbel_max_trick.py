@@ -42,6 +42,7 @@ class ApplyGumbelMaxTrick(Pass):
 
     name: ClassVar[str] = "apply_gumbel_max_trick"
     default: ClassVar[bool] = False
+    exact: ClassVar[bool] = False
 
     def run(self, run: PassRun) -> None:
         for node in list(run.program.graph.nodes):

@@ -212,7 +212,8 @@ class ReluNanToNum(Pass):
     """Folds `nan_to_num` beside `relu` into the cheapest form that is exact in value and gradient; with the
     option `stabilize_relu`, which changes results on NaN, replaces NaN after every relu by 0.
 
-    No one operation of torch is `nan_to_num(relu(x))`; a code generator makes one kernel of the pair.
+    No one operation of torch is `nan_to_num(relu(x))`; a code generator makes one kernel of the pair. What is
+    stabilized has the gradient 0 at NaN and at inf, as `nan_to_num` has it.
     """
 
     name: ClassVar[str] = "relu_nan_to_num"
@@ -255,8 +256,9 @@ class ReluNanToNum(Pass):
             run.fired("stabilize_relu")
 
     examples = [
+        fires(lambda x: x.nan_to_num().relu().nan_to_num(posinf=1.0), MANY),
         fires(lambda x: x.relu() + 1, "f32[4, 8]", options={"stabilize_relu": True}),
-        fires(lambda x: x.relu(), MANY[~MANY.isnan()], options={"stabilize_relu": True}),
+        fires(lambda x: x.relu(), MANY[MANY.isfinite()], options={"stabilize_relu": True}),
         fires(lambda x: F.relu(x * 2, inplace=True) + 1, "f32[4, 8]", options={"stabilize_relu": True}),
         fires(lambda x: (x.relu_(), x[0] + 1)[1], "f32[4, 8]", options={"stabilize_relu": True}),
         fires(lambda x: (y := x.relu(), y.nan_to_num()), "f32[4, 8]", options={"stabilize_relu": True}),
