@@ -222,10 +222,10 @@ class ReluNanToNum(Pass):
         return RULES
 
     def run(self, run: PassRun) -> None:
-        run.run_rules(self.rules())
-        if run.options.stabilize_relu:
+        if run.options.stabilize_relu:  # first: the rules may leave no relu to see
             for node in list(run.program.graph.nodes):
                 self._stabilize(run, node)
+        run.run_rules(self.rules())
 
     def _stabilize(self, run: PassRun, node: Node) -> None:
         """relu(x) -> nan_to_num(relu(x), posinf=inf)"""
