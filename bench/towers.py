@@ -8,6 +8,7 @@ All candidates of a case run in one process, interleaved; the figure is the medi
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import time
 
@@ -84,54 +85,63 @@ def timed(call, device: str, times: int) -> float:
 
 def compare(candidates, device: str, rounds: int, times: int) -> dict[str, float]:
     seen: dict[str, list[float]] = {name: [] for name in candidates}
-    for name, call in candidates.items():
+    for call in candidates.values():
         for _ in range(4):
             call()
     for _ in range(rounds):
         for name, call in candidates.items():
             seen[name].append(timed(call, device, times))
-    return {name: statistics.median(times) for name, times in seen.items()}
+    return {name: statistics.median(figures) for name, figures in seen.items()}
+
+
+def joined(result):
+    return torch.cat(result, 1) if isinstance(result, list) else result
+
+
+def run_case(args, batch: int, own: bool, result: str) -> dict[str, float]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    cuda = args.device == "cuda"
+    dtype = torch.bfloat16 if cuda else torch.float32
+    like = {"device": args.device, "dtype": dtype}
+    model = Towers(args.towers, args.width, args.width, args.out, result).to(**like).eval()
+    inputs = [torch.randn(batch, args.width, **like) for _ in range(args.towers if own else 1)]
+    x = inputs if own else inputs[0]
+    mode = {"mode": "reduce-overhead"} if args.graphs else {}
+
+    def ours(**options):
+        return torch.compile(model, backend=triptych.compile_fx, options={**mode, **options})
+
+    compiled = {
+        "inductor": torch.compile(model, **mode),
+        "triptych": ours(),
+        "triptych, freeze": ours(freeze=True),
+        "by hand": torch.compile(ByHand(model), **mode),
+    }
+    with torch.no_grad():
+        wanted = joined(model(x))
+        for name, f in compiled.items():
+            torch.testing.assert_close(joined(f(x)), wanted, atol=2e-2, rtol=2e-2, msg=name)
+        calls = {name: functools.partial(f, x) for name, f in compiled.items()}
+        return compare(calls, args.device, args.rounds, 20 if cuda else 3)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--towers", type=int, default=32)
-    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--width", type=int, default=512, help="of the input and of the hidden layer")
     parser.add_argument("--out", type=int, default=64)
     parser.add_argument("--graphs", action="store_true", help="with CUDA graphs")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--batches", default="1024,8192")
-    parser.add_argument("--results", default="cat,list")
+    parser.add_argument("--results", default="cat,list", help="how the towers' results are returned")
     args = parser.parse_args()
-    cuda = args.device == "cuda"
-    dtype = torch.bfloat16 if cuda else torch.float32
-    mode = "reduce-overhead" if args.graphs else None
-    times = 20 if cuda else 3
-    print(f"{args.towers} towers {args.width}-{args.width}-{args.out}, {dtype}, {args.device}, median ms, ratio to by hand")
+    print(f"{args.towers} towers {args.width}-{args.width}-{args.out}, {args.device}; ms (ratio to by hand)")
     for batch in map(int, args.batches.split(",")):
         for own in (False, True):
             for result in args.results.split(","):
-                torch._dynamo.reset()
-                torch.manual_seed(0)
-                model = Towers(args.towers, args.width, args.width, args.out, result).to(args.device, dtype).eval()
-                shape = (batch, args.width)
-                x = torch.randn(*shape, device=args.device, dtype=dtype)
-                x = [torch.randn(*shape, device=args.device, dtype=dtype) for _ in range(args.towers)] if own else x
-                extra = {"mode": mode} if mode else {}
-                options = {"mode": mode} if mode else {}
-                compiled = {
-                    "inductor": torch.compile(model, **extra),
-                    "triptych": torch.compile(model, backend=triptych.compile_fx, options=options),
-                    "triptych, freeze": torch.compile(model, backend=triptych.compile_fx, options={**options, "freeze": True}),
-                    "by hand": torch.compile(ByHand(model), **extra),
-                }
-                with torch.no_grad():
-                    wanted = torch.cat(model(x), 1) if result == "list" else model(x)
-                    for name, f in compiled.items():
-                        got = torch.cat(f(x), 1) if result == "list" else f(x)
-                        torch.testing.assert_close(got, wanted, atol=2e-2, rtol=2e-2, msg=name)
-                    figures = compare({n: (lambda f=f: f(x)) for n, f in compiled.items()}, args.device, args.rounds, times)
+                figures = run_case(args, batch, own, result)
                 base = figures["by hand"]
                 row = "  ".join(f"{n} {ms:.3f} ({ms / base:.2f}x)" for n, ms in figures.items())
                 print(f"batch {batch:5d}  {'own input' if own else 'shared   '}  {result:5s}  {row}", flush=True)

@@ -76,6 +76,10 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "PyTreeCodeGen": "torch.fx.graph:_PyTreeCodeGen",
         # the generated-code form whose inputs come in a list that is emptied, so that they can be freed early
         "BoxedCodeGen": "torch.fx.graph:_BoxedCodeGen",
+        # what an input of AOTAutograd's graph was before: an input by place, a parameter, a buffer
+        "PlainAOTInput": "torch._functorch._aot_autograd.descriptors:PlainAOTInput",
+        "ParamAOTInput": "torch._functorch._aot_autograd.descriptors:ParamAOTInput",
+        "BufferAOTInput": "torch._functorch._aot_autograd.descriptors:BufferAOTInput",
         # a function of positional arguments as one of a list
         "make_boxed_func": "torch._functorch._aot_autograd.utils:make_boxed_func",
         # Inductor's settings

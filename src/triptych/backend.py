@@ -14,6 +14,7 @@ from .calling import compile_flat
 from .codegen.base import CodeGenerator, Compiled
 from .codegen.eager import CallableCodegen, EagerCodegen
 from .codegen.inductor import InductorCodegen, reset
+from .freezing import WeightInputs, freeze, warn_of_training
 from .ir.copies import snapshot
 from .options import Options
 from .passes.manager import run_stage
@@ -73,6 +74,7 @@ def compile_program(
         gm = run_stage("pre_grad", gm, session, graph="pre_grad", example_inputs=example_inputs)
         keep(session, "pre_grad", gm)
         codegen = choose_codegen(session, gm, example_inputs)
+        weights = WeightInputs(gm)
 
         def joint_stage(joint: GraphModule, inputs: Any, is_inference: bool = False) -> GraphModule:
             leaves = _private.pytree.tree_leaves(inputs)
@@ -101,14 +103,21 @@ def compile_program(
             return codegen.emit(gm, inputs, graph)
 
         def forward(gm: GraphModule, inputs: Sequence[Any]) -> Compiled:
+            if options.freeze:
+                warn_of_training(session)
             return post_grad_stage(gm, inputs, "forward")
 
         def backward(gm: GraphModule, inputs: Sequence[Any]) -> Compiled:
             return post_grad_stage(gm, inputs, "backward")
 
         def inference(gm: GraphModule, inputs: Sequence[Any]) -> Compiled:
+            # before the joint stage: its passes see the graph without the work on weights
+            frozen = freeze(gm, inputs, session, weights) if options.freeze else None
+            if frozen is not None:
+                inputs = frozen.inputs
             # nothing to partition, so the joint stage has its turn here
-            return post_grad_stage(joint_stage(gm, inputs, is_inference=True), inputs, "inference")
+            compiled = post_grad_stage(joint_stage(gm, inputs, is_inference=True), inputs, "inference")
+            return compiled if frozen is None else frozen.call(compiled)
 
         with tracing(example_inputs, codegen):
             autograd = _private.aot_autograd(

@@ -22,6 +22,8 @@ from .post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
 from .post_grad.remove_assert_ops import RemoveAssertOps
 from .post_grad.reorder_for_locality import ReorderForLocality
 from .pre_grad.apply_gumbel_max_trick import ApplyGumbelMaxTrick
+from .pre_grad.efficient_conv_bn_eval import EfficientConvBnEval
+from .pre_grad.fuse_conv_bn import FuseConvBn
 from .pre_grad.group_batch_fusion_passes import GroupBatchFusionPasses
 from .pre_grad.merge_concats_pass import MergeConcatsPass
 from .pre_grad.normalization_pass_aten import NormalizationPassAten
@@ -54,6 +56,8 @@ PRE_GRAD: list[Entry] = [
     RemoveIdentity,  # nothing by their name, before what has to be proved
     RemoveNoopPass,
     ReluNanToNum,
+    FuseConvBn,  # after the no-ops between the two are gone
+    EfficientConvBnEval,
     GroupBatchFusionPasses,
     SinkCatAfterPointwise,  # before the passes that join pieces: what it joins may be pieces
     MergeConcatsPass,

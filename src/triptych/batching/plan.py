@@ -79,7 +79,7 @@ def find_groups(
             after[other].append(node)
     ready = deque(node for node, count in waits.items() if count == 0)
     held: dict[Hashable, list[Member]] = {}
-    largest: list[tuple[int, int, Hashable]] = []
+    largest: list[tuple[int, int, _Unordered]] = []
     plan = Plan([], [], {})
 
     def go(node: Node) -> None:
@@ -98,7 +98,7 @@ def find_groups(
                 continue
             waiting = held.setdefault(member.key, [])
             waiting.append(member)
-            heapq.heappush(largest, (-len(waiting), len(plan.order), _Unordered(member.key)))  # type: ignore[arg-type]
+            heapq.heappush(largest, (-len(waiting), len(plan.order), _Unordered(member.key)))
         if held:
             for group in _parts(_pop_largest(largest, held), plan.place, smallest):
                 if len(group) >= smallest:

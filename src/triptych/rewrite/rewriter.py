@@ -144,6 +144,27 @@ class Rewriter:
         self.program.respelled(node)
         self.touched = [node]
 
+    def write_to_new_memory(self, node: Node, new: Any, op: Emitter) -> None:
+        """`x.relu_()` -> `relu(x)`, where x is new memory that nobody but this write ever sees."""
+        try:
+            self._check_limit()
+            aliasing = self.program.aliasing
+            seen = aliasing.effects(node)
+            if seen.random or seen.barrier or len(seen.writes) != 1:  # a write is kept whoever uses it
+                raise Refused(f"{node.name} has effects of its own")
+            (written,) = seen.writes
+            if not aliasing.is_fresh(written) or any(u is not node and u not in op.made for u in written.users):
+                raise Refused("others see the memory that is written")
+            if problem := difference(fact(node), fact(self._node_of(new))):
+                raise Refused(problem)
+        except Exception:
+            op.discard()
+            raise
+        self.rewrites += 1
+        self.touched = list(op.made)
+        self._swap(node, self._node_of(new))
+        self.erase(node)
+
     def erase(self, node: Node) -> None:
         """Remove a node that nobody uses."""
         if node.users:
