@@ -17,8 +17,8 @@ from triptych.testing.gallery import CLOSE, DIFFERS, EQUAL, NOTHING, exhibit, on
 
 PRE_GRAD = {entry.name: entry for entry in STAGES["pre_grad"] if not isinstance(entry, Hook)}
 
-NO_GRADIENT = {"quant_lift_up", "apply_gumbel_max_trick"}
-"""What they are about has none: small integers, and the index of a sample."""
+NO_GRADIENT = {"quant_lift_up", "apply_gumbel_max_trick", "fuse_conv_bn"}
+"""What they are about has none: small integers, the index of a sample, weights that are promised to stay."""
 
 ELSEWHERE = {"move_constructors_to_gpu"}
 """Needs a device that is not there everywhere; its own tests run it."""

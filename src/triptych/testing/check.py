@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -132,10 +133,11 @@ def compare_gradients(before: Callable[..., Any], after: Callable[..., Any], inp
 
     False where there is nothing to compare: no float, or a write that autograd forbids.
     """
-    expected = gradients(before, inputs)
+    by = differentiable(before, inputs)
+    expected = gradients(before, inputs, by)
     if not expected:
         return False
-    actual = gradients(after, inputs)
+    actual = gradients(after, inputs, by)
     assert actual is not None, "autograd forbids what it allowed before"
     for want, got in zip(expected, actual):
         relative = GRADIENT_TOLERANCE.get(want.dtype, 1e-5)
@@ -147,26 +149,48 @@ def compare_gradients(before: Callable[..., Any], after: Callable[..., Any], inp
     return True
 
 
-def gradients(program: Callable[..., Any], inputs: Sequence[Any]) -> list[torch.Tensor] | None:
-    """By every float input; empty where nothing that comes out has one, None where autograd forbids a write."""
-    leaves = [v.detach().clone().requires_grad_() if _is_float(v) else None for v in inputs]
-    # the program gets copies, which it may write: of a leaf, autograd would forbid that
-    given = [_clone([v])[0] if leaf is None else leaf.clone() for v, leaf in zip(inputs, leaves)]
-    torch.manual_seed(0)
+def gradients(
+    program: Callable[..., Any], inputs: Sequence[Any], by: Sequence[int] | None = None
+) -> list[torch.Tensor] | None:
+    """By the inputs at these places, else all floats; empty where nothing that comes out has one, None where
+    autograd forbids a write."""
     try:
-        outputs = program(*given)
-        made = [t for t in _tensors([outputs, given]) if _is_float(t) and t.requires_grad]
-        if not any(t.requires_grad for t in _tensors(outputs)):
-            return []
-        seeds = [torch.randn(t.shape, generator=torch.Generator().manual_seed(i)) for i, t in enumerate(made)]
-        directions = [s.to(t.dtype).to(t.device) for s, t in zip(seeds, made)]
-        wanted = [leaf for leaf in leaves if leaf is not None]
-        found = torch.autograd.grad(made, wanted, directions, allow_unused=True)
+        return _gradients(program, inputs, differentiable(program, inputs) if by is None else by)
     except RuntimeError as error:
         if "in-place" in str(error) or "inplace" in str(error):
             return None
         raise
-    return [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(wanted, found)]
+
+
+def differentiable(program: Callable[..., Any], inputs: Sequence[Any]) -> list[int]:
+    """The places of floats, less those that may have no gradient, as running statistics may not."""
+    floats = [i for i, value in enumerate(inputs) if _is_float(value)]
+
+    def allowed(places: list[int]) -> bool:
+        try:
+            _gradients(program, inputs, places)
+        except RuntimeError as error:
+            return "not differentiable with respect to" not in str(error)
+        return True
+
+    return floats if allowed(floats) else [i for i in floats if allowed([i])]
+
+
+def _gradients(program: Callable[..., Any], inputs: Sequence[Any], places: Sequence[int]) -> list[torch.Tensor]:
+    leaves = {i: inputs[i].detach().clone().requires_grad_() for i in places}
+    # the program gets copies, which it may write: of a leaf, autograd would forbid that
+    given = [leaves[i].clone() if i in leaves else _clone([value])[0] for i, value in enumerate(inputs)]
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # operators without a gradient of their own
+        outputs = program(*given)
+        if not any(t.requires_grad for t in _tensors(outputs)):
+            return []
+        made = [t for t in _tensors([outputs, given]) if t.requires_grad]
+        seeds = [torch.randn(t.shape, generator=torch.Generator().manual_seed(i)) for i, t in enumerate(made)]
+        directions = [s.to(t.dtype).to(t.device) for s, t in zip(seeds, made)]
+        found = torch.autograd.grad(made, list(leaves.values()), directions, allow_unused=True)
+    return [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves.values(), found)]
 
 
 def _is_float(value: Any) -> bool:
