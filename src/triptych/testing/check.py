@@ -46,9 +46,10 @@ class Outcome:
         return [d.reason for d in self.tally.declines.values()]
 
 
-def run_example(subject: Rule | type[Pass], example: Example, dialect: str) -> Outcome:
+def run_example(subject: Rule | type[Pass], example: Example, dialect: str, device: str = "cpu") -> Outcome:
     """Capture, run, compare with the graph before; raises AssertionError if anything is not as declared."""
-    gm, inputs = capture(example.program, make_inputs(example), dialect, example.dynamic)
+    inputs = [v.to(device) if isinstance(v, torch.Tensor) else v for v in make_inputs(example)]
+    gm, inputs = capture(example.program, inputs, dialect, example.dynamic)
     original = copy.deepcopy(gm)
     if example.prepare is not None:
         example.prepare(gm.graph)
