@@ -21,6 +21,7 @@ from .post_grad.eliminate_dead_code import EliminateDeadCode
 from .post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
 from .post_grad.remove_assert_ops import RemoveAssertOps
 from .post_grad.reorder_for_locality import ReorderForLocality
+from .pre_grad.apply_gumbel_max_trick import ApplyGumbelMaxTrick
 from .pre_grad.efficient_conv_bn_eval import EfficientConvBnEval
 from .pre_grad.einsum_to_pointwise_pass import EinsumToPointwisePass
 from .pre_grad.fuse_conv_bn import FuseConvBn
@@ -37,9 +38,13 @@ from .pre_grad.merge_concats_pass import MergeConcatsPass
 from .pre_grad.normalization_pass_aten import NormalizationPassAten
 from .pre_grad.normalize_node_kwargs_pass import NormalizeNodeKwargsPass
 from .pre_grad.permute_fusions import LinearPermuteFusion, PermuteLinearFusion, PermuteMatmulFusion
+from .pre_grad.quant_lift_up import QuantLiftUp
+from .pre_grad.relu_nan_to_num import ReluNanToNum
+from .pre_grad.remove_identity import RemoveIdentity
 from .pre_grad.remove_noop_pass import RemoveNoopPass
 from .pre_grad.remove_reshape_pass import RemoveReshapePass
 from .pre_grad.remove_split_ops_pass import RemoveSplitOpsPass
+from .pre_grad.sink_cat_after_pointwise import SinkCatAfterPointwise
 from .pre_grad.stack_to_unsqueeze_pass import StackToUnsqueezePass
 from .pre_grad.use_triton_dot_compress import UseTritonDotCompress
 
@@ -62,18 +67,22 @@ PRE_GRAD_OPTIONAL: list[Entry] = [
     UseTritonLceReplaceNormalLCE,
     UseMatmulFuseLceReplaceFirstLCE,  # before the next: several layers over one input are one product
     UseMatmulLceReplaceNormalLCE,
+    ApplyGumbelMaxTrick,
 ]
 """Run only if added by name."""
 
 PRE_GRAD: list[Entry] = [
     NormalizationPassAten,  # first: what follows sees one spelling of each operation
     NormalizeNodeKwargsPass,
+    RemoveIdentity,  # nothing by their name, before what has to be proved
     RemoveNoopPass,
+    ReluNanToNum,
     FuseConvBn,  # after the no-ops between the two are gone
     EfficientConvBnEval,
     *PRE_GRAD_OPTIONAL,  # asked for by name: before others take the same layers
     EinsumToPointwisePass,  # before batching: it batches pointwise operations
     GroupBatchFusionPasses,
+    SinkCatAfterPointwise,  # before the passes that join pieces: what it joins may be pieces
     MergeConcatsPass,
     FuseSplitLinearAddPass,
     RemoveReshapePass,
@@ -83,6 +92,7 @@ PRE_GRAD: list[Entry] = [
     PermuteMatmulFusion,
     RemoveSplitOpsPass,
     StackToUnsqueezePass,
+    QuantLiftUp,  # when the views are settled
     RemoveNoopPass,  # once more, over what the others left behind
     Hook("pre_grad_custom_pass"),
     StableTopologicalSort,  # last: whatever the user's passes did, the graph is in order
