@@ -111,6 +111,8 @@ class FuseSplitLinearAdd(Rule):
                  dialects=["torch"], because="once each"),
         declines(lambda x, w, v: (lambda a, b, c: F.linear(a, w) + F.linear(c, v))(*x.split([4, 4, 8], -1)),
                  "f32[512, 16]", "f32[4, 4]", "f32[4, 8]", dialects=["torch"], because="once each"),
+        declines(lambda x, c, w, v: (lambda a, b: torch.addmm(c, a, w) + b @ v)(*x.chunk(2, 1)), "f32[512, 16]",
+                 "f32[512, 4]", "f32[8, 4]", "f32[8, 4]"),
         declines(lambda x, w, v: (lambda a, b: F.linear(a, w) + F.linear(b, v))(*x.chunk(2, 0)), "f32[8, 16]",
                  "f32[4, 16]", "f32[4, 16]", dialects=["torch"]),
         declines(lambda x, w, v: (lambda a, b: (y := F.linear(a, w)) + F.linear(b, v) * y)(*x.chunk(2, -1)), *TWO,
@@ -172,6 +174,8 @@ def _layer(program: Program, node: Node, root: Node) -> tuple[Member, Piece] | N
         return None
     piece, weight = piece_of(program, member.x), tensor_fact(member.weight)
     if piece is None or piece.single or weight is None or weight.dim() != 2:
+        return None
+    if member.bias is not None and tensor_of(member.bias).dim() != 1:
         return None
     return (member, piece) if piece.dim == tensor_of(piece.source).dim() - 1 else None
 
