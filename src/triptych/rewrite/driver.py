@@ -137,7 +137,7 @@ def _apply(
 def _rewrite(rewriter: Rewriter, rule: CompiledRule, match: Match, roots: tuple[Node, ...]) -> None:
     op = rewriter.emitter(max(roots), rule.name)
     try:
-        rewriter.replace(roots, rule.rewrite(op, match), op, match.nodes, rule.rule)
+        rule.rewrite(op, match, lambda made: rewriter.replace(roots, made, op, match.nodes, rule.rule))
     except Exception:
         op.discard()
         raise
