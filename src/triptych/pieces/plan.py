@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..ir.facts import known, known_equal
+import torch
+
+from ..ir.facts import fact, known, known_equal
 from ..rewrite.emit import Emitter
 from .index_map import Factor, IndexMap, is_one, product
 
@@ -217,5 +219,7 @@ def build(op: Emitter, source: Any, steps: Sequence[Step]) -> Any:
     value = source
     for name, args in steps:
         given = {k: v for k, v in args.items() if not (name == "slice" and v is None)}
+        if name == "index_select":
+            given["index"] = op.constant(torch.tensor(args["index"], device=fact(source).device))
         value = getattr(op, name)(value, **given)
     return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import getitem
 from typing import Any
 
 import torch
@@ -233,9 +234,18 @@ STEPS: dict[str, Callable[[Node, Call], Step | None]] = {
 
 
 def only_used_by(nodes: Iterable[Node], user: Node) -> list[Node]:
-    """Those of the nodes that nobody needs once the user goes; a split goes with the last of its pieces."""
-    gone = {user}
+    """Those of the nodes that nobody needs once the user goes; a split goes with the last of its pieces.
+
+    Pieces that nobody uses anyway go with it.
+    """
+    gone = {user: None}
     for node in sorted(set(nodes), reverse=True):
-        if all(u in gone for u in node.users):
-            gone.add(node)
-    return [n for n in gone if n is not user]
+        unused = []
+        for other in node.users:
+            if other.target is getitem and not other.users:
+                unused.append(other)
+            elif other not in gone:
+                break
+        else:
+            gone |= dict.fromkeys([*unused, node])
+    return list(gone)[1:]

@@ -14,6 +14,7 @@ from ..ir.program import Program
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
 from ..rewrite.rule import FirstOf, Match, Rule
+from .gather import gathered
 from .join import Block, neighbours_joined, progressions_joined
 from .layout import copied
 from .plan import Step, build, plan
@@ -61,6 +62,9 @@ class PutTogether(Rule, ABC):
     alone: ClassVar[bool | None] = None
     """True: only where all operands are one part of a value; False: only among other tensors."""
 
+    gathers: ClassVar[bool] = False
+    """Rows in no order become one `index_select`; its index is a constant of the graph."""
+
     def pattern(self, op, tensors, dim):
         return op.one_of(self.joins, tensors, dim=dim)
 
@@ -84,6 +88,9 @@ class PutTogether(Rule, ABC):
         near = neighbours_joined(blocks, dim)
         stacked = dim if m.root.op == "stack" else None
         forms = [_weighed(m, found, stacked) for found in (near, progressions_joined(near, dim))]
+        if self.gathers and (steps := gathered(blocks, dim)) is not None:
+            ways = tuple(w for b in blocks for w in b.ways)
+            forms.append(_weighing(m, [Operand(ways[0].source, steps, ways)], KERNEL))
         fewer = [f for f in forms if len(f.operands) < len(tensors)]
         m.require(fewer, "the pieces are not side by side, in this order or at equal distances")
         best = min(fewer, key=lambda f: f.after)
@@ -111,10 +118,15 @@ class PutTogether(Rule, ABC):
 
 def _weighed(m: Match, blocks: Sequence[Block], stacked: int | None) -> Form:
     operands = [o for b in blocks for o in _operands(b, stacked, len(blocks) == 1)]
+    return _weighing(m, operands, KERNEL + len(operands) if len(operands) > 1 else 0)
+
+
+def _weighing(m: Match, operands: Sequence[Operand], joining: int) -> Form:
     covered = tuple(dict.fromkeys(n for o in operands for w in o.ways for n in w.nodes))
-    before = KERNEL + len(m["tensors"]) + len(only_used_by(covered, m.root.node))
-    after = sum(len(o.steps) for o in operands) + (KERNEL + len(operands) if len(operands) > 1 else 0)
-    return Form(operands, covered, before, after)
+    gone = only_used_by(covered, m.root.node)
+    before = KERNEL + len(m["tensors"]) + len(gone)
+    after = joining + sum(len(o.steps) for o in operands)
+    return Form(operands, tuple(dict.fromkeys((*covered, *gone))), before, after)
 
 
 def _is_empty(value: Any, dim: int, root: Any) -> bool:
