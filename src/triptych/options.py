@@ -29,7 +29,7 @@ class Options:
     """What `torch.compile(model, backend="triptych", options={...})` takes, under the same names."""
 
     codegen: str = _doc("who makes the kernels: 'inductor' or 'eager'", default="inductor")
-    freeze: bool = _doc("the user's promise that weights stay as they are (not available yet)", default=False)
+    freeze: bool = _doc("the user's promise that weights stay as they are", default=False)
     verify: str = _doc("check graphs: 'off', 'final' (after a stage), 'each' (after every pass)", default="off")
     add_passes: tuple[str, ...] = _doc("optional passes to run as well, by name", default=())
     remove_passes: tuple[str, ...] = _doc("passes to leave out, by exact name", default=())
@@ -48,8 +48,6 @@ class Options:
         _one_of("verify level", self.verify, VERIFY_LEVELS)
         if self.mode is not None:
             _one_of("mode", self.mode, MODES)
-        if self.freeze:
-            raise TriptychError("freeze=True is not available in this release: weights are read on every call")
         if self.stabilize_relu:
             raise TriptychError("stabilize_relu=True is not available in this release: its pass is not there yet")
         for hook in HOOKS:

@@ -21,6 +21,7 @@ from .post_grad.eliminate_dead_code import EliminateDeadCode
 from .post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
 from .post_grad.remove_assert_ops import RemoveAssertOps
 from .post_grad.reorder_for_locality import ReorderForLocality
+from .pre_grad.group_batch_fusion_passes import GroupBatchFusionPasses
 from .pre_grad.merge_concats_pass import MergeConcatsPass
 from .pre_grad.normalization_pass_aten import NormalizationPassAten
 from .pre_grad.normalize_node_kwargs_pass import NormalizeNodeKwargsPass
@@ -46,6 +47,7 @@ PRE_GRAD: list[Entry] = [
     NormalizationPassAten,  # first: what follows sees one spelling of each operation
     NormalizeNodeKwargsPass,
     RemoveNoopPass,
+    GroupBatchFusionPasses,
     MergeConcatsPass,
     RemoveReshapePass,
     RemoveSplitOpsPass,

@@ -17,6 +17,7 @@ from .calls import Call, read
 from .facts import fact, tensor_fact
 from .limits import unreadable
 from .text import source_line, type_of
+from .weights import Weights
 
 TORCH, ATEN = "torch", "aten"
 
@@ -44,8 +45,10 @@ def dialect_of(gm: GraphModule) -> str:
 class Program:
     """One graph module under change."""
 
-    def __init__(self, gm: GraphModule, example_inputs: Sequence[Any] = ()) -> None:
+    def __init__(self, gm: GraphModule, example_inputs: Sequence[Any] = (), freeze: bool = False) -> None:
         self.gm = gm
+        self.freeze = freeze
+        """The user promises that weights stay as they are."""
         self.graph = gm.graph
         self.dialect = dialect_of(gm)
         self.fact_key = "val" if self.dialect == ATEN else "example_value"
@@ -75,6 +78,22 @@ class Program:
         if self._aliasing is None:
             self._aliasing = Aliasing(self.graph)
         return self._aliasing
+
+    @functools.cached_property
+    def weights(self) -> Weights:
+        return Weights(self.graph, self.aliasing)
+
+    def computed_once(self, *nodes: Node) -> bool:
+        """Is work on these values done once, before the first call? It is for weights that stay as they are."""
+        return self.freeze and not self.is_training and all(self.weights.derive(n) for n in nodes)
+
+    @functools.cached_property
+    def is_training(self) -> bool:
+        """Gradients of something that comes in will be asked for."""
+        if not torch.is_grad_enabled():
+            return False
+        inputs = [tensor_fact(n) for n in self.graph.nodes if n.op in ("placeholder", "get_attr")]
+        return any(t is not None and t.requires_grad for t in inputs)
 
     def changed(self, node: Node) -> None:
         """The arguments of a node are others now."""

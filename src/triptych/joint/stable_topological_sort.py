@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
+from ..ir.order import predecessors
 from ..ir.program import Program
 from ..passes.base import Pass, PassRun
 from ..testing.examples import declines
@@ -49,7 +50,7 @@ def needed_moves(program: Program) -> list[tuple[Node, Node]] | None:
     nodes = list(program.graph.nodes)
     if _is_sorted(nodes):
         return []
-    before = _predecessors(program, nodes)
+    before = predecessors(program, nodes)
     place = {node: i for i, node in enumerate(nodes)}
     done: set[Node] = set()
     moves: list[tuple[Node, Node]] = []
@@ -85,38 +86,3 @@ def _is_sorted(nodes: list[Node]) -> bool:
                 return False
         seen.add(node)
     return True
-
-
-def _predecessors(program: Program, nodes: list[Node]) -> dict[Node, list[Node]]:
-    """What must stand before each node: its operands, and what its effects must not overtake."""
-    aliasing = program.aliasing
-    before: dict[Node, list[Node]] = {}
-    effect: Node | None = None
-    region: Node | None = None
-    in_region: list[Node] = []
-    writer: dict[Node, Node] = {}
-    readers: dict[Node, list[Node]] = {}
-    for node in nodes:
-        operands = node.all_input_nodes
-        wanted = list(operands)
-        seen = aliasing.effects(node)
-        if region is not None:
-            wanted.append(region)
-        for memory in {aliasing.memory(n) for n in operands if aliasing.written(n)}:
-            if memory in writer:
-                wanted.append(writer[memory])
-            readers.setdefault(memory, []).append(node)
-        for memory in {aliasing.memory(n) for n in seen.writes}:
-            wanted.extend(n for n in readers.pop(memory, ()) if n is not node)
-            writer[memory] = node
-        if not seen.pure:
-            if effect is not None:
-                wanted.append(effect)
-            effect = node
-        if seen.barrier or node.op == "output":
-            wanted.extend(in_region)
-            region, in_region = node, []
-        else:
-            in_region.append(node)
-        before[node] = wanted
-    return before

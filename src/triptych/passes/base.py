@@ -18,7 +18,7 @@ from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
 from ..rewrite.rewriter import PLAIN, Rewriter, Terms
 from ..rewrite.rule import Rule
-from .record import Decline
+from .record import Decision, Decline
 
 
 @dataclass
@@ -49,6 +49,15 @@ class PassRun:
     def declined(self, what: str, node: Node, reason: str) -> None:
         self.tally.declines[what, node.name] = Decline(what, node.name, reason, source_line(node))
 
+    def pays(self, what: str, node: Node, before: float, after: float) -> bool:
+        """Does the cost model say that the new way is quicker? Both figures, in seconds, are kept either way."""
+        decision = Decision(before, after, what, node.name)
+        if decision.pays:
+            self.tally.decisions.append(decision)
+        else:
+            self.declined(what, node, f"would cost {decision}")
+        return decision.pays
+
     def replace(
         self,
         what: str,
@@ -61,14 +70,26 @@ class PassRun:
         """Put what `make` builds where `old` stands, and count it; if that is not right, keep the reason."""
         site = old if isinstance(old, Node) else old[0]
         op = self.rewriter.emitter(before or site, what)
+
+        def edit() -> None:
+            try:
+                self.rewriter.replace(old, make(op), op, covered, terms)
+            except Exception:
+                op.discard()
+                raise
+
+        if done := self.attempt(what, site, edit):
+            self.fired(what)
+        return done
+
+    def attempt(self, what: str, site: Node, edit: Callable[[], None]) -> bool:
+        """Make an edit; if it is refused, or fails and so undoes itself, keep the reason."""
         try:
-            self.rewriter.replace(old, make(op), op, covered, terms)
+            edit()
         except Refused as refused:
-            op.discard()
             self.declined(what, site, refused.reason)
             return False
         except Exception as error:
-            op.discard()
             if self.strict:
                 raise RuleError(
                     f"pass {self.rewriter.pass_name}, {what}: {error}\n  at {line(site)}"
@@ -76,7 +97,6 @@ class PassRun:
             self.declined(what, site, f"raised {type(error).__name__}: {error}")
             self.tally.errors.append(f"{what} raised {type(error).__name__}: {error} at {site.name}")
             return False
-        self.fired(what)
         return True
 
     def run_rules(self, rules: Sequence[Rule]) -> None:
@@ -92,6 +112,8 @@ class Pass:
     name: ClassVar[str] = ""
     default: ClassVar[bool] = True
     """Runs unless removed; False: runs only if added by name."""
+    exact: ClassVar[bool] = True
+    """Bit for bit the same results; for passes made of rules, each rule says it."""
     examples: ClassVar[list[Any]] = []
     """For passes that are not made of rules; rules carry their own."""
 

@@ -65,7 +65,7 @@ class _StageRunner:
         self.stage, self.gm, self.session, self.graph = stage, gm, session, graph
         self.is_inference = is_inference
         self.inputs = inputs
-        self.program = Program(gm, inputs)
+        self.program = Program(gm, inputs, session.options.freeze)
         self.changed = False
         self.listing: Listing | None = None
         if session.observed:
@@ -96,7 +96,7 @@ class _StageRunner:
         record.seconds = time.perf_counter() - started
         tally = run.tally
         record.tried, record.matched, record.stop = tally.tried, tally.matched, tally.stop
-        record.fired = tally.fired
+        record.fired, record.decisions = tally.fired, tally.decisions
         record.rewrites = tally.fired.total()
         record.declines = list(tally.declines.values())
         record.changed = record.rewrites > 0 or rewriter.rewrites > 0
@@ -134,7 +134,7 @@ class _StageRunner:
         record.changed = fingerprint(self.gm.graph) != was
         record.rewrites = int(record.changed)
         record.fired[name] += record.rewrites
-        self.program = Program(self.gm, self.inputs)
+        self.program = Program(self.gm, self.inputs, self.session.options.freeze)
         self._close(record, before, backup)
 
     def _put_in_order(self) -> None:
@@ -168,7 +168,7 @@ class _StageRunner:
         except VerificationError as error:
             if backup is not None:
                 self.gm.graph = backup
-                self.program = Program(self.gm, self.inputs)
+                self.program = Program(self.gm, self.inputs, self.session.options.freeze)
             record.error = f"undone: {error}"
             record.declines.append(Decline(record.name, "", f"verification failed: {error}"))
             record.rewrites, record.changed = 0, False

@@ -21,6 +21,23 @@ class Decline:
 
 
 @dataclass(frozen=True)
+class Decision:
+    """A rewrite that could have lost: what the cost model said of both ways, in seconds."""
+
+    before: float
+    after: float
+    rule: str = ""
+    node: str = ""
+
+    @property
+    def pays(self) -> bool:
+        return self.after < self.before
+
+    def __str__(self) -> str:
+        return f"{self.after * 1e6:.1f} us instead of {self.before * 1e6:.1f} us"
+
+
+@dataclass(frozen=True)
 class Delta:
     """One listing as the difference from another: lines kept at both ends, the middle replaced."""
 
@@ -88,6 +105,8 @@ class PassRecord:
     declines: list[Decline] = field(default_factory=list)
     fired: Counter[str] = field(default_factory=Counter)
     """Rewrites by rule."""
+    decisions: list[Decision] = field(default_factory=list)
+    """What the cost model said of the rewrites that asked it; a decline has its figures in its reason."""
     listing: Listing | None = field(default=None, repr=False)
     versions: tuple[int, int] = (0, 0)
 

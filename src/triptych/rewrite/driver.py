@@ -6,14 +6,14 @@ import logging
 import traceback
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch.fx import Node
 
 from ..errors import RuleError
 from ..ir.text import line, source_line
 from ..match.matcher import Matcher
-from ..passes.record import Decline
+from ..passes.record import Decision, Decline
 from .refusal import NotConcerned, Refused
 from .rewriter import Rewriter
 from .rule import CompiledRule, Match, Rule, compiled
@@ -30,6 +30,7 @@ class Tally:
     fired: Counter[str] = field(default_factory=Counter)
     declines: dict[tuple[str, str], Decline] = field(default_factory=dict)
     """The latest reason for each rule and node: a site looked at twice counts once."""
+    decisions: list[Decision] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     stop: str = "nothing to do"
 
@@ -127,6 +128,8 @@ def _apply(
             declined = Decline(rule.name, node.name, f"raised {type(error).__name__}: {error}", source_line(node))
             break
         tally.fired[rule.name] += 1
+        if match.decision is not None:
+            tally.decisions.append(replace(match.decision, rule=rule.name, node=node.name))
         tally.declines.pop((rule.name, node.name), None)
         return True
     if declined is not None:

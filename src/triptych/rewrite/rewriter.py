@@ -51,6 +51,17 @@ class PlainTerms:
 PLAIN = PlainTerms()
 
 
+@dataclass(frozen=True)
+class Edit:
+    """One replacement of several: values, what takes their place, who made it, and whose work it does."""
+
+    olds: tuple[Node, ...]
+    new: Any
+    op: Emitter
+    covered: tuple[Node, ...]
+    terms: Terms = PLAIN
+
+
 class Rewriter:
     """Edits one program; everything it does is counted, and a limit stops it (for bisection)."""
 
@@ -74,19 +85,25 @@ class Rewriter:
 
         `covered` are the nodes whose work the new value does; those nobody uses any more are erased.
         """
-        olds = [old] if isinstance(old, Node) else list(old)
-        covered = tuple(dict.fromkeys((*olds, *covered)))
+        olds = (old,) if isinstance(old, Node) else tuple(old)
+        self.replace_all([Edit(olds, new, op, tuple(dict.fromkeys((*olds, *covered))), terms)])
+
+    def replace_all(self, edits: Sequence[Edit]) -> None:
+        """Several replacements that hang together, the later built on the earlier: all of them or none."""
         try:
-            self._check_limit()
-            made = self.require_sound(olds, new, op, covered, terms)
+            self._check_limit(len(edits))
+            made = [self.require_sound(e.olds, e.new, e.op, e.covered, e.terms) for e in edits]
         except Exception:
-            op.discard()
+            for edit in reversed(edits):
+                edit.op.discard()
             raise
-        self.rewrites += 1
-        self.touched = list(op.made)
-        for was, now in zip(olds, made):
-            self._swap(was, now)
-        self._erase_unused((*covered, *op.made), terms.takes_random)
+        self.rewrites += len(edits)
+        self.touched = [n for e in edits for n in e.op.made]
+        for edit, news in zip(edits, made):
+            for was, now in zip(edit.olds, news):
+                self._swap(was, now)
+        for edit in reversed(edits):
+            self._erase_unused((*edit.covered, *edit.op.made), edit.terms.takes_random)
 
     def require_sound(
         self, olds: Sequence[Node], new: Any, op: Emitter, covered: tuple[Node, ...], terms: Terms
@@ -152,8 +169,8 @@ class Rewriter:
 
     # ---- what must hold ----
 
-    def _check_limit(self) -> None:
-        if self.limit is not None and self.rewrites >= self.limit:
+    def _check_limit(self, more: int = 1) -> None:
+        if self.limit is not None and self.rewrites + more > self.limit:
             raise Refused("the limit of rewrites is reached")
 
     def _check_respelled(self, node: Node, before: Spelling, seen: Effects) -> None:

@@ -14,6 +14,7 @@ from ..ir.facts import tensor_fact
 from ..ir.program import Program, Value
 from ..match.matcher import Found
 from ..match.pattern import Pattern, build_pattern
+from ..passes.record import Decision
 from .refusal import NotConcerned, Refused
 
 _Accepted = TypeVar("_Accepted")
@@ -28,6 +29,7 @@ class Match:
         self.roots = tuple(Value(program, n) for n in found.roots)
         self.bindings = found.bindings
         """What the captures took, as it stands in the graph; `m["x"]` gives it as a value with its facts."""
+        self.decision: Decision | None = None
         self._values: dict[str, Any] = {}
 
     @property
@@ -44,6 +46,11 @@ class Match:
         """What the pattern cannot say by its form ("to the same shape"); without it this is no match."""
         if not condition:
             raise NotConcerned(reason)
+
+    def pays(self, before: float, after: float) -> None:
+        """Leave this site alone unless the cost model says that the new way is quicker, both in seconds."""
+        self.decision = Decision(before, after)
+        self.require(self.decision.pays, f"would cost {self.decision}")
 
     def cover(self, nodes: Iterable[Node]) -> None:
         """More nodes whose work the rewrite does: found by `check` itself, beyond the pattern."""

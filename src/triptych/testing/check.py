@@ -53,14 +53,14 @@ def run_example(subject: Rule | type[Pass], example: Example, dialect: str) -> O
     verify(gm)
     outcome = Outcome(tally, before, text(gm), len(original.graph.nodes), len(gm.graph.nodes))
     _check_outcome(subject, example, outcome)
-    exact = subject.exact if isinstance(subject, Rule) else True
-    compare_graphs(original, gm, inputs, exact, example.same_values)
+    compare_graphs(original, gm, inputs, subject.exact, example.same_values)
     return outcome
 
 
 def _apply(subject: Rule | type[Pass], gm: GraphModule, example: Example) -> Tally:
     if isinstance(subject, Rule):
-        return run_rules(Rewriter(Program(gm), subject.name), [subject], strict=True)
+        program = Program(gm, freeze=example.options.get("freeze", False))
+        return run_rules(Rewriter(program, subject.name), [subject], strict=True)
     return run_pass(subject, gm, options=example.options, is_inference=example.is_inference)
 
 
@@ -73,7 +73,8 @@ def run_pass(
 ) -> Tally:
     """Run one pass over a graph, in place; an error in it is raised."""
     made = Options.make(options)
-    run = PassRun(Rewriter(Program(gm, example_inputs), subject.name), made, is_inference=is_inference, strict=True)
+    rewriter = Rewriter(Program(gm, example_inputs, made.freeze), subject.name)
+    run = PassRun(rewriter, made, is_inference=is_inference, strict=True)
     pass_with_options(subject, made).run(run)
     gm.recompile()
     return run.tally

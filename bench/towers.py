@@ -1,0 +1,151 @@
+"""Towers: many small like networks, as compiled by Inductor, by Triptych, and batched by hand.
+
+    python bench/towers.py [--device cuda] [--towers 32] [--graphs]
+
+All candidates of a case run in one process, interleaved; the figure is the median of many rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+import time
+
+import torch
+import torch.nn as nn
+
+import triptych
+
+
+class Tower(nn.Module):
+    def __init__(self, width: int, hidden: int, out: int) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(width, hidden), nn.LayerNorm(hidden), nn.Linear(hidden, out)
+
+    def forward(self, x):
+        return torch.sigmoid(self.second(torch.relu(self.norm(self.first(x)))))
+
+
+class Towers(nn.Module):
+    """One tower after the other, over one input or over an input each; the results side by side."""
+
+    def __init__(self, count: int, width: int, hidden: int, out: int, result: str) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList(Tower(width, hidden, out) for _ in range(count))
+        self.result = result
+
+    def forward(self, x):
+        inputs = [x] * len(self.towers) if isinstance(x, torch.Tensor) else x
+        results = [tower(i) for tower, i in zip(self.towers, inputs)]
+        return {"cat": lambda: torch.cat(results, 1), "stack": lambda: torch.stack(results), "list": lambda: results}[
+            self.result
+        ]()
+
+
+class ByHand(nn.Module):
+    """The same, written as one: weights stacked once, a product for all towers."""
+
+    def __init__(self, towers: Towers) -> None:
+        super().__init__()
+
+        def stacked(pick):
+            return nn.Parameter(torch.stack([pick(t).detach() for t in towers.towers]))
+
+        self.w1, self.b1 = stacked(lambda t: t.first.weight), stacked(lambda t: t.first.bias)
+        self.g, self.c = stacked(lambda t: t.norm.weight), stacked(lambda t: t.norm.bias)
+        self.w2, self.b2 = stacked(lambda t: t.second.weight), stacked(lambda t: t.second.bias)
+        self.result = towers.result
+
+    def forward(self, x):
+        count, hidden, _ = self.w1.shape
+        if isinstance(x, torch.Tensor):
+            h = nn.functional.linear(x, self.w1.flatten(0, 1), self.b1.flatten()).view(-1, count, hidden)
+            h = torch.relu(nn.functional.layer_norm(h, (hidden,)) * self.g + self.c).transpose(0, 1)
+        else:
+            h = torch.baddbmm(self.b1[:, None], torch.stack(x), self.w1.transpose(1, 2))
+            h = torch.relu(nn.functional.layer_norm(h, (hidden,)) * self.g[:, None] + self.c[:, None])
+        y = torch.sigmoid(torch.baddbmm(self.b2[:, None], h, self.w2.transpose(1, 2)))
+        if self.result == "stack":
+            return y
+        return y.transpose(0, 1).flatten(1) if self.result == "cat" else [m.clone() for m in y.unbind()]
+
+
+def timed(call, device: str, times: int) -> float:
+    """Milliseconds a call, over a few in a row."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(times):
+        call()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) / times * 1e3
+
+
+def compare(candidates, device: str, rounds: int, times: int) -> dict[str, float]:
+    seen: dict[str, list[float]] = {name: [] for name in candidates}
+    for call in candidates.values():
+        for _ in range(4):
+            call()
+    for _ in range(rounds):
+        for name, call in candidates.items():
+            seen[name].append(timed(call, device, times))
+    return {name: statistics.median(figures) for name, figures in seen.items()}
+
+
+def joined(result):
+    return torch.cat(result, 1) if isinstance(result, list) else result
+
+
+def run_case(args, batch: int, own: bool, result: str) -> dict[str, float]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    cuda = args.device == "cuda"
+    dtype = torch.bfloat16 if cuda else torch.float32
+    like = {"device": args.device, "dtype": dtype}
+    model = Towers(args.towers, args.width, args.width, args.out, result).to(**like).eval()
+    inputs = [torch.randn(batch, args.width, **like) for _ in range(args.towers if own else 1)]
+    x = inputs if own else inputs[0]
+    mode = {"mode": "reduce-overhead"} if args.graphs else {}
+
+    def ours(**options):
+        return torch.compile(model, backend=triptych.compile_fx, options={**mode, **options})
+
+    compiled = {
+        "inductor": torch.compile(model, **mode),
+        "triptych": ours(),
+        "triptych, freeze": ours(freeze=True),
+        "by hand": torch.compile(ByHand(model), **mode),
+    }
+    with torch.no_grad():
+        wanted = joined(model(x))
+        for name, f in compiled.items():
+            torch.testing.assert_close(joined(f(x)), wanted, atol=2e-2, rtol=2e-2, msg=name)
+        calls = {name: functools.partial(f, x) for name, f in compiled.items()}
+        return compare(calls, args.device, args.rounds, 20 if cuda else 3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--towers", type=int, default=32)
+    parser.add_argument("--width", type=int, default=512, help="of the input and of the hidden layer")
+    parser.add_argument("--out", type=int, default=64)
+    parser.add_argument("--graphs", action="store_true", help="with CUDA graphs")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--batches", default="1024,8192")
+    parser.add_argument("--results", default="cat,list", help="how the towers' results are returned")
+    args = parser.parse_args()
+    print(f"{args.towers} towers {args.width}-{args.width}-{args.out}, {args.device}; ms (ratio to by hand)")
+    for batch in map(int, args.batches.split(",")):
+        for own in (False, True):
+            for result in args.results.split(","):
+                figures = run_case(args, batch, own, result)
+                base = figures["by hand"]
+                row = "  ".join(f"{n} {ms:.3f} ({ms / base:.2f}x)" for n, ms in figures.items())
+                print(f"batch {batch:5d}  {'own input' if own else 'shared   '}  {result:5s}  {row}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

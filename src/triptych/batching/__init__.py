@@ -1,0 +1,1 @@
+"""Many small like operations as one: finding them, and building the operations over stacked values."""

@@ -1,0 +1,113 @@
+"""A plan carried out: every group built once, its members taken from it only for those who need one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.fx import Node
+
+from ..cost import bytes_of, device_model, size_hint
+from ..ir.facts import same_layout
+from ..ir.program import Program, Value
+from ..rewrite.emit import Emitter
+from .plan import Group, Plan
+from .recipes import tensor_of
+from .stacked import Stacked, stack
+
+
+class Builder:
+    """Emits the groups of a plan, in its order."""
+
+    def __init__(self, program: Program, plan: Plan) -> None:
+        self.program, self.plan = program, plan
+        self.built: dict[Group, Stacked] = {}
+
+    def build(self, op: Emitter, group: Group) -> Stacked:
+        call = self.program.call(group.nodes[0])
+        assert call is not None
+        operands = [self._operand(op, nodes) for nodes in zip(*(m.data for m in group.members))]
+        made = self.built[group] = group.recipe.build(op, group, operands, call)
+        return made
+
+    def _operand(self, op: Emitter, nodes: Sequence[Node]) -> Stacked:
+        if all(n is nodes[0] for n in nodes):
+            return Stacked(Value(self.program, nodes[0]), None)
+        source, indices = stack_of(self.plan, nodes)
+        if source is None:
+            return stack(op, nodes)
+        whole = self.built[source]
+        if len(indices) == len(source):
+            return whole
+        assert whole.axis is not None
+        return Stacked(op.slice(whole.value, whole.axis, indices[0], indices[-1] + 1), whole.axis)
+
+    def members(self, op: Emitter, group: Group, wanted: Sequence[Node]) -> list[Value]:
+        """Single members out of a stacked result, laid out as they were."""
+        if not wanted:
+            return []
+        made = self.built[group]
+        parts = op.unbind(made.value, dim=made.axis)
+        values = []
+        for node in wanted:
+            value = op.getitem(parts, self.plan.place[node][1])
+            old = tensor_of(node)
+            if self.program.aliasing.is_output(node) or not same_layout(old, tensor_of(value.node)):
+                value = copied_as(op, value, old)
+            values.append(value)
+        return values
+
+
+def copied_as(op: Emitter, value: Value, like: torch.Tensor) -> Value:
+    """The value in memory of its own, its dims in the order in which those of another tensor lie."""
+    dims = sorted(range(like.dim()), key=lambda d: (-size_hint(like.stride(d)), d))
+    in_order = op.permute(value, dims) if dims != sorted(dims) else value
+    copy = op.clone(in_order, memory_format=torch.contiguous_format)
+    return copy if in_order is value else op.permute(copy, [dims.index(d) for d in range(like.dim())])
+
+
+def stack_of(plan: Plan, nodes: Sequence[Node]) -> tuple[Group | None, list[int]]:
+    """The one group whose members these are, side by side and in order; None if they are not."""
+    places = [plan.place.get(n) for n in nodes]
+    groups = {p[0] if p is not None else None for p in places}
+    indices = [p[1] for p in places if p is not None]
+    if len(groups) != 1 or None in groups or indices != list(range(indices[0], indices[0] + len(nodes))):
+        return None, []
+    return groups.pop(), indices
+
+
+def estimate(program: Program, plan: Plan, groups: Sequence[Group]) -> tuple[float, float]:
+    """Seconds without and with these groups: the operations, and what must be put together and taken apart."""
+    before = after = 0.0
+    chosen = set(groups)
+    for group in groups:
+        first = tensor_of(group.nodes[0])
+        model = device_model(first.device)
+        alone, together = group.recipe.cost(model, group)
+        before, after = before + alone, after + together
+        operands = [*zip(*(m.data for m in group.members)), *zip(*(m.weights for m in group.members))]
+        for nodes in operands:
+            if nodes[0] is None or all(n is nodes[0] for n in nodes) or program.computed_once(*nodes):
+                continue
+            source, _ = stack_of(plan, nodes)
+            if source not in chosen:
+                after += model.copy(2 * sum(bytes_of(tensor_of(n)) for n in nodes))
+        # what is returned needs memory of its own; other users read a member where it lies
+        returned = sum(any(user.op == "output" for user in node.users) for node in group.nodes)
+        after += returned * model.copy(2 * bytes_of(first))
+    return before, after
+
+
+def chains(groups: Sequence[Group]) -> list[list[Group]]:
+    """Groups that feed one another, together and in order: they pay together or not at all."""
+    chain: dict[Group, list[Group]] = {}
+    for group in groups:
+        mine = chain[group] = [group]
+        for feed in group.feeds:
+            if (other := chain[feed]) is mine:
+                continue
+            small, mine = sorted((other, mine), key=len)
+            mine.extend(small)
+            chain.update(dict.fromkeys(small, mine))
+    order = {group: i for i, group in enumerate(groups)}
+    return [sorted(c, key=order.__getitem__) for c in {id(c): c for c in chain.values()}.values()]

@@ -1,0 +1,155 @@
+"""Which operations can be one: found by scheduling the graph as a list, in time linear in its size.
+
+Whatever is ready at the same time cannot depend on each other. So a node that could be batched is held back until
+nothing else can go on; then the largest set of equal ones goes as a group. Towers of different depth, written one
+after the other, line up by themselves.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from torch.fx import Node
+
+if TYPE_CHECKING:
+    from .recipes import Recipe
+
+
+@dataclass(frozen=True)
+class Member:
+    """One operation that could be part of a group."""
+
+    node: Node
+    recipe: Recipe
+    key: Hashable
+    """Equal for operations that could be one: the operation, its arguments, what is known of its operands."""
+    data: tuple[Node, ...]
+    """The operands that carry a chain from one group to the next."""
+    weights: tuple[Node | None, ...] = ()
+    """Operands that are the member's own, and are put together for the group."""
+
+    def on(self, now: Mapping[Node, Node]) -> Member:
+        """The member on other operands, where some were replaced."""
+        weights = tuple(None if w is None else now.get(w, w) for w in self.weights)
+        return replace(self, data=tuple(now.get(d, d) for d in self.data), weights=weights)
+
+
+@dataclass(eq=False)
+class Group:
+    """Operations that become one, in the order in which their results are stacked."""
+
+    members: list[Member]
+    feeds: set[Group] = field(default_factory=set)
+    """Groups whose stacked result this one takes as it is."""
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.members[0].recipe
+
+    @property
+    def nodes(self) -> list[Node]:
+        return [m.node for m in self.members]
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+
+@dataclass
+class Plan:
+    """The graph in another order, in which the members of each group stand side by side."""
+
+    order: list[Node]
+    groups: list[Group]
+    place: dict[Node, tuple[Group, int]]
+    """For every member the group it is in, and which one it is there."""
+
+
+def find_groups(
+    before: dict[Node, list[Node]], member_of: Callable[[Node], Member | None], smallest: int
+) -> Plan:
+    """Schedule the nodes, `before` saying what each must come after; equal members that are ready at once are one."""
+    waits = {node: len(set(wanted)) for node, wanted in before.items()}
+    after: dict[Node, list[Node]] = defaultdict(list)
+    for node, wanted in before.items():
+        for other in set(wanted):
+            after[other].append(node)
+    ready = deque(node for node, count in waits.items() if count == 0)
+    held: dict[Hashable, list[Member]] = {}
+    largest: list[tuple[int, int, _Unordered]] = []
+    plan = Plan([], [], {})
+
+    def go(node: Node) -> None:
+        plan.order.append(node)
+        for other in after[node]:
+            waits[other] -= 1
+            if waits[other] == 0:
+                ready.append(other)
+
+    while ready or held:
+        while ready:
+            node = ready.popleft()
+            member = member_of(node)
+            if member is None:
+                go(node)
+                continue
+            waiting = held.setdefault(member.key, [])
+            waiting.append(member)
+            heapq.heappush(largest, (-len(waiting), len(plan.order), _Unordered(member.key)))
+        if held:
+            for group in _parts(_pop_largest(largest, held), plan.place, smallest):
+                if len(group) >= smallest:
+                    plan.groups.append(group)
+                    plan.place.update((m.node, (group, i)) for i, m in enumerate(group.members))
+                for node in group.nodes:
+                    go(node)
+    return plan
+
+
+@dataclass(frozen=True)
+class _Unordered:
+    """A key in a heap: entries that are otherwise equal come in any order."""
+
+    key: Hashable
+
+    def __lt__(self, other: Any) -> bool:
+        return False
+
+
+def _pop_largest(largest: list[Any], held: dict[Hashable, list[Member]]) -> list[Member]:
+    while True:
+        size, _, entry = heapq.heappop(largest)
+        if len(held.get(entry.key, ())) == -size:  # else an older, smaller count of the same set
+            return held.pop(entry.key)
+
+
+def _parts(members: Sequence[Member], place: dict[Node, tuple[Group, int]], smallest: int) -> Iterable[Group]:
+    """Equal operations by where their operands come from: one stack, one value for all, or a value each."""
+    uses = Counter((i, operand) for m in members for i, operand in enumerate(m.data))
+    parts: dict[Any, list[Member]] = defaultdict(list)
+    turn: Counter[Any] = Counter()
+    for member in members:
+        origin = tuple(_origin(i, operand, place, uses, smallest) for i, operand in enumerate(member.data))
+        # the same element of a stack used twice: the second use goes into a second group
+        taken = tuple(place[n][1] if n in place else None for n in member.data)
+        again = turn[origin, taken] if any(t is not None for t in taken) else 0
+        turn[origin, taken] += 1
+        parts[origin, again].append(member)
+    for (origin, _), part in parts.items():
+        stacked = next((i for i, o in enumerate(origin) if isinstance(o, Group)), None)
+        if stacked is not None:
+            part.sort(key=lambda m: place[m.data[stacked]][1])
+        group = Group(part)
+        group.feeds = {o for o in origin if isinstance(o, Group)}
+        yield group
+
+
+def _origin(
+    position: int, operand: Node, place: dict[Node, tuple[Group, int]], uses: Counter[Any], smallest: int
+) -> Any:
+    if operand in place:
+        return place[operand][0]
+    return operand if uses[position, operand] >= smallest else "a value each"

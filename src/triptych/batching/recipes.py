@@ -1,0 +1,254 @@
+"""How one kind of operation is done for a whole group: what makes two of them equal, and the one that does both."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..cost import DeviceModel, bytes_of
+from ..cost.sizes import elements, size_hint
+from ..ir.calls import Call
+from ..ir.facts import tensor_fact
+from ..ir.program import Program, Value
+from ..ir.text import type_of
+from ..ir.traits import is_pointwise, is_random
+from ..rewrite.emit import Emitter
+from .plan import Group, Member
+from .stacked import Stacked, broadcast, flat_rows, join, stack
+
+WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+"""What norms of these dtypes are computed in, to be rounded once at the end as the unbatched ones are."""
+
+
+def tensor_of(node: Any) -> torch.Tensor:
+    known = tensor_fact(node)
+    assert known is not None
+    return known
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Subclasses say which operations they take, and build one operation for a group of them."""
+
+    leads: bool = True
+    """May begin a chain; one that follows only takes values that are stacked already, for it saves nothing else."""
+
+    def name(self, call: Call) -> str:
+        return f"batch_{call.op}"
+
+    def member(self, program: Program, node: Node, call: Call) -> Member | None:
+        raise AssertionError("each recipe says which operations it takes")
+
+    def build(self, op: Emitter, group: Group, operands: Sequence[Stacked], call: Call) -> Stacked:
+        raise AssertionError("each recipe builds its own operation")
+
+    def cost(self, model: DeviceModel, group: Group) -> tuple[float, float]:
+        """Seconds for the members one by one, and for the one operation, stacking left out."""
+        return 0.0, 0.0
+
+
+def signature(
+    node: Node, call: Call, tensors: Sequence[Node | None], names: Sequence[str], of: Recipe
+) -> Hashable | None:
+    """What must be equal: the operation, what is known of operands and result, and every other argument."""
+    known = [None if t is None else tensor_fact(t) for t in tensors]
+    if tensor_fact(node) is None or any(k is None and t is not None for k, t in zip(known, tensors)):
+        return None
+    plain = {k: v for k, v in call.args.items() if k not in names}
+    if any(isinstance(n, Node) for v in plain.values() for n in (v if isinstance(v, (list, tuple)) else (v,))):
+        return None
+    devices = {k.device for k in known if k is not None}
+    if len(devices) != 1 or any(k is not None and k.layout != torch.strided for k in known):
+        return None
+    kinds = tuple(None if k is None else (type_of(k), k.requires_grad) for k in known)
+    return (of, call.op, type_of(tensor_fact(node)), kinds, repr(plain), devices.pop())
+
+
+@dataclass(frozen=True)
+class BatchLinear(Recipe):
+    """linear(x_i, W_i, b_i) -> baddbmm(b, x, W^T) over the stack; of one x -> linear(x, cat(W), cat(b))"""
+
+    def name(self, call: Call) -> str:
+        return "batch_linear"
+
+    def member(self, program: Program, node: Node, call: Call) -> Member | None:
+        if call.op != "linear" or call.mutates:
+            return None
+        x, w, b = call.args["input"], call.args["weight"], call.get("bias")
+        key = signature(node, call, (x, w, b), ("input", "weight", "bias"), self)
+        if key is None or tensor_of(x).dim() < 2 or tensor_of(w).dim() != 2:
+            return None
+        return Member(node, self, key, (x,), (w, b))
+
+    def build(self, op: Emitter, group: Group, operands: Sequence[Stacked], call: Call) -> Stacked:
+        (x,) = operands
+        weights = [m.weights[0] for m in group.members]
+        biases = [m.weights[1] for m in group.members]
+        has_bias = biases[0] is not None
+        if x.axis is None:
+            bias = join(op, biases) if has_bias else None  # type: ignore[arg-type]
+            made = op.linear(x.value, join(op, weights), bias=bias)  # type: ignore[arg-type]
+            *lead, width = made.shape
+            return Stacked(op.reshape(made, [*lead, len(group), width // len(group)]), len(lead))
+        rows, lead = flat_rows(op, x)
+        w = op.permute(stack(op, weights).value, [0, 2, 1])  # type: ignore[arg-type]
+        if has_bias:
+            made = op.baddbmm(op.unsqueeze(stack(op, biases).value, 1), rows, w)  # type: ignore[arg-type]
+        else:
+            made = op.matmul(rows, w)
+        if len(lead) != 1:
+            made = op.reshape(made, [len(group), *lead, made.shape[-1]])
+        return Stacked(made, 0)
+
+    def cost(self, model: DeviceModel, group: Group) -> tuple[float, float]:
+        first = group.members[0]
+        x, w = tensor_of(first.data[0]), tensor_of(first.weights[0])
+        n, k = (size_hint(s) for s in w.shape)
+        m, count = elements(x.shape[:-1]), len(group)
+        shared = len({member.data for member in group.members}) == 1
+        one = model.gemm(m, n * count, k, x.dtype) if shared else model.gemm(m, n, k, x.dtype, count)
+        return count * model.gemm(m, n, k, x.dtype), one
+
+
+@dataclass(frozen=True)
+class BatchMatmul(Recipe):
+    """x_i @ y_i -> one batched product"""
+
+    def member(self, program: Program, node: Node, call: Call) -> Member | None:
+        if call.op != "matmul":
+            return None
+        x, y = call.args["self"], call.args["other"]
+        key = signature(node, call, (x, y), ("self", "other"), self)
+        if key is None or tensor_of(x).dim() != 2 or tensor_of(y).dim() != 2:
+            return None
+        return Member(node, self, key, (x, y))
+
+    def build(self, op: Emitter, group: Group, operands: Sequence[Stacked], call: Call) -> Stacked:
+        x, y = (o.value if o.axis is None else o.in_front(op) for o in operands)
+        return Stacked(op.matmul(x, y), 0)
+
+    def cost(self, model: DeviceModel, group: Group) -> tuple[float, float]:
+        x, y = (tensor_of(d) for d in group.members[0].data)
+        m, k, n = size_hint(x.shape[0]), size_hint(x.shape[1]), size_hint(y.shape[1])
+        return len(group) * model.gemm(m, n, k, x.dtype), model.gemm(m, n, k, x.dtype, len(group))
+
+
+@dataclass(frozen=True)
+class BatchNormalization(Recipe):
+    """layer_norm(x_i, w_i, b_i) -> layer_norm(x) * w + b over the stack, rounded once; so rms_norm"""
+
+    def name(self, call: Call) -> str:
+        return {"layer_norm": "batch_layernorm", "rms_norm": "batch_rmsnorm"}[call.op]
+
+    def member(self, program: Program, node: Node, call: Call) -> Member | None:
+        if call.op not in ("layer_norm", "rms_norm"):
+            return None
+        x, w, b = call.args["input"], call.get("weight"), call.args.get("bias")
+        key = signature(node, call, (x, w, b), ("input", "weight", "bias"), self)
+        if key is None or (call.op == "rms_norm" and call.get("eps") is None and tensor_of(x).dtype in WIDE):
+            return None  # the default is that of the operand's own dtype
+        return Member(node, self, key, (x,), (w, b))
+
+    def build(self, op: Emitter, group: Group, operands: Sequence[Stacked], call: Call) -> Stacked:
+        (x,) = operands
+        shape = list(call.args["normalized_shape"])
+        value, axis = x.value, x.axis or 0
+        if axis > x.member_rank - len(shape):
+            value, axis = x.in_front(op), 0
+        weights = [_together(op, [m.weights[i] for m in group.members]) for i in (0, 1)]
+        wide = WIDE.get(value.dtype) if any(weights) else None
+        if wide is not None:
+            narrow, value = value.dtype, op.to(value, dtype=wide)
+        plain = {k: v for k, v in call.args.items() if k not in ("input", "weight", "bias")}
+        value = getattr(op, call.op)(value, **plain)
+        for combine, weight in zip((op.mul, op.add), weights):
+            if weight is not None:
+                value = combine(value, broadcast(op, weight, x.member_rank, axis))
+        return Stacked(value if wide is None else op.to(value, dtype=narrow), axis)
+
+    def cost(self, model: DeviceModel, group: Group) -> tuple[float, float]:
+        moved = 2 * bytes_of(tensor_of(group.members[0].data[0]))
+        return len(group) * model.copy(moved), model.copy(len(group) * moved)
+
+
+def _together(op: Emitter, nodes: Sequence[Node | None]) -> Stacked | None:
+    """Weights of the members: none, one for all, or stacked."""
+    first = nodes[0]
+    if first is None:
+        return None
+    if all(n is first for n in nodes):
+        return Stacked(Value(op.program, first), None)
+    return stack(op, nodes)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class BatchPointwise(Recipe):
+    """f(x_i, y_i) -> f(x, y) over the stack, for any f that works element by element; bit for bit"""
+
+    draws: bool = False
+    """Dropout too: the draws are as many and as independent, but others."""
+
+    def member(self, program: Program, node: Node, call: Call) -> Member | None:
+        if call.mutates or tensor_fact(node) is None or not (call.op == "detach" or is_pointwise(call.op)):
+            return None
+        random = is_random(call.op) or call.op == "dropout"
+        if random and not (self.draws and call.op == "dropout" and call.get("train") is True):
+            return None
+        names = [k for k, v in call.args.items() if isinstance(v, Node) and tensor_fact(v) is not None]
+        operands = tuple(call.args[k] for k in names)
+        key = signature(node, call, operands, names, self)
+        rank = tensor_of(node).dim()
+        if key is None or not operands or all(tensor_of(o).dim() != rank for o in operands):
+            return None
+        return Member(node, self, (key, tuple(names)), operands)
+
+    def build(self, op: Emitter, group: Group, operands: Sequence[Stacked], call: Call) -> Stacked:
+        names = [k for k, v in call.args.items() if isinstance(v, Node) and tensor_fact(v) is not None]
+        rank = max(o.member_rank for o in operands)
+        axis = next(o.axis for o in operands if o.axis is not None and o.member_rank == rank)
+        given = {k: broadcast(op, o, rank, axis) for k, o in zip(names, operands)}
+        return Stacked(getattr(op, call.op)(**{**call.args, **given}), axis)
+
+    def cost(self, model: DeviceModel, group: Group) -> tuple[float, float]:
+        if any(not isinstance(feed.recipe, (BatchLinear, BatchMatmul)) for feed in group.feeds):
+            return 0.0, 0.0  # part of the kernel before it, batched or not
+        moved = 2 * bytes_of(tensor_of(group.members[0].node))
+        return len(group) * model.copy(moved), model.copy(len(group) * moved)
+
+
+@dataclass(frozen=True)
+class BatchAlongDims(Recipe):
+    """softmax, sum, permute, unsqueeze and others of x_i -> the same over the stack, its dims counted on by one"""
+
+    leads: bool = False
+
+    def member(self, program: Program, node: Node, call: Call) -> Member | None:
+        if call.mutates or tensor_fact(node) is None or call.op not in (*ALONG_DIM, *ALONG_DIMS, "reshape"):
+            return None
+        x = call.args.get("self")
+        if not isinstance(x, Node) or (call.op in ALONG_DIM and not isinstance(call.get("dim"), (int, list, tuple))):
+            return None
+        key = signature(node, call, (x,), ("self",), self)
+        return None if key is None else Member(node, self, key, (x,))
+
+    def build(self, op: Emitter, group: Group, operands: Sequence[Stacked], call: Call) -> Stacked:
+        value = operands[0].in_front(op)
+        args = {**call.args, "self": value}
+        if call.op == "reshape":
+            args["shape"] = [len(group), *call.args["shape"]]
+        elif call.op in ALONG_DIMS:
+            args["dims"] = [0, *(d + 1 for d in call.args["dims"])]
+        else:
+            dim = call.get("dim")
+            args["dim"] = dim + 1 if isinstance(dim, int) else [d + 1 for d in dim]
+        return Stacked(getattr(op, call.op)(**args), 0)
+
+
+ALONG_DIM = frozenset(
+    "softmax log_softmax sum mean amax amin argmax argmin logsumexp cumsum unsqueeze squeeze slice select".split()
+)
+ALONG_DIMS = frozenset(["permute"])

@@ -1,0 +1,72 @@
+"""Values put together along one new axis, and how they meet in one operation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.fx import Node
+
+from ..ir.facts import numel
+from ..ir.program import Value
+from ..rewrite.emit import Emitter
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """`value` holds the members side by side along `axis`; with no axis it is one value for all of them."""
+
+    value: Value
+    axis: int | None
+
+    @property
+    def member_rank(self) -> int:
+        return self.value.rank - (self.axis is not None)
+
+    @property
+    def member_shape(self) -> list[Any]:
+        return [s for d, s in enumerate(self.value.shape) if d != self.axis]
+
+    def in_front(self, op: Emitter) -> Value:
+        """The value with the members' axis first."""
+        return move_axis(op, self.value, self.axis or 0, 0)
+
+
+def move_axis(op: Emitter, value: Value, source: int, to: int) -> Value:
+    if source == to:
+        return value
+    dims = [d for d in range(value.rank) if d != source]
+    return op.permute(value, [*dims[:to], source, *dims[to:]])
+
+
+def stack(op: Emitter, nodes: Sequence[Node]) -> Stacked:
+    return Stacked(op.stack(list(nodes), dim=0), 0)
+
+
+def join(op: Emitter, nodes: Sequence[Node]) -> Value:
+    """Weights for one operation: several along dim 0, or the only one there is."""
+    return op.cat(list(nodes), dim=0)
+
+
+def broadcast(op: Emitter, operand: Stacked, rank: int, axis: int) -> Value:
+    """An operand as it broadcasts against stacked members of that rank with their axis at that place."""
+    behind = rank - axis
+    if operand.axis is None:
+        value, own = operand.value, operand.value.rank
+        return op.unsqueeze(value, own - behind) if own > behind else value
+    value = operand.in_front(op)
+    missing = rank - operand.member_rank
+    if missing:
+        count, *shape = value.shape
+        value = op.reshape(value, [count, *[1] * missing, *shape])
+    return move_axis(op, value, 0, axis)
+
+
+def flat_rows(op: Emitter, operand: Stacked) -> tuple[Value, list[Any]]:
+    """(members, rows, columns), and the sizes that the rows were."""
+    value = operand.in_front(op)
+    count, *lead, columns = value.shape
+    if len(lead) == 1:
+        return value, lead
+    return op.reshape(value, [count, numel(lead), columns]), lead

@@ -1,0 +1,148 @@
+"""A roofline of a device: memory bandwidth, arithmetic, and what a kernel costs at least.
+
+Known devices come from a table of what they sustain, not of what is printed on the box; another GPU is measured
+once and remembered on disk. The answers are estimates: a rewrite asks whether it pays, never whether it is right.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+log = logging.getLogger("triptych")
+
+TILE = 64
+"""A GEMM kernel works on tiles of about this size: a product with fewer tiles than the device has cores leaves the
+rest idle."""
+
+
+@dataclass(frozen=True)
+class DeviceModel:
+    """What one device sustains, in bytes, operations and seconds."""
+
+    name: str
+    bandwidth: float
+    half: float
+    """Floating-point operations a second in GEMMs of bf16 and fp16."""
+    single: float
+    launch: float
+    """What a kernel costs at least, from the call to the next one."""
+    cores: int = 1
+
+    def flops(self, dtype: torch.dtype) -> float:
+        if dtype in (torch.bfloat16, torch.float16):
+            return self.half
+        return self.single / 2 if dtype == torch.float64 else self.single
+
+    def gemm(self, m: int, n: int, k: int, dtype: torch.dtype, batch: int = 1) -> float:
+        """Seconds for `batch` products of (m, k) by (k, n), in one call."""
+        tiles = math.ceil(m / TILE) * math.ceil(n / TILE) * batch
+        busy = min(1.0, max(tiles, 1) / self.cores)
+        arithmetic = 2.0 * batch * m * n * k / (self.flops(dtype) * busy)
+        moved = batch * (m * k + k * n + m * n) * dtype.itemsize
+        return self.launch + max(arithmetic, moved / self.bandwidth)
+
+    def copy(self, moved: float) -> float:
+        """Seconds for one kernel that reads and writes that many bytes in all."""
+        return self.launch + moved / self.bandwidth
+
+
+def _gpu(name: str, bandwidth: float, half: float, single: float, cores: int) -> DeviceModel:
+    """Bandwidth in TB/s, GEMM rates in Tflop/s: about four fifths of the data sheet's."""
+    return DeviceModel(name, bandwidth * 0.8e12, half * 0.8e12, single * 0.8e12, GPU_LAUNCH, cores)
+
+
+GPU_LAUNCH = 5e-6
+KNOWN = (
+    _gpu("H200", 4.8, 989, 67, 132),
+    _gpu("H100", 3.35, 989, 67, 132),
+    _gpu("A100", 2.0, 312, 19.5, 108),
+    _gpu("L40", 0.86, 181, 91, 142),
+    _gpu("L4", 0.3, 121, 30, 58),
+    _gpu("A10", 0.6, 125, 31, 72),
+    _gpu("V100", 0.9, 125, 15.7, 80),
+    _gpu("T4", 0.3, 65, 8.1, 40),
+    _gpu("RTX 4090", 1.0, 165, 82, 128),
+)
+
+CPU_THREAD = DeviceModel("cpu", bandwidth=20e9, half=20e9, single=40e9, launch=8e-6)
+"""One thread of a server of the last years; a call from Python to a kernel and back."""
+
+
+@functools.cache
+def device_model(device: torch.device | str) -> DeviceModel:
+    """The model of a device: known by its name, remembered from an earlier measurement, or measured now."""
+    device = torch.device(device)
+    if device.type != "cuda" or not torch.cuda.is_available():
+        threads = torch.get_num_threads()
+        one = CPU_THREAD
+        return DeviceModel("cpu", one.bandwidth * min(threads, 8), one.half * threads, one.single * threads, one.launch)
+    name = torch.cuda.get_device_name(device)
+    for model in KNOWN:
+        if model.name in name:
+            return model
+    return _remembered(name) or _remember(measure(name, device))
+
+
+# ---- devices that are not in the table ----
+
+
+def measure(name: str, device: torch.device) -> DeviceModel:
+    """Bandwidth by a copy, arithmetic by a product, launch cost by a tiny kernel: about a second, once."""
+    log.info("measuring %s, once", name)
+    large = torch.empty(1 << 27, dtype=torch.uint8, device=device)
+    target = torch.empty_like(large)
+    bandwidth = 2 * large.numel() / _seconds(lambda: target.copy_(large))
+    rates: Mapping[torch.dtype, float] = {d: _gemm_rate(d, device) for d in (torch.float16, torch.float32)}
+    cores = torch.cuda.get_device_properties(device).multi_processor_count
+    return DeviceModel(name, bandwidth, rates[torch.float16], rates[torch.float32], GPU_LAUNCH, cores)
+
+
+def _gemm_rate(dtype: torch.dtype, device: torch.device) -> float:
+    n = 4096
+    x = torch.ones(n, n, dtype=dtype, device=device)
+    return 2.0 * n**3 / _seconds(lambda: x @ x)
+
+
+def _seconds(work: Callable[[], Any], times: int = 10) -> float:
+    for _ in range(3):
+        work()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(times):
+        work()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3 / times
+
+
+def _store() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "triptych" / "devices.json"
+
+
+def _remembered(name: str) -> DeviceModel | None:
+    try:
+        return DeviceModel(**json.loads(_store().read_text())[name])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _remember(model: DeviceModel) -> DeviceModel:
+    try:
+        path = _store()
+        known = json.loads(path.read_text()) if path.exists() else {}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({**known, model.name: asdict(model)}, indent=1))
+    except (OSError, ValueError) as error:
+        log.info("the measurement of %s is not kept: %s", model.name, error)
+    return model

@@ -1,0 +1,30 @@
+"""Sizes as plain numbers, for estimates only: nothing a rewrite must hold by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ..ir.facts import number
+
+UNKNOWN_SIZE = 64
+"""Taken for a size that no run has shown yet."""
+
+
+def size_hint(size: Any) -> int:
+    """A size as the number it had when the program was captured; adds no guard."""
+    size = number(size)
+    if isinstance(size, torch.SymInt):
+        size = size.node.hint if size.node.has_hint() else UNKNOWN_SIZE
+    return int(size)
+
+
+def elements(shape: Iterable[Any]) -> int:
+    return math.prod(size_hint(s) for s in shape)
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    return elements(tensor.shape) * tensor.dtype.itemsize
