@@ -21,14 +21,30 @@ from .post_grad.eliminate_dead_code import EliminateDeadCode
 from .post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
 from .post_grad.remove_assert_ops import RemoveAssertOps
 from .post_grad.reorder_for_locality import ReorderForLocality
+from .pre_grad.fuse_chunk_reshape_concat_pass import FuseChunkReshapeConcatPass
+from .pre_grad.fuse_chunk_reshape_unsqueeze_concat_pass import FuseChunkReshapeUnsqueezeConcatPass
+from .pre_grad.fuse_chunk_squeeze_cat_pass import FuseChunkSqueezeCatPass
+from .pre_grad.fuse_split_getitem_squeeze_cat import FuseSplitGetitemSqueezeCat
 from .pre_grad.group_batch_fusion_passes import GroupBatchFusionPasses
 from .pre_grad.merge_concats_pass import MergeConcatsPass
+from .pre_grad.merge_getitem_cat_pass import MergeGetitemCatPass
+from .pre_grad.merge_splits_pass import MergeSplitsPass
+from .pre_grad.merge_stack_tanh_unbind_pass import MergeStackTanhUnbindPass
+from .pre_grad.move_reshape_out_of_split_stack_pass import MoveReshapeOutOfSplitStackPass
+from .pre_grad.mutate_cat_pass import MutateCatPass
 from .pre_grad.normalization_pass_aten import NormalizationPassAten
 from .pre_grad.normalize_node_kwargs_pass import NormalizeNodeKwargsPass
 from .pre_grad.remove_noop_pass import RemoveNoopPass
 from .pre_grad.remove_reshape_pass import RemoveReshapePass
 from .pre_grad.remove_split_ops_pass import RemoveSplitOpsPass
+from .pre_grad.remove_split_with_size_one_pass import RemoveSplitWithSizeOnePass
+from .pre_grad.split_cat_pass import SplitCatPass
+from .pre_grad.split_cat_to_slices_pass import SplitCatToSlicesPass
+from .pre_grad.split_stack_to_cats_pass import SplitStackToCatsPass
 from .pre_grad.stack_to_unsqueeze_pass import StackToUnsqueezePass
+from .pre_grad.unbind_cat_to_view_pass import UnbindCatToViewPass
+from .pre_grad.unbind_stack_pass import UnbindStackPass
+from .pre_grad.unbind_stack_to_slices_pass import UnbindStackToSlicesPass
 
 
 @dataclass(frozen=True)
@@ -47,17 +63,32 @@ PRE_GRAD: list[Entry] = [
     NormalizationPassAten,  # first: what follows sees one spelling of each operation
     NormalizeNodeKwargsPass,
     RemoveNoopPass,
+    FuseChunkReshapeConcatPass,
     GroupBatchFusionPasses,
+    FuseChunkSqueezeCatPass,
     MergeConcatsPass,
     RemoveReshapePass,
     RemoveSplitOpsPass,
     StackToUnsqueezePass,
+    FuseChunkReshapeUnsqueezeConcatPass,
+    RemoveSplitWithSizeOnePass,  # from here the split/cat family: names for parts of one rule
+    MergeSplitsPass,
+    MergeStackTanhUnbindPass,
+    MergeGetitemCatPass,
+    MutateCatPass,
+    SplitCatPass,
+    UnbindStackPass,
+    SplitCatToSlicesPass,
+    UnbindCatToViewPass,
+    SplitStackToCatsPass,
+    UnbindStackToSlicesPass,
+    MoveReshapeOutOfSplitStackPass,
     RemoveNoopPass,  # once more, over what the others left behind
     Hook("pre_grad_custom_pass"),
     StableTopologicalSort,  # last: whatever the user's passes did, the graph is in order
 ]
 
-PRE_GRAD_OPTIONAL: list[Entry] = []
+PRE_GRAD_OPTIONAL: list[Entry] = [FuseSplitGetitemSqueezeCat]
 """Run only if added by name."""
 
 JOINT: list[Entry] = [

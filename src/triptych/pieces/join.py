@@ -89,10 +89,10 @@ def progressions_joined(blocks: Sequence[Block], axis: int) -> list[Block]:
 
 def _next_row(left: IndexMap, right: IndexMap, axis: int) -> IndexMap | None:
     """Two single rows, the second of which comes next."""
-    if left.axes[axis] or right.axes[axis]:
+    places = _distance(left, right, axis)
+    if places is None or left.axes[axis] or right.axes[axis]:
         return None
-    places = _distance(left, right, axis) or {}
-    return repeated(left, right, axis) if list(places.values()) == [1] else None
+    return repeated(left, right, axis) if known_equal(list(places.values()), [1]) else None
 
 
 def _joined(blocks: Sequence[Block], axis: int, pairs: Sequence[Pair]) -> list[Block]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC
 from typing import Any, ClassVar
 
@@ -56,4 +57,5 @@ class Nested(Rule, ABC):
 
 def _only_joined_further(program: Program, node: Node, dim: Any) -> bool:
     """Every user is a cat along the same dim, so that nobody needs the value itself."""
-    return len(node.users) <= MOST_USERS and all(joined_operands(program, user, "cat", dim) is not None for user in node.users)
+    users = list(itertools.islice(node.users, MOST_USERS + 1))
+    return len(users) <= MOST_USERS and all(joined_operands(program, u, "cat", dim) is not None for u in users)

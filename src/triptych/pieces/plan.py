@@ -135,7 +135,8 @@ def _places(dim: int, ordered: list[Factor], offset: int) -> list[_Place] | None
 
 def _even_digits(dim: int, size: Any, offset: Any, factors: list[Factor]) -> _Cut | None:
     """Symbolic sizes: only a dim that is used up without gaps."""
-    step, ordered = 1, []
+    step: Any = 1
+    ordered: list[Factor] = []
     left = list(factors)
     while left:
         factor = next((f for f in left if known_equal(f.step, step)), None)

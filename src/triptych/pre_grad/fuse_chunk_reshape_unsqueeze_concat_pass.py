@@ -45,7 +45,8 @@ RULES: Sequence[Rule] = (FuseChunkReshapeUnsqueezeConcat(),)
 
 @dataclass(frozen=True)
 class FuseChunkReshapeUnsqueezeConcatPass(Pass):
-    """A value taken apart, each piece reshaped and given a dim, and all put together again, is one reshape and permute."""
+    """A value taken apart, each piece reshaped and given a dim, and all put together again, is one reshape and
+    permute of the whole."""
 
     name: ClassVar[str] = "fuse_chunk_reshape_unsqueeze_concat_pass"
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import getitem
 from typing import Any, ClassVar
@@ -42,7 +43,8 @@ def _elements(split: Node) -> Iterator[tuple[Any, list[Node]]]:
     parts = fact(split)
     holders: dict[int, list[Node]] = {}
     for user in split.users:
-        holders.setdefault(user.args[1] % len(parts), []).append(user)  # type: ignore[operator]
+        number: Any = user.args[1]
+        holders.setdefault(number % len(parts), []).append(user)
     return ((part, holders.get(i, [])) for i, part in enumerate(parts))
 
 
@@ -81,12 +83,12 @@ def merge_splits(run: PassRun) -> None:
         tree = _tree(run.program, node, dim)
         if tree.inner and tree.pieces:
             users = [piece for piece, _ in tree.pieces]
-            run.replace(WHAT, users, lambda op, t=tree: _one_split(op, t), before=node, covered=[node, *tree.inner])
+            run.replace(WHAT, users, functools.partial(_one_split, tree), before=node, covered=[node, *tree.inner])
         elif reason := _why_apart(run.program, node, dim):
             run.declined(WHAT, node, reason)
 
 
-def _one_split(op: Emitter, tree: _Tree) -> list[Any]:
+def _one_split(tree: _Tree, op: Emitter) -> list[Any]:
     split = op.split(tree.source, tree.sizes, dim=tree.dim)
     return [op.getitem(split, number) for _, number in tree.pieces]
 
@@ -111,7 +113,7 @@ class MergeSplitsPass(Pass):
     def run(self, run: PassRun) -> None:
         merge_splits(run)
 
-    examples: ClassVar[Sequence[Any]] = [
+    examples: ClassVar[list[Any]] = [
         fires(lambda x: (lambda a, b: (a + 1, [c * 2 for c in b.chunk(2, 1)]))(*x.split([2, 6], 1)),
               "f32[4, 8]"),
         fires(lambda x: [b.split([1, 1]) for b in x.chunk(2)][1][0] * 2, "f32[4, 8]", dialects=["torch"]),

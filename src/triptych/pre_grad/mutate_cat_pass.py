@@ -27,9 +27,11 @@ class MutateCat(PutTogether):
         fires(lambda x: (lambda a, b, c: (torch.cat([b, c]) * 2, a, b, c))(*x.split([1, 2, 3])), "f32[6, 4]"),
         fires(lambda x: torch.cat(torch.chunk(x, 3, dim=-1), dim=-1), "f32[4, 6]"),
         fires(lambda x: torch.cat(x.split(2, 1), 1) * 2, "f32[4, 6]", dynamic=True),
-        declines(lambda x: write_between(x.split(2), x, torch.cat), "f32[6, 4]", dialects=["torch"], because="in between"),
+        declines(lambda x: write_between(x.split(2), x, torch.cat), "f32[6, 4]",
+                 dialects=["torch"], because="in between"),
         declines(lambda x, y: torch.cat([*x.split(2), y]), "f32[6]", "f32[2]"),
-        declines(lambda x: (lambda a, b, c: torch.cat([b, a]) + 1)(*x.split([1, 2, 3])), "f32[6]", because="side by side"),
+        declines(lambda x: (lambda a, b, c: torch.cat([b, a]) + 1)(*x.split([1, 2, 3])), "f32[6]",
+                 because="side by side"),
     ]  # fmt: skip
 
 

@@ -32,7 +32,8 @@ class SplitCat(PutTogether):
         fires(lambda x: torch.cat(x.split(2, -1), -1) + 1, "f32[6, 4]", dynamic=True),
         fires(lambda x: (lambda a, b, c: (torch.cat([a, b, c]) + 1, b))(*x.split(2)), "f32[6, 4]"),
         fires(lambda x: then_write(torch.cat(x.split(2)), x), "f32[6, 4]", dialects=["torch"]),
-        declines(lambda x: write_between(x.split(2), x, torch.cat), "f32[6, 4]", dialects=["torch"], because="in between"),
+        declines(lambda x: write_between(x.split(2), x, torch.cat), "f32[6, 4]",
+                 dialects=["torch"], because="in between"),
         declines(lambda x: torch.cat(x.unbind()), "f32[6, 4]"),
         declines(lambda x: torch.cat([p + 1 for p in x.split(2)]), "f32[6, 4]"),
     ]  # fmt: skip

@@ -28,7 +28,8 @@ class UnbindCatToView(PutTogether):
         fires(lambda x: torch.cat(x.unbind(1), 1), "f32[4, 3, 2]", dynamic=True, dialects=["torch"]),
         fires(lambda x, y: torch.cat([y, *x.unbind(), y]), "f32[4, 3]", "f32[2]"),
         fires(lambda x: then_write(torch.cat(x.unbind()), x), "f32[4, 3]", dialects=["torch"]),
-        declines(lambda x: write_between(x.unbind(), x, torch.cat), "f32[4, 3]", dialects=["torch"], because="in between"),
+        declines(lambda x: write_between(x.unbind(), x, torch.cat), "f32[4, 3]",
+                 dialects=["torch"], because="in between"),
         declines(lambda x: torch.cat(x.chunk(2)), "f32[4, 3]"),
         declines(lambda x, y: torch.cat([x.unbind()[0], y.unbind()[0]]), "f32[4, 3]", "f32[4, 3]"),
     ]  # fmt: skip
