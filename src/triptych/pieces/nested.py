@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from torch.fx import Node
 
 from ..ir.program import Program
-from ..rewrite.rule import Rule
+from ..rewrite.rule import Match, Rule
 
 
 def joined_operands(program: Program, node: Node, how: str, dim: Any) -> list[Node] | None:
@@ -23,6 +24,9 @@ def joined_operands(program: Program, node: Node, how: str, dim: Any) -> list[No
 
 MOST_USERS = 32
 """Users looked at from one value: keeps the passes linear."""
+FEW = 64
+"""Operands up to which a nest of concatenations is flattened from within; a larger one only at once, as a whole."""
+MOST_OPERANDS = 100_000
 
 
 class Nested(Rule, ABC):
@@ -41,21 +45,41 @@ class Nested(Rule, ABC):
         m.require(own, f"{inner[0].node.name} is used elsewhere, and would be made all the same")
         same = [t for t in own if t.dtype is not None and t.dtype == m.root.dtype]
         m.require(same, f"{own[0].dtype} is converted to {m.root.dtype} on the way")
-        m.cover(t.node for t in same)
+        operands, taken = self._flat(m, tensors, dim)
+        few = len(operands) <= FEW
+        m.applies(few or not _only_joined_further(m.program, m.root.node, dim), "goes into a larger one whole")
+        m.require(few or len(operands) <= 4 * len(set(operands)), "the same values again and again")
+        m.cover(taken)
 
     def rewrite(self, op, tensors, dim, m):
-        flat: list[Any] = []
-        merged = set(m.nodes)
-        for t in tensors:
-            operands = joined_operands(m.program, t.node, self.inner, dim) if t.node in merged else None
-            if operands is None:
-                flat.append(t)
+        operands, _ = self._flat(m, tensors, dim)
+        return op.cat([op.unsqueeze(node, dim) if stacked else node for node, stacked in operands], dim=dim)
+
+    def _flat(self, m: Match, tensors: Any, dim: Any) -> tuple[list[tuple[Node, bool]], dict[Node, None]]:
+        """All operands, each with whether it was stacked, and the inner concatenations that are no more."""
+        operands: list[tuple[Node, bool]] = []
+        taken: dict[Node, None] = {}
+        work: list[Iterator[Node]] = [iter([t.node for t in tensors])]
+        while work and len(operands) <= MOST_OPERANDS:
+            node = next(work[-1], None)
+            if node is None:
+                work.pop()
+                continue
+            inside = joined_operands(m.program, node, self.inner, dim)
+            value = m.program.value(node)
+            if inside is None or value.dtype != m.root.dtype or not _only_joined_further(m.program, node, dim):
+                operands.append((node, False))
+                continue
+            taken[node] = None
+            if self.inner == "cat":
+                work.append(iter(inside))
             else:
-                flat += operands if self.inner == "cat" else [op.unsqueeze(x, dim) for x in operands]
-        return op.cat(flat, dim=dim)
+                operands += [(x, True) for x in inside]
+        m.require(not work, f"more than {MOST_OPERANDS} operands")
+        return operands, taken
 
 
 def _only_joined_further(program: Program, node: Node, dim: Any) -> bool:
     """Every user is a cat along the same dim, so that nobody needs the value itself."""
     users = list(itertools.islice(node.users, MOST_USERS + 1))
-    return len(users) <= MOST_USERS and all(joined_operands(program, u, "cat", dim) is not None for u in users)
+    return 0 < len(users) <= MOST_USERS and all(joined_operands(program, u, "cat", dim) is not None for u in users)

@@ -113,13 +113,14 @@ class Rewriter:
         if len(olds) != len(news):
             raise Refused(f"{len(olds)} values replaced by {len(news)}")
         made = [self._node_of(n) for n in news]
+        fresh = set(op.made)
         self._check_order(olds, made, covered, op, terms)
         for was, now in zip(olds, made):
             if terms.returns_operand:
                 continue
             self._check_value(was, now, terms)
-            self._check_memory(was, now, now in op.made)
-            if now not in op.made:
+            self._check_memory(was, now, now in fresh)
+            if now not in fresh:
                 self._check_identity(was, now)
         return made
 

@@ -65,8 +65,9 @@ class ProgramBuilder:
         )
         node = self.graph.create_node(kind, target, plain_args, plain_kwargs)
         if isinstance(result, (tuple, list)):
+            all_of_them = self.taking_apart and self.choose(3)
             for i, piece in enumerate(result):
-                if self.choose(3):
+                if all_of_them or self.choose(3):
                     part = self.graph.call_function(operator.getitem, (node, i))
                     self.pool.append(_Value(part, piece))
         elif isinstance(result, torch.Tensor):
@@ -154,17 +155,18 @@ class ProgramBuilder:
 
     def _rejoin(self) -> None:
         """Take apart, do the same to each piece, write or not, and put together in some order, among others or not."""
-        pieces = self._taken_apart(self._pick())
+        source = self._pick()
+        taken = pieces = self._taken_apart(source)
         for _ in range(self.choose(3)):
             pieces = self._each(pieces)
         if not self.choose(3):
-            self._write(pieces)
+            self._write([source, *taken, *pieces])
         if not pieces:
             return
         order = (
-            pieces, pieces[::-1], pieces[1:], pieces[::2], pieces * 2, [*pieces[1:], pieces[0]],
+            pieces, pieces, pieces, pieces[::-1], pieces[1:], pieces[::2], pieces * 2, [*pieces[1:], pieces[0]],
             [pieces[self.choose(len(pieces))] for _ in range(1 + self.choose(6))],
-        )[self.choose(7)]  # fmt: skip
+        )[self.choose(9)]  # fmt: skip
         operands = list(order) or pieces
         if not self.choose(3):
             alike = [v for v in self.pool if v.tensor.shape == operands[0].tensor.shape]
@@ -219,7 +221,7 @@ class ProgramBuilder:
 
     def _write(self, among: list[_Value] | None = None) -> None:
         x, y = self._pick(), self._pick()
-        if among and self.choose(2):
+        if among and self.choose(4):
             x = among[self.choose(len(among))]
         forms: list[tuple[str, Any, tuple[Any, ...]]] = [
             ("call_method", "add_", (x, 1)), ("call_method", "mul_", (x, y)), ("call_method", "relu_", (x,)),
