@@ -53,10 +53,13 @@ class _Link:
     nodes: tuple[Node, ...]
 
 
-def way_of(program: Program, node: Node, through: frozenset[str] = EVERYTHING) -> Way | None:
+def way_of(
+    program: Program, node: Node, through: frozenset[str] = EVERYTHING, ends: frozenset[str] = TAKING
+) -> Way | None:
     """The way back to what was taken apart; the value itself if it is no piece, None if its shape is not known.
 
-    A source is always the operand of something that takes it apart: `x.view(4, 8).chunk(2)` has pieces of the view.
+    A source is always the operand of an operation that may end the way: `x.view(4, 8).chunk(2)` has pieces of the
+    view, and not of x.
     """
     links: list[_Link] = []
     at = node
@@ -64,7 +67,7 @@ def way_of(program: Program, node: Node, through: frozenset[str] = EVERYTHING) -
         links.append(link)
         at = link.operand
     while True:
-        while links and links[-1].op not in TAKING:
+        while links and links[-1].op not in ends:
             links.pop()
         way = _followed(node, links)
         if not isinstance(way, int):

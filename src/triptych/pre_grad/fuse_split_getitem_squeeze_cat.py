@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 
 from ..passes.base import Pass
+from ..pieces.read import TAKING
 from ..pieces.rule import PutTogether
 from ..pieces.samples import then_write, write_between
 from ..rewrite.rule import Rule
@@ -19,7 +20,7 @@ class SplitGetitemSqueezeCat(PutTogether):
     """cat([squeeze(split(x, 1, d)[i], d) for i in rows]) -> one gather (or reshape) of x"""
 
     joins = ("cat", "stack")
-    taken = frozenset(["split", "unbind"])
+    taken = TAKING
     between = frozenset(["squeeze", "clone", "contiguous"])
     alone = True
     gathers = True
