@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
+import time
+from operator import getitem
 
 import pytest
 import torch
+from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import triptych
 from triptych.ir.program import Program
 from triptych.ir.verify import verify
 from triptych.options import Options
@@ -160,17 +165,66 @@ def test_random_aten_programs_keep_their_meaning(seed):
     compare_graphs(before, gm, inputs)
 
 
-def test_gradients_are_the_same():
-    def program(x, y):
-        a, b = x.chunk(2, 1)
-        c, d = b.chunk(2, 1)
-        whole = torch.cat([torch.cat([a, c], 1), d, y], 1)
-        return (torch.stack(whole.unbind(1)) ** 2).sum() + torch.stack([a]).sum()
+GRADIENTS = {
+    "split and cat": lambda x, y: (torch.cat([torch.cat([x[:, :3], x[:, 3:]], 1), y], 1) ** 2).sum(),
+    "stack of rows": lambda x, y: (torch.stack(torch.cat([x, y], 1).unbind(1)) ** 2).sum() + torch.stack([x]).sum(),
+    "chunk, reshape, cat": lambda x, y: (torch.cat([p.reshape(2, 4) for p in x.chunk(4, 1)]).cumsum(0) ** 2).sum(),
+    "chunk, squeeze, cat": lambda x, y: (torch.cat([p.squeeze(0) for p in x.chunk(4)]).cumsum(0) ** 2).sum(),
+    "backwards": lambda x, y: (torch.stack(x.unbind(1)[::-1]).cumsum(1) ** 2).sum(),
+    "again and again": lambda x, y: (torch.cat([x[:2]] * 8).cumsum(0) ** 2).sum(),
+    "cat and split": lambda x, y: sum((p ** 2).sum() for p in torch.cat([x.relu().view(16, 2), y]).split([16, 4])),
+    "through tanh": lambda x, y: sum((p ** 2).sum() for p in torch.stack(x.chunk(2)).tanh().unbind()),
+    "some rows": lambda x, y: (torch.stack([x[:, i] for i in (0, 1, 5, 2)]) ** 2).sum(),
+}
 
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_are_the_same(name):
+    program = GRADIENTS[name]
     inputs = [torch.randn(4, 8, requires_grad=True), torch.randn(4, 2, requires_grad=True)]
-    gm, _ = capture_torch(program, inputs)
-    expected = torch.autograd.grad(program(*inputs), inputs)
-    assert run_passes(gm)
-    (result,) = gm(*inputs)
-    for want, got in zip(expected, torch.autograd.grad(result, inputs), strict=True):
-        assert torch.equal(want, got)
+    gm, given = capture_torch(program, inputs)
+    before = copy.deepcopy(gm)
+    after = triptych.pre_grad_passes(gm, (), "fuse_split_getitem_squeeze_cat")
+    assert [n.target for n in after.graph.nodes] != [n.target for n in before.graph.nodes]
+    given = [g.detach().requires_grad_() for g in given]
+    expected = torch.autograd.grad(before(*given)[0], given, allow_unused=True)
+    for want, got in zip(expected, torch.autograd.grad(after(*given)[0], given, allow_unused=True), strict=True):
+        torch.testing.assert_close(got, want)  # sums may be taken in another order
+
+
+def many_pieces(count):
+    """Splits and cats in all the ways that invite a second look at every piece."""
+    graph = Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+
+    def pieces(value, sizes):
+        split = graph.call_function(torch.split, (value, sizes))
+        return [graph.call_function(getitem, (split, i)) for i in range(count)]
+
+    rows = pieces(x, 1)
+    joined = [graph.call_function(torch.cat, ([y, *rows, y],)), graph.call_function(torch.stack, (rows[::2],))]
+    joined += [graph.call_function(torch.cat, (pair,)) for pair in zip(rows, rows[1:])]
+    nest = y
+    for row in rows:
+        nest = graph.call_function(torch.cat, ([nest, row],))
+    again = pieces(graph.call_function(torch.cat, ([graph.call_function(torch.relu, (r,)) for r in rows],)), 1)
+    graph.output((*[graph.call_function(torch.relu, (j,)) for j in (*joined, *again)], nest))
+    return GraphModule(torch.nn.Module(), graph), [torch.randn(count, 2), torch.randn(1, 2)]
+
+
+def seconds(count):
+    gm, inputs = many_pieces(count)
+    Program(gm, inputs)  # leaves the facts on the nodes
+    gc.collect()
+    gc.disable()
+    try:
+        started = time.process_time()
+        triptych.pre_grad_passes(gm, inputs)
+        return time.process_time() - started
+    finally:
+        gc.enable()
+
+
+def test_time_is_linear():
+    small, large = (min(seconds(count) for _ in range(2)) for count in (50, 200))
+    assert large < 8 * small, f"seconds: {small}, {large}"

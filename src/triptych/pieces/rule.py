@@ -22,6 +22,8 @@ from .read import TAKING, Way, only_used_by, way_of
 
 KERNEL = 4
 """What a pass over memory weighs, where a node that only looks at memory weighs 1."""
+COPYING_STEPS = ("flip", "index_select")
+"""Steps of a plan that copy; a reshape does where the memory cannot be seen so, which its fact tells."""
 NOTHING_SAVED = "nothing is saved: the pieces are used elsewhere, or took as few operations"
 
 
@@ -90,7 +92,7 @@ class PutTogether(Rule, ABC):
         forms = [_weighed(m, found, stacked) for found in (near, progressions_joined(near, dim))]
         if self.gathers and (steps := gathered(blocks, dim)) is not None:
             ways = tuple(w for b in blocks for w in b.ways)
-            forms.append(_weighing(m, [Operand(ways[0].source, steps, ways)], KERNEL))
+            forms.append(_weighing(m, [Operand(ways[0].source, steps, ways)]))
         fewer = [f for f in forms if len(f.operands) < len(tensors)]
         m.require(fewer, "the pieces are not side by side, in this order or at equal distances")
         best = min(fewer, key=lambda f: f.after)
@@ -118,14 +120,15 @@ class PutTogether(Rule, ABC):
 
 def _weighed(m: Match, blocks: Sequence[Block], stacked: int | None) -> Form:
     operands = [o for b in blocks for o in _operands(b, stacked, len(blocks) == 1)]
-    return _weighing(m, operands, KERNEL + len(operands) if len(operands) > 1 else 0)
+    return _weighing(m, operands)
 
 
-def _weighing(m: Match, operands: Sequence[Operand], joining: int) -> Form:
+def _weighing(m: Match, operands: Sequence[Operand]) -> Form:
     covered = tuple(dict.fromkeys(n for o in operands for w in o.ways for n in w.nodes))
     gone = only_used_by(covered, m.root.node)
     before = KERNEL + len(m["tensors"]) + len(gone)
-    after = joining + sum(len(o.steps) for o in operands)
+    after = sum(len(o.steps) + (KERNEL if _copies(o) else 0) for o in operands)
+    after += KERNEL + len(operands) if len(operands) > 1 else 0
     return Form(operands, tuple(dict.fromkeys((*covered, *gone))), before, after)
 
 
@@ -140,7 +143,7 @@ def _is_empty(value: Any, dim: int, root: Any) -> bool:
 def _operands(block: Block, stacked: int | None, is_only: bool) -> Iterator[Operand]:
     """A joined block as one operand, if it can be had by views; else what it was joined from."""
     steps = plan(block.map) if block.count > 1 or is_only else None
-    if steps is not None and (is_only or not any(name == "flip" for name, _ in steps)):
+    if steps is not None and (is_only or all(name not in COPYING_STEPS for name, _ in steps)):
         yield Operand(block.map.source, steps, block.ways)
         return
     for way in block.ways:
@@ -165,19 +168,23 @@ def _part(op: Emitter, operand: Operand) -> Any:
 def _view(op: Emitter, form: Form) -> Any:
     (operand,) = form.operands
     value = build(op, operand.source, operand.steps)
-    if _is_copy(value, operand) and form.after + KERNEL >= form.before:
-        raise Refused(NOTHING_SAVED)
+    _require_less(form, form.after + (KERNEL if _is_copy(value, operand) and not _copies(operand) else 0))
     return value
 
 
 def _copy(op: Emitter, form: Form, m: Match) -> Any:
-    (operand,) = form.operands
-    value = build(op, operand.source, operand.steps)
-    if not _is_copy(value, operand):
-        value = copied(op, value, m.root.tensor)
-    if form.after + KERNEL + 1 >= form.before:
-        raise Refused(NOTHING_SAVED)
+    value = copied(op, _view(op, form), m.root.tensor)
+    _require_less(form, form.after + KERNEL + 1)
     return value
+
+
+def _require_less(form: Form, weight: int) -> None:
+    if weight >= form.before:
+        raise Refused(NOTHING_SAVED)
+
+
+def _copies(operand: Operand) -> bool:
+    return any(name in COPYING_STEPS for name, _ in operand.steps)
 
 
 def _is_copy(value: Any, operand: Operand) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 
@@ -12,7 +12,7 @@ def then_write(result: Any, x: Any) -> Any:
     return result * 2
 
 
-def write_between(pieces: Sequence[Any], x: Any, join: Callable[..., Any]) -> Any:
+def write_between(pieces: Any, x: Any, join: Callable[..., Any]) -> Any:
     """A write between taking apart and putting together."""
     x.add_(1)
     return join(pieces)

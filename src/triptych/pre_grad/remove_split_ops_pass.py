@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from ..match.pattern import Int, Tensor
 from ..passes.base import Pass, PassRun
+from ..pieces.inside import within_operand
 from ..pieces.plan import build, plan
 from ..pieces.read import TAKING, way_of
 from ..pieces.rule import PutTogether
@@ -57,6 +58,50 @@ def _piece(m: Any) -> Any:
     """The way of the matched piece to the very value that is split, and no further."""
     way = way_of(m.program, m.root.node, SPLITTING)
     return way if way is not None and len(way.nodes) == 2 else None
+
+
+class PieceOfACat(Rule):
+    """split(cat([a, b], d), sizes, d)[0] -> a, and unbind(stack([a, b]))[0] -> a; slices and selects likewise"""
+
+    interior_may_be_used = True
+
+    def pattern(self, op, x: Tensor, sizes, dim, i, start, end, step):
+        pieces = op.split(x, sizes, dim=dim)[i] | op.unbind(x, dim=dim)[i]
+        return pieces | op.select(x, dim, i) | op.slice(x, dim=dim, start=start, end=end, step=step)
+
+    def check(self, m, x):
+        found = _within(m)
+        m.applies(found is not None and plan(found) is not None, "no piece of one operand")
+        way = way_of(m.program, m.root.node)
+        m.cover((*way.nodes, way.source))
+
+    def rewrite(self, op, m, x):
+        found = _within(m)
+        return build(op, m.program.value(found.source), plan(found))
+
+    examples = [
+        fires(lambda x, y: [p * 2 for p in torch.cat([x, y]).split([2, 3])], "f32[2, 4]", "f32[3, 4]"),
+        fires(lambda x, y: [p * 2 for p in torch.stack([x, y]).unbind()], "f32[4]", "f32[4]"),
+        fires(lambda x, y: torch.stack([x, y])[1] * 2, "f32[3, 4]", "f32[3, 4]"),
+        fires(lambda x, y: torch.cat([x, y])[3:] * 2, "f32[2, 4]", "f32[3, 4]"),
+        fires(lambda x, y: torch.cat([x, y])[:2] * 2, "i64[2, 4]", "i64[3, 4]"),
+        fires(lambda x, y: torch.cat([x, y]).split([x.shape[0], y.shape[0]])[1] * 2, "f32[2, 4]", "f32[3, 4]",
+              dynamic=True),
+        fires(lambda x, y: then_write(torch.cat([x.relu(), y])[:2], y), "f32[2]", "f32[3]", dialects=["torch"]),
+        declines(lambda x, y: torch.cat([x, y])[1:4] * 2, "f32[2, 4]", "f32[3, 4]"),
+        declines(lambda x, y: torch.cat([x, y], 1)[:, :2] * 2, "f32[3, 2]", "f32[3, 4]", because="stride"),
+        declines(lambda x, y: torch.cat([x, y])[:2] * 2, "f32[2, 4]", "f64[3, 4]"),
+        declines(lambda x, y: torch.cat([x, y])[:2], "f32[2, 4]", "f32[3, 4]", because="leaves the graph"),
+        declines(lambda x, y: then_write(torch.cat([x, y])[:2], x), "f32[2, 4]", "f32[3, 4]", dialects=["torch"],
+                 because="written"),
+        declines(lambda x, y: write_between(torch.cat([x, y]), x, lambda c: c[:2] * 2), "f32[2, 4]", "f32[3, 4]",
+                 dialects=["torch"], because="in between"),
+    ]  # fmt: skip
+
+
+def _within(m: Any) -> Any:
+    way = way_of(m.program, m.root.node)
+    return within_operand(m.program, way.map) if way is not None and way.nodes else None
 
 
 class CatOfPieces(PutTogether):
@@ -110,7 +155,7 @@ class CatOfPieces(PutTogether):
     ]  # fmt: skip
 
 
-RULES: Sequence[Rule] = (PieceThatIsTheWhole(), OnePieceUsed(), CatOfPieces())
+RULES: Sequence[Rule] = (PieceThatIsTheWhole(), PieceOfACat(), OnePieceUsed(), CatOfPieces())
 
 
 @dataclass(frozen=True)
