@@ -27,6 +27,10 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "InvokeQuant": "torch._higher_order_ops:InvokeQuant",
         "invoke_quant_packed": "torch._higher_order_ops:invoke_quant_packed",
         "invoke_quant": "torch._higher_order_ops:invoke_quant",
+        # the operators that exported programs quantize with; they are there once their module is
+        "quantized_operators": "torch.ao.quantization.fx._decomposed:quantized_decomposed_lib",
+        # a condition on sizes, which may be symbols: an operator of ours says so what it takes
+        "check": "torch:_check",
         # the memory format that torch's kernels read from a tensor's strides
         "memory_format_of": "torch._prims_common:suggest_memory_format",
         # facts are computed on fake values even while somebody is tracing around us
@@ -74,6 +78,10 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "PyTreeCodeGen": "torch.fx.graph:_PyTreeCodeGen",
         # the generated-code form whose inputs come in a list that is emptied, so that they can be freed early
         "BoxedCodeGen": "torch.fx.graph:_BoxedCodeGen",
+        # what an input of AOTAutograd's graph was before: an input by place, a parameter, a buffer
+        "PlainAOTInput": "torch._functorch._aot_autograd.descriptors:PlainAOTInput",
+        "ParamAOTInput": "torch._functorch._aot_autograd.descriptors:ParamAOTInput",
+        "BufferAOTInput": "torch._functorch._aot_autograd.descriptors:BufferAOTInput",
         # a function of positional arguments as one of a list
         "make_boxed_func": "torch._functorch._aot_autograd.utils:make_boxed_func",
         # Inductor's settings

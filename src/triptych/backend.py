@@ -14,7 +14,9 @@ from .calling import compile_flat
 from .codegen.base import CodeGenerator, Compiled
 from .codegen.eager import CallableCodegen, EagerCodegen
 from .codegen.inductor import InductorCodegen, reset
+from .freezing import freeze, warn_of_training
 from .ir.copies import snapshot
+from .ir.origins import Origins
 from .options import Options
 from .passes.manager import run_stage
 from .passes.session import Session, open_session
@@ -69,6 +71,7 @@ def compile_program(
 
     def compile(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         session = new_session(options)
+        session.origins = origins = Origins(gm)
         keep(session, "dynamo", gm)
         gm = run_stage("pre_grad", gm, session, graph="pre_grad", example_inputs=example_inputs)
         keep(session, "pre_grad", gm)
@@ -101,14 +104,21 @@ def compile_program(
             return codegen.emit(gm, inputs, graph)
 
         def forward(gm: GraphModule, inputs: Sequence[Any]) -> Compiled:
+            if options.freeze:
+                warn_of_training(session)
             return post_grad_stage(gm, inputs, "forward")
 
         def backward(gm: GraphModule, inputs: Sequence[Any]) -> Compiled:
             return post_grad_stage(gm, inputs, "backward")
 
         def inference(gm: GraphModule, inputs: Sequence[Any]) -> Compiled:
+            # before the joint stage: its passes see the graph without the work on weights
+            frozen = freeze(gm, inputs, session, origins) if options.freeze else None
+            if frozen is not None:
+                inputs = frozen.inputs
             # nothing to partition, so the joint stage has its turn here
-            return post_grad_stage(joint_stage(gm, inputs, is_inference=True), inputs, "inference")
+            compiled = post_grad_stage(joint_stage(gm, inputs, is_inference=True), inputs, "inference")
+            return compiled if frozen is None else frozen.call(compiled)
 
         with tracing(example_inputs, codegen):
             autograd = _private.aot_autograd(

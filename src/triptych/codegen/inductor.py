@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 
 from .. import _private
 from ..cache import cache_key
+from ..ir.weights import FIXED
 from ..passes.session import Session
 from .base import Compiled, Decompositions
 
@@ -23,6 +24,8 @@ OWN_PASSES_OFF: Mapping[str, Any] = {
     "use_joint_graph_passes": False,
     # done by our post-grad stage
     "reorder_for_locality": False,
+    # batched operations put many small weights together: one kernel that reads them all, not one for each
+    "max_pointwise_cat_inputs": 64,
 }
 
 
@@ -73,6 +76,8 @@ class InductorCodegen:
     def _compile_with_visible_outputs(
         self, gm: GraphModule, example_inputs: Sequence[Any], **facts: Any
     ) -> Compiled:
+        if fixed := fixed_inputs(gm):
+            facts["static_input_idxs"] = fixed
         output = gm.graph.output_node()
         returned: Any = output.args[0]
         output.meta["user_visible_output_idxs"] = [
@@ -106,6 +111,12 @@ def inductor_settings(session: Session, cacheable: bool) -> dict[str, Any]:
         # A cached kernel comes without being generated: whoever watches would see nothing.
         settings.update(fx_graph_cache=False, fx_graph_remote_cache=False)
     return settings
+
+
+def fixed_inputs(gm: GraphModule) -> list[int]:
+    """Inputs of a frozen graph that CUDA graphs need not copy; AOTAutograd's list counts those that are gone."""
+    inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    return [i for i, n in enumerate(inputs) if FIXED in n.meta]
 
 
 def visible_outputs(count: int, is_inference: bool) -> range:

@@ -189,6 +189,7 @@ def _record(record: PassRecord, program: int) -> dict[str, Any]:
         "seconds": record.seconds,
         "ordinal": record.ordinal,
         "stop": record.stop,
+        "note": record.note,
         "error": record.error,
         "fired": dict(record.fired),
         "declines": [vars(decline) for decline in record.declines],

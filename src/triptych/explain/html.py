@@ -119,6 +119,8 @@ def _details(record: PassRecord) -> str:
     if record.fired:
         fired = ", ".join(f"{rule} {times}x" for rule, times in record.fired.most_common())
         parts.append(f"<div>{escape(fired)}</div>")
+    if record.note:
+        parts.append(f"<div>{escape(record.note)}</div>")
     if record.changed and record.listing:
         parts.append(f"<details><summary>before and after</summary>{_listing(record)}</details>")
     if record.declines:

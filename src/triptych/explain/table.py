@@ -68,6 +68,8 @@ def _section(table: Table, label: str, records: list[PassRecord], counted: bool)
         name = Text(f"{sign} {record.name}")
         if rules and rules != f"{record.name} {record.rewrites}":
             name.append(f"  {rules}", style="dim")
+        if record.note:
+            name.append(f"  {record.note}", style="dim")
         table.add_row(
             label,
             name,

@@ -39,6 +39,8 @@ OWN_PARAMETERS: dict[str, Args] = {
     "getitem": {"self": REQUIRED, "index": REQUIRED},
     "select": {"self": REQUIRED, "dim": REQUIRED, "index": REQUIRED},
     "slice": {"self": REQUIRED, "dim": 0, "start": 0, "end": None, "step": 1},
+    "batch_norm": {"input": REQUIRED, "weight": None, "bias": None, "running_mean": None, "running_var": None,
+                   "training": REQUIRED, "momentum": REQUIRED, "eps": REQUIRED, "cudnn_enabled": None},
     "full": {"size": REQUIRED, "fill_value": REQUIRED, "dtype": None, "layout": None, "device": None,
              "pin_memory": None},
     "full_like": {"self": REQUIRED, "fill_value": REQUIRED, "dtype": None, "layout": None, "device": None,

@@ -9,6 +9,9 @@ from .alias import Aliasing
 STATIC_INPUT = "_dynamo_static_input_type"
 """Dynamo's mark on an input that is a parameter or a buffer of a module."""
 
+FIXED = "triptych_fixed"
+"""Our mark on an input that lies in the same memory on every call."""
+
 
 def is_weight(node: Node) -> bool:
     """A parameter or a buffer, as an attribute of the graph's module or as an input that Dynamo marks."""

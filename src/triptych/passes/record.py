@@ -100,6 +100,8 @@ class PassRecord:
     ordinal: int = 0
     """How many rewrites the session had made before this pass: the base of a bisection."""
     stop: str = ""
+    note: str = ""
+    """What the counts do not say."""
     changed: bool = False
     error: str | None = None
     declines: list[Decline] = field(default_factory=list)

@@ -95,6 +95,17 @@ class IndexMap:
         """All factors, outer before inner."""
         return [f for axis in self.axes for f in axis]
 
+    def part_along(self, dim: int) -> tuple[Any, Any] | None:
+        """Where a part of one dim begins and ends, if the value is that part of the source and nothing else."""
+        whole = IndexMap.whole(self.source, self.sizes)
+        if len(self.axes) != len(whole.axes):
+            return None
+        for d, (axis, all_of_it) in enumerate(zip(self.axes, whole.axes)):
+            if d != dim and not (same_axis(axis, all_of_it) and known_equal(self.offsets[d], 0)):
+                return None
+        steps = [f for f in self.axes[dim] if f.dim != dim or not is_one(f.step)]
+        return None if steps else (self.offsets[dim], self.offsets[dim] + self.shape[dim])
+
     def with_axis(self, axis: int, factors: Iterable[Factor]) -> IndexMap:
         return replace(self, axes=(*self.axes[:axis], merged(factors), *self.axes[axis + 1 :]))
 

@@ -236,12 +236,12 @@ STEPS: dict[str, Callable[[Node, Call], Step | None]] = {
 }  # fmt: skip
 
 
-def only_used_by(nodes: Iterable[Node], user: Node) -> list[Node]:
-    """Those of the nodes that nobody needs once the user goes; a split goes with the last of its pieces.
+def only_used_by(nodes: Iterable[Node], *users: Node) -> list[Node]:
+    """Those of the nodes that nobody needs once the users go; a split goes with the last of its pieces.
 
     Pieces that nobody uses anyway go with it.
     """
-    gone = {user: None}
+    gone = dict.fromkeys(users)
     for node in sorted(set(nodes), reverse=True):
         unused = []
         for other in node.users:
@@ -251,4 +251,4 @@ def only_used_by(nodes: Iterable[Node], user: Node) -> list[Node]:
                 break
         else:
             gone |= dict.fromkeys([*unused, node])
-    return list(gone)[1:]
+    return list(gone)[len(users) :]

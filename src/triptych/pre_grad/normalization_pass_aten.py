@@ -13,6 +13,7 @@ from torch.fx import Node
 from ..ir.canonical import OWN_PARAMETERS, index_step, index_steps
 from ..ir.facts import fact, tensor_fact
 from ..ir.program import ATEN
+from ..ir.traits import is_pointwise
 from ..match.pattern import Tensor
 from ..passes.base import Pass, PassRun
 from ..rewrite.emit import Emitter
@@ -62,7 +63,8 @@ class NormalizationPassAten(Pass):
     """One canonical spelling per operation: functions, methods, operators, modules and attributes that mean
     the same are written the same, so that passes and people see equal things as equal.
 
-    In-place forms stay in-place. ATen graphs have one spelling already and are left alone.
+    In-place forms stay in-place where anybody else sees the memory they write. ATen graphs have one spelling already
+    and are left alone.
     """
 
     name: ClassVar[str] = "normalization_pass_aten"
@@ -79,6 +81,7 @@ class NormalizationPassAten(Pass):
             self._operands(run, node)
             self._index(run, node)
             self._spelling(run, node)
+            self._out_of_place(run, node)
         run.run_rules(self.rules())
 
     def _module(self, run: PassRun, node: Node) -> None:
@@ -142,6 +145,24 @@ class NormalizationPassAten(Pass):
         if not wanted.same_function(written) or (ours and not wanted.same_arguments(written)):
             respell(run, "one_spelling", node, wanted)
 
+    def _out_of_place(self, run: PassRun, node: Node) -> None:
+        """x.relu_() -> relu(x), where x is new memory that nobody else sees"""
+        call = run.program.call(node) if not node._erased else None
+        if call is None or not call.mutates or not call.op.endswith("_") or not is_pointwise(call.op[:-1]):
+            return
+        what, op = "out_of_place", run.rewriter.emitter(node, "out_of_place")
+
+        def edit() -> None:
+            try:
+                made = getattr(op, call.op[:-1])(**call.args)
+            except Exception as error:
+                op.discard()
+                raise Refused(f"has no form that makes a new value: {error}") from error
+            run.rewriter.write_to_new_memory(node, made, op)
+
+        if run.attempt(what, node, edit):
+            run.fired(what)
+
     examples = [
         fires(lambda x: x.chunk(3, -1), "f32[4, 8]", dialects=["torch"]),
         fires(lambda x: torch.split(x, 3, 1), "f32[4, 8]", dialects=["torch"]),
@@ -173,6 +194,12 @@ class NormalizationPassAten(Pass):
         fires(lambda x: x.view(-1).add_(1), "f32[4, 8]", dialects=["torch"]),
         fires(lambda x: x.relu().mul_(2), "f32[4]", dialects=["torch"]),
         fires(lambda x: F.dropout(x.relu(), 0.5), "f32[64]", dialects=["torch"]),
+        # but a write that nobody else sees makes a new value
+        fires(lambda x: F.relu(x + 1, inplace=True), "f32[4, 8]", dialects=["torch"]),
+        fires(lambda x: (x * 2).view(-1).sigmoid_(), "f32[4, 8]", dialects=["torch"]),
+        fires(lambda x: torch.exp(x).add_(1, alpha=3).clamp_(max=2).t(), "f32[4, 8]", dialects=["torch"]),
+        fires(lambda x, y: x.exp().mul_(y), "f32[4, 8]", "f64[8]", dialects=["torch"]),
+        fires(lambda x: (lambda y: (y.relu_(), y))(x * 2), "f32[4]", dialects=["torch"]),
         declines(lambda x: torch.split(x, [4, 4], dim=1), "f32[4, 8]", dialects=["torch"]),
         declines(lambda x, w: torch.matmul(x, w), "f32[4, 8]", "f32[8]", dialects=["torch"]),
         declines(lambda x: torch.flatten(x), "f32[8]", dialects=["torch"], because="share"),

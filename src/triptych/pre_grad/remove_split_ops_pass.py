@@ -64,6 +64,7 @@ class PieceOfACat(Rule):
     """split(cat([a, b], d), sizes, d)[0] -> a, and unbind(stack([a, b]))[0] -> a; slices and selects likewise"""
 
     interior_may_be_used = True
+    keeps_strides = False
 
     def pattern(self, op, x: Tensor, sizes, dim, i, start, end, step):
         pieces = op.split(x, sizes, dim=dim)[i] | op.unbind(x, dim=dim)[i]
@@ -89,7 +90,8 @@ class PieceOfACat(Rule):
               dynamic=True),
         fires(lambda x, y: then_write(torch.cat([x.relu(), y])[:2], y), "f32[2]", "f32[3]", dialects=["torch"]),
         declines(lambda x, y: torch.cat([x, y])[1:4] * 2, "f32[2, 4]", "f32[3, 4]"),
-        declines(lambda x, y: torch.cat([x, y], 1)[:, :2] * 2, "f32[3, 2]", "f32[3, 4]", because="stride"),
+        fires(lambda x, y: torch.cat([x, y], 1)[:, :2] * 2, "f32[3, 2]", "f32[3, 4]"),
+        declines(lambda x, y: torch.cat([x.relu(), y], 1)[:, :2], "f32[3, 2]", "f32[3, 4]", because="stride"),
         declines(lambda x, y: torch.cat([x, y])[:2] * 2, "f32[2, 4]", "f64[3, 4]"),
         declines(lambda x, y: torch.cat([x, y])[:2], "f32[2, 4]", "f32[3, 4]", because="leaves the graph"),
         declines(lambda x, y: then_write(torch.cat([x, y])[:2], x), "f32[2, 4]", "f32[3, 4]", dialects=["torch"],

@@ -1,0 +1,117 @@
+"""Constants at run time: kept between calls, and computed anew when a weight they come from has changed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from operator import attrgetter, itemgetter
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+log = logging.getLogger("triptych")
+
+_version = attrgetter("_version")
+
+
+class Constants:
+    """The values of one compiled graph that come from weights alone.
+
+    Asked on every call: are the weights the same tensors, and has nobody written to them since? `_version` counts
+    the writes that PyTorch knows of (`load_state_dict`, in-place operations); optimizer steps are noticed apart,
+    because fused ones do not count. A write behind PyTorch's back (`p.data.mul_(2)`) is not noticed: not to do that
+    is the promise that `freeze` asks for.
+    """
+
+    def __init__(self, compute: GraphModule, weights: Sequence[int], like: Sequence[torch.Tensor]) -> None:
+        self.compute = compute
+        self.pick: Callable[[list[Any]], tuple[Any, ...]] = (
+            itemgetter(*weights) if len(weights) > 1 else lambda inputs: (inputs[weights[0]],)
+        )
+        self.strides = [t.stride() for t in like]
+        self.values: list[torch.Tensor] = []
+        self.changed = True
+        """A weight is gone, or an optimizer has stepped."""
+        self.ids: list[int] = []
+        self.versions: list[int] = []
+        self.computed = 0
+        """How often the values were computed."""
+        self._alive: list[weakref.ref[Any]] = []
+        self._lock = threading.Lock()
+        _watch(self)
+
+    def of(self, inputs: list[Any]) -> list[torch.Tensor]:
+        """The values for these inputs of the graph; the memory they lie in is always the same."""
+        weights = self.pick(inputs)
+        if self.changed or list(map(id, weights)) != self.ids or self._written(weights):
+            with self._lock:
+                self._refresh(weights)
+        return self.values
+
+    def _written(self, weights: Sequence[torch.Tensor]) -> bool:
+        try:
+            return list(map(_version, weights)) != self.versions
+        except RuntimeError:  # an inference tensor, which counts no writes: nobody knows
+            return True
+
+    def _refresh(self, weights: Sequence[torch.Tensor]) -> None:
+        self.changed = False
+        self.ids = list(map(id, weights))
+        # the number may belong to another tensor once this one is gone
+        self._alive = [weakref.ref(w, self._note_gone) for w in weights]
+        untold = any(w.is_inference() for w in weights)
+        self.versions = [] if untold else list(map(_version, weights))
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                self._compute(weights)
+        except Exception:
+            self.changed = True
+            raise
+        self.computed += 1
+        if self.computed == 2:
+            why = "inference tensors are computed with on every call" if untold else "weights have changed"
+            log.warning("freeze: %s; what was computed from them is computed anew", why)
+
+    def _compute(self, weights: Sequence[torch.Tensor]) -> None:
+        made = self.compute(*weights)
+        if not self.values:
+            self.values = [_memory_for(new, stride) for new, stride in zip(made, self.strides)]
+        for value, new in zip(self.values, made):
+            value.copy_(new)
+
+    def _note_gone(self, _: Any) -> None:
+        self.changed = True
+
+    def note_step(self, stepped: set[int]) -> None:
+        """An optimizer has stepped over the tensors of these ids."""
+        if not stepped.isdisjoint(self.ids):
+            self.changed = True
+
+
+def _memory_for(value: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """Memory for the value, laid out as the graph was compiled for."""
+    return torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device)
+
+
+_watched: weakref.WeakSet[Constants] = weakref.WeakSet()
+_hooked = False
+
+
+def _watch(constants: Constants) -> None:
+    global _hooked
+    _watched.add(constants)
+    if not _hooked:
+        register_optimizer_step_post_hook(_note_step)
+        _hooked = True
+
+
+@torch.compiler.disable
+def _note_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if _watched:
+        stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        for constants in list(_watched):
+            constants.note_step(stepped)

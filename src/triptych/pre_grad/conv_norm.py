@@ -1,0 +1,114 @@
+"""A batch norm of fixed statistics is a factor and a shift for each channel: folded into the weights before it.
+
+Two passes use this: `fuse_conv_bn`, where the folded weights are computed once, and `efficient_conv_bn_eval`, where
+they are computed on every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Node
+
+from ..ir.facts import known_equal
+from ..ir.program import Value
+from ..match.pattern import Pattern
+from ..rewrite.emit import Emitter
+from ..rewrite.rule import Match
+
+CONVOLUTIONS = {"conv1d": 3, "conv2d": 4, "conv3d": 5}
+TRANSPOSED = {"conv_transpose1d": 3, "conv_transpose2d": 4, "conv_transpose3d": 5}
+RANKS: Mapping[str, int] = {**CONVOLUTIONS, **TRANSPOSED, "linear": 2}
+"""Operations that are linear in their weight, and the rank of a result whose channels lie in dim 1."""
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+def normed(op: Any, y: Any, mean: Any, var: Any, gamma: Any, beta: Any, training: Any, eps: Any, rest: Any) -> Pattern:
+    """batch_norm(y), in any spelling; momentum and the choice of kernel mean nothing to fixed statistics."""
+    momentum, cudnn = rest
+    return op.batch_norm(
+        y, weight=gamma, bias=beta, running_mean=mean, running_var=var, training=training, momentum=momentum, eps=eps,
+        cudnn_enabled=cudnn,
+    )  # fmt: skip
+
+
+def require_foldable(m: Match) -> None:
+    """A convolution or linear with a batch norm of fixed statistics behind it, and nobody else who reads it."""
+    y = m["y"]
+    call = y.call
+    m.applies(call is not None and call.op in RANKS and not call.mutates, "no convolution before the norm")
+    m.require(m["training"] is False and m["mean"] is not None, "the norm uses the statistics of the batch")
+    m.require(list(y.node.users) == [m.root.node], f"{y.node.name} is used elsewhere too")
+    weight = m.program.value(call.args["weight"])
+    m.require(y.is_float and weight.is_float and m["var"].is_float, "no floating-point tensors, or nothing is known")
+    m.require(y.rank == RANKS[call.op], "the channels of the norm are not those of the weight")
+    tensors = [v for v in operands(m) if isinstance(v, Value)]
+    m.require(all(v.device == y.device for v in tensors), "weights on several devices")
+    m.require(known_equal(m["mean"].shape, (y.shape[1],)), "statistics of another shape")
+    statistics = (m["mean"].tensor, m["var"].tensor)
+    m.require(not any(t is not None and t.requires_grad for t in statistics), "the statistics want a gradient")
+    m.cover([y.node])
+
+
+def operands(m: Match) -> list[Any]:
+    """Everything that the folded weight and bias are computed from; None for what is not there."""
+    call = m["y"].call
+    weight, bias = m.program.value(call.args["weight"]), call.args.get("bias")
+    bias = m.program.value(bias) if isinstance(bias, Node) else None
+    return [weight, bias, m["mean"], m["var"], m["gamma"], m["beta"]]
+
+
+def fold(op: Emitter, m: Match) -> Value:
+    """The convolution with the norm in its weights: w * s and (b - mean) * s + beta, s = gamma * rsqrt(var + eps)."""
+    call = m["y"].call
+    weight, bias, *norm = operands(m)
+    wide = torch.float32 if weight.dtype in HALF else weight.dtype
+    mean, var, gamma, beta = (_cast(op, v, wide) for v in norm)
+    scale = op.rsqrt(op.add(var, m["eps"]))
+    if gamma is not None:
+        scale = op.mul(gamma, scale)
+    if bias is None:
+        shift = op.neg(op.mul(mean, scale)) if beta is None else op.sub(beta, op.mul(mean, scale))
+    else:
+        shift = op.mul(op.sub(_cast(op, bias, wide), mean), scale)
+        shift = shift if beta is None else op.add(shift, beta)
+    scaled = _scaled(op, call.op, _cast(op, weight, wide), scale, call.get("groups") or 1)
+    narrow = (bias or weight).dtype
+    folded = {"weight": _cast(op, scaled, weight.dtype), "bias": _cast(op, shift, narrow)}
+    return getattr(op, call.op)(**{**call.args, **folded})
+
+
+def _scaled(op: Emitter, name: str, weight: Value, scale: Value, groups: int) -> Value:
+    """Every channel that comes out times its factor; a transposed convolution has them in dim 1, group by group."""
+    if name not in TRANSPOSED:
+        return op.mul(weight, op.reshape(scale, [weight.shape[0], *(1,) * (weight.rank - 1)]))
+    into, out, *kernel = weight.shape
+    ones = (1,) * len(kernel)
+    if groups == 1:
+        return op.mul(weight, op.reshape(scale, [1, out, *ones]))
+    by_group = op.reshape(weight, [groups, -1, out, *kernel])
+    scaled = op.mul(by_group, op.reshape(scale, [groups, 1, out, *ones]))
+    return op.reshape(scaled, [into, out, *kernel])
+
+
+def _cast(op: Emitter, value: Any, dtype: torch.dtype) -> Any:
+    return value if value is None or value.dtype == dtype else op.to(value, dtype=dtype)
+
+
+# ---- for examples ----
+
+
+def stirred(*modules: nn.Module, trained: bool = False) -> nn.Module:
+    """Modules in a row, in eval mode, with statistics as after some training."""
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(*modules).eval().requires_grad_(trained)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_floating_point():
+            with torch.no_grad():
+                drawn = torch.rand(tensor.shape, generator=generator) + 0.5
+                tensor.copy_(drawn if name.endswith("var") else drawn - 1)
+    return model

@@ -1,0 +1,148 @@
+"""Towers: like networks written one after the other become one network over stacked values."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn as nn
+
+import triptych
+from triptych.ir.program import Program
+from triptych.passes.session import watching
+
+
+class Tower(nn.Module):
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(24, 32), nn.LayerNorm(32), nn.Linear(32, 8)
+        self.relu = nn.ReLU(inplace=inplace)
+        for parameter in self.norm.parameters():
+            nn.init.normal_(parameter)
+
+    def forward(self, x):
+        return torch.sigmoid(self.second(self.relu(self.norm(self.first(x)))))
+
+
+class Towers(nn.Module):
+    def __init__(self, result: str = "cat", count: int = 32, inplace: bool = False) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList(Tower(inplace) for _ in range(count))
+        self.result = result
+
+    def forward(self, x):
+        inputs = x if isinstance(x, list) else [x] * len(self.towers)
+        results = [tower(one) for tower, one in zip(self.towers, inputs)]
+        if self.result == "cat":
+            return torch.cat(results, dim=1)
+        return {"stack": torch.stack, "list": list, "sum": sum}[self.result](results)
+
+
+def inputs(own: bool, count: int = 32, dtype: torch.dtype = torch.float64):
+    torch.manual_seed(1)
+    return [torch.randn(6, 24, dtype=dtype) for _ in range(count)] if own else torch.randn(6, 24, dtype=dtype)
+
+
+def compile_and_watch(model, x, **options):
+    with watching() as sessions:
+        result = torch.compile(model, backend=triptych.compile_fx, options=options)(x)
+    return result, sessions[0]
+
+
+def operations(gm) -> Counter[str]:
+    program = Program(gm)
+    return Counter(call.op for node in gm.graph.nodes if (call := program.call(node)) is not None)
+
+
+GEMMS = ("linear", "baddbmm", "matmul", "addmm")
+
+
+@pytest.mark.parametrize(
+    "own, result, inplace",
+    [
+        (False, "cat", False), (True, "cat", False), (False, "stack", False), (True, "list", False),
+        (False, "sum", False), (False, "cat", True), (True, "stack", True),
+    ],
+)  # fmt: skip
+def test_towers_become_one(own, result, inplace):
+    model, x = Towers(result, inplace=inplace).double(), inputs(own)
+    with torch.no_grad():
+        got, session = compile_and_watch(model, x, freeze=True, codegen="eager")
+        torch.testing.assert_close(got, model(x), rtol=1e-10, atol=1e-12)
+    counted = operations(session.graphs["pre_grad"])
+    assert sum(counted[g] for g in GEMMS) == 2
+    assert counted["layer_norm"] == counted["relu"] == counted["sigmoid"] == 1
+    main = operations(session.graphs["forward"])
+    between = main["stack"] + main["cat"] - own - (result == "cat")  # own inputs are put together, the results joined
+    assert between <= 0 and main["split"] == 0
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_gradients(own):
+    model, x = Towers("sum").double(), inputs(own)
+    other = copy.deepcopy(model)
+    got, session = compile_and_watch(other, x, codegen="eager")
+    assert any(r.fired["batch_linear"] for r in session.records)
+    got.square().sum().backward()
+    model(x).square().sum().backward()
+    for (name, want), given in zip(model.named_parameters(), other.parameters()):
+        torch.testing.assert_close(given.grad, want.grad, rtol=1e-9, atol=1e-10, msg=name)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_inductor_makes_the_same_of_it(dynamic):
+    model = Towers("cat", count=8)
+    x = inputs(False, dtype=torch.float32)
+    compiled = torch.compile(model, backend=triptych.compile_fx, options={"freeze": True}, dynamic=dynamic)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+        torch.testing.assert_close(compiled(x[:4]), model(x[:4]))
+
+
+def test_a_changed_weight_shows():
+    model, x = Towers("cat", count=8), inputs(False, dtype=torch.float32)
+    for options in ({}, {"freeze": True}):
+        compiled = torch.compile(model, backend=triptych.compile_fx, options={"codegen": "eager", **options})
+        with torch.no_grad():
+            compiled(x)
+            model.towers[3].first.weight.mul_(2)
+            torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_batched_dropout_drops_as_many():
+    def program(x, *weights):
+        return torch.stack([nn.functional.dropout(x @ w, 0.25) for w in weights])
+
+    x, weights = torch.ones(64, 64), [torch.ones(64, 64) for _ in range(8)]
+    with watching() as sessions:
+        dropped = torch.compile(program, backend=triptych.compile_fx)(x, *weights)
+    assert sessions[0].records and any(r.fired["batch_dropout"] for r in sessions[0].records)
+    kept = dropped != 0
+    torch.testing.assert_close(dropped[kept], torch.full_like(dropped[kept], 64 / 0.75))
+    shares = kept.double().mean(dim=(1, 2))
+    assert ((shares - 0.75).abs() < 0.05).all()
+    together = (kept[0] & kept[1]).double().mean()
+    assert abs(together - 0.75**2) < 0.05  # members draw independently
+    with watching() as sessions:
+        torch.compile(program, backend=triptych.compile_fx, options={"fallback_random": True})(x, *weights)
+    assert not any(r.fired["batch_dropout"] for r in sessions[0].records)
+
+
+def test_time_grows_with_the_graph():
+    """Members are found by scheduling, not by comparing each with each."""
+    import time
+
+    def seconds(count: int) -> float:
+        graph = torch.fx.symbolic_trace(Towers("cat", count))
+        best = float("inf")
+        for _ in range(2):
+            gm = copy.deepcopy(graph)
+            start = time.process_time()
+            triptych.pre_grad_passes(gm, [torch.randn(6, 24)])
+            best = min(best, time.process_time() - start)
+        return best
+
+    small, large = seconds(32), seconds(128)
+    assert large < 4 * 2.5 * small
