@@ -38,7 +38,7 @@ class PieceThatIsTheWhole(Rule):
         fires(lambda x: x.split([8, 0], 1)[0] + 1, "f32[4, 8]"),
         fires(lambda x: x.chunk(1, 1)[0] + 1, "f32[4, 8]", dynamic=True),
         fires(lambda x: then_write(x.chunk(1)[0], x), "f32[4, 8]"),  # one memory before and after
-        fires(lambda x: x.split(4)[0] + 1, "i64[0, 8]"),
+        fires(lambda x: x.split(4, 1)[0] + 1, "i64[0, 4]"),
         declines(lambda x: x.chunk(2)[0] + 1, "f32[4, 8]"),
         declines(lambda x: x.chunk(1)[0], "f32[4, 8]", because="very tensor"),
     ]
