@@ -58,6 +58,19 @@ def test_parallel_linear():
     assert x.grad is not None and q.grad is not None
 
 
+def test_group_linear():
+    xs, ws, bs = [random(2, 3, 4), random(5, 2)], [random(3, 4), random(1, 2)], [random(3), random(1)]
+
+    def program(*values):
+        return tuple(ops.group_linear(values[:2], values[2:4], values[4:]))
+
+    for biases in ((), bs):
+        given = biases or [None, None]
+        for got, x, w, b in zip(program(*xs, *ws, *biases), xs, ws, given, strict=True):
+            assert torch.equal(got, F.linear(x, w, b))
+        gradcheck(program, (*xs, *ws, *biases))
+
+
 @pytest.mark.parametrize("op, args", [
     (ops.lce.default, (random(2, 3, 4), random(5, 3), random(5), "gelu", True)),
     (ops.lce.default, (random(0, 3, 4), random(5, 3))),
@@ -66,6 +79,8 @@ def test_parallel_linear():
     (ops.parallel_linear.default, (random(2, 3, 4), [random(5, 4), random(2, 4)], [random(2)], [1])),
     (ops.parallel_linear.default, (random(2, 4), [random(5, 4), random(2, 4)], [], [])),
     (ops.parallel_linear.default, (random(4), [random(5, 4)], [random(5)], None)),
+    (ops.group_linear.default, ([random(2, 4), random(3, 2)], [random(5, 4), random(1, 2)], [random(5), random(1)])),
+    (ops.group_linear.default, ([random(2, 3, 4), random(0, 2)], [random(5, 4), random(1, 2)], [])),
 ])  # fmt: skip
 def test_registration(op, args):
     torch.library.opcheck(op, args)
@@ -78,6 +93,8 @@ def test_registration(op, args):
     lambda: ops.dot_compress(random(2, 3, 4), random(4, 2)),
     lambda: ops.parallel_linear(random(2, 4), [random(5, 3)], [], None),
     lambda: ops.parallel_linear(random(2, 4), [random(5, 4)], [random(5)], [1]),
+    lambda: ops.group_linear([random(2, 4)], [random(5, 3)], []),
+    lambda: ops.group_linear([random(2, 4), random(2, 4)], [random(5, 4)], []),
 ])  # fmt: skip
 def test_wrong_arguments(call):
     with pytest.raises(RuntimeError):
@@ -129,9 +146,11 @@ def check_kernels():
     """Called in a process of its own, because the interpreter is chosen when Triton is imported."""
     from triptych.kernels import (
         dot_compress,
+        group_linear,
         lce,
         parallel_linear,
         triton_dot_compress,
+        triton_group_linear,
         triton_lce,
         triton_parallel_linear,
     )
@@ -158,6 +177,13 @@ def check_kernels():
             for one, want in zip(got, parallel_linear.anywhere(x.double(), *wide, [1, 3]), strict=True):
                 close(one, want)
                 assert one.is_contiguous()
+        xs = [torch.randn(b, 3, n), torch.randn(m + 1, 7), torch.randn(n, b).t(), torch.randn(0, 2)]
+        ws = [torch.randn(m, n), torch.randn(7, n).t(), torch.randn(2 * m, n)[::2], torch.randn(3, 2)]
+        xs, ws = [x.to(dtype) for x in xs], [w.to(dtype) for w in ws]
+        for bs in ([], [torch.randn(w.shape[0]).to(dtype) for w in ws]):
+            wide = [[t.double() for t in ts] for ts in (xs, ws, bs)]
+            for one, want in zip(triton_group_linear.launch(xs, ws, bs), group_linear.anywhere(*wide), strict=True):
+                close(one, want)
 
 
 def close(got, want):

@@ -15,7 +15,7 @@ from torch import nn
 import triptych
 from tests.test_kernels import SHAPES, close
 from tests.test_linears import CASES, Attention
-from triptych.kernels import dot_compress, lce, parallel_linear
+from triptych.kernels import dot_compress, group_linear, lce, parallel_linear
 from triptych.passes.session import watching
 
 pytestmark = [
@@ -57,6 +57,17 @@ def test_lce(dtype):
                 close(got, lce.anywhere(*wide(x, w, bias), epilogue))
                 assert got.stride() == lce.fake(x, w, bias, epilogue, transposed).stride()
             close(ops.lce(x, w.contiguous()), lce.anywhere(*wide(x, w)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_group_linear(dtype):
+    sizes = [(1, 64, 32), (17, 40, 129), (300, 7, 5), (64, 512, 256), (0, 4, 4), (5, 33, 1)] * 3
+    xs, ws = [random(m, k, dtype=dtype) for m, k, _ in sizes], [random(n, k, dtype=dtype) for _, k, n in sizes]
+    xs[1], ws[3] = xs[1].t().contiguous().t(), ws[3].t().contiguous().t()
+    for bs in ([], [random(n, dtype=dtype) for _, _, n in sizes]):
+        want = group_linear.anywhere(*([t.double() for t in ts] for ts in (xs, ws, bs)))
+        for got, one in zip(ops.group_linear(xs, ws, bs), want, strict=True):
+            close(got, one)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
