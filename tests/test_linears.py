@@ -256,3 +256,12 @@ def test_accessors():
         triptych.NormalizedLinearNode(product)
     with pytest.raises(triptych.TriptychError, match="no product"):
         triptych.NormalizedMatmulNode(linear)
+
+
+def test_frozen_layers_are_not_joined_with_trained_ones():
+    def program(x, w, v):
+        return F.linear(x, w).relu(), F.linear(x, v).relu()
+
+    given = [torch.randn(4096, 64), torch.randn(2, 64, requires_grad=True), torch.randn(2, 64)]
+    trained, frozen = torch.compile(program, backend=triptych.compile_fx, options={"codegen": "eager"})(*given)
+    assert trained.requires_grad and not frozen.requires_grad

@@ -45,7 +45,7 @@ def _key(program: Program, member: Member) -> tuple[Any, ...] | None:
     if member.bias is not None and (bias is None or tuple(bias.shape) != (member.out,) or bias.dtype != weight.dtype):
         return None
     op = op_of(program, member.node) if program.dialect == ATEN else ""
-    return member.x, member.turned, weight.dtype, y.dtype, weight.device, op
+    return member.x, member.turned, weight.dtype, y.dtype, weight.device, op, member.wants_gradient
 
 
 QKV = ("f32[4, 6, 16]", "f32[16, 16]", "f32[8, 16]", "f32[8, 16]")

@@ -249,7 +249,7 @@ class UseMatmulFuseLceReplaceFirstLCE(Pass):
             if (member := _member(run.program, node)) is not None:
                 weight = tensor_of(member.weight)
                 key = (member.x, member.bias is None, weight.dtype, weight.device, tensor_of(node).dtype)
-                found.setdefault(key, []).append(member)
+                found.setdefault((*key, member.wants_gradient), []).append(member)
         for members in found.values():
             for part in undisturbed(run.program, members):
                 group = placed(part) if len(part) > 1 else None

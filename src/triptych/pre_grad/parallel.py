@@ -41,6 +41,12 @@ class Member:
         return weight.shape[1 if self.turned else 0]
 
     @property
+    def wants_gradient(self) -> bool:
+        """A frozen layer joined with one that is trained would ask for a gradient too."""
+        known = [tensor_fact(n) for n in self.operands]
+        return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in known)
+
+    @property
     def operands(self) -> list[Node]:
         return [n for n in (self.x, self.weight, self.bias) if n is not None]
 
