@@ -228,3 +228,17 @@ def seconds(count):
 def test_time_is_linear():
     small, large = (min(seconds(count) for _ in range(2)) for count in (30, 120))
     assert large < 8 * small, f"seconds: {small}, {large}"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda a, b: [p * 2 for p in torch.cat([a, b], 1).chunk(2, 1)],
+        lambda a, b: [p * 2 for p in torch.stack([a, b]).unbind()],
+        lambda a, b: [torch.cat([a, b])[3:] * 2],
+    ],
+)
+def test_piece_of_a_joined_tensor_asks_for_its_gradient(program):
+    given = [torch.randn(3, 4, requires_grad=True), torch.randn(3, 4)]
+    for result in torch.compile(program, backend=triptych.compile_fx, options={"codegen": "eager"})(*given):
+        assert result.requires_grad

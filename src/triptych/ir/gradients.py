@@ -9,6 +9,7 @@ from torch.fx import Node
 
 from .facts import fact
 from .program import ATEN, Program
+from .text import RULE
 
 
 def gradient_wanted(program: Program) -> bool:
@@ -32,3 +33,20 @@ def gradient_wanted(program: Program) -> bool:
 def _may_need(leaf: Node) -> bool:
     value: Any = fact(leaf)
     return value is None or isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def may_require_grad(node: Node) -> bool:
+    """May autograd follow the value? The fact tells it of what was captured; of what a pass made its operands do."""
+    seen: set[Node] = set()
+    work = [node]
+    while work:
+        one = work.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        value: Any = fact(one)
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            return True
+        if not isinstance(value, torch.Tensor) or RULE in one.meta:
+            work.extend(one.all_input_nodes)
+    return False

@@ -16,7 +16,8 @@ import torch
 from torch.fx import Node
 
 from ..ir.effects import Effects, node_operands
-from ..ir.facts import difference, fact, set_fact, sharing
+from ..ir.facts import difference, fact, set_fact, sharing, tensor_fact
+from ..ir.gradients import may_require_grad
 from ..ir.program import ATEN, Program, Value
 from ..ir.text import RULE
 from ..ir.traits import is_gemm, is_pointwise
@@ -128,6 +129,7 @@ class Rewriter:
                 continue
             if self._check_value(was, now, terms):
                 relaid[was] = fact(now)
+            self._check_gradient(was, now)
             self._check_memory(was, now, now in fresh)
             if now not in fresh:
                 self._check_identity(was, now)
@@ -279,6 +281,12 @@ class Rewriter:
         if problem and terms.keeps_strides:
             raise Refused(problem)
         return problem is not None
+
+    def _check_gradient(self, was: Node, now: Node) -> None:
+        """A piece of a joined tensor asks for a gradient if any part of the whole did: so must what replaces it."""
+        old = tensor_fact(was)
+        if self.program.dialect != ATEN and old is not None and old.requires_grad and not may_require_grad(now):
+            raise Refused("the value would ask for no gradient any more")
 
     def _strides_unseen(self, node: Node, users: Callable[[str], bool]) -> bool:
         """Is every user an operation of that kind, whose result does not tell how this operand lies in memory?"""
