@@ -202,3 +202,18 @@ def test_towers_of_different_depth_are_computed_once():
     torch.testing.assert_close(got, program(*given))
     counted = operations(sessions[0].graphs["pre_grad"])
     assert sum(counted[g] for g in GEMMS) <= 4, counted
+
+
+def test_a_view_that_is_also_used_elsewhere():
+    """It is taken from the members; what follows it begins a chain of its own or is left alone."""
+
+    def program(*values):
+        sums = [F.linear(x, w).softmax(-1) for x, w in zip(values[:8], values[8:])]
+        return torch.cat([s * 2 for s in sums]), sums[3][0] + 1
+
+    given = [*(torch.randn(4, 16) for _ in range(8)), *(torch.randn(16, 16) for _ in range(8))]
+    torch._dynamo.reset()
+    with watching() as sessions:
+        got = torch.compile(program, backend=triptych.compile_fx, options={"codegen": "eager"})(*given)
+    torch.testing.assert_close(got, program(*given))
+    assert not any(r.error for r in sessions[0].records)

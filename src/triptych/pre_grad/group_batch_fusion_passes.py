@@ -77,19 +77,21 @@ def _member(run: PassRun, node: Node, recipes: Sequence[Recipe]) -> Member | Non
 
 def _sensible(plan: Plan) -> list[Group]:
     """Groups in which something differs, and that follow another or begin with what lies in memory anyway."""
-    kept: set[Group] = set()
-    for group in plan.groups:
-        differs = len({(m.data, m.weights) for m in group.members}) > 1
-        group.feeds &= kept
-        if differs and (group.feeds or _may_begin(group)):
-            kept.add(group)
-    needed: set[Node] = set()
-    for group in reversed(plan.groups):
-        # a view that is not batched on costs nothing where it is: taken from the member's own
-        if group in kept and not group.recipe.leads and any(u not in needed for n in group.nodes for u in n.users):
-            kept.discard(group)
-        if group in kept:
-            needed.update(group.nodes)
+    kept = {g for g in plan.groups if len({(m.data, m.weights) for m in g.members}) > 1}
+    before = 0
+    while before != len(kept):  # one that goes may take with it what follows it, and what it follows
+        before = len(kept)
+        for group in plan.groups:
+            group.feeds &= kept
+            if not group.feeds and not _may_begin(group):
+                kept.discard(group)
+        needed: set[Node] = set()
+        for group in reversed(plan.groups):
+            # a view that is not batched on costs nothing where it is: taken from the member's own
+            if group in kept and not group.recipe.leads and any(u not in needed for n in group.nodes for u in n.users):
+                kept.discard(group)
+            if group in kept:
+                needed.update(group.nodes)
     plan.place = {node: place for node, place in plan.place.items() if place[0] in kept}
     return [group for group in plan.groups if group in kept]
 
