@@ -52,6 +52,8 @@ class Program:
         self.graph = gm.graph
         self.dialect = dialect_of(gm)
         self.fact_key = "val" if self.dialect == ATEN else "example_value"
+        self.knowledge: Any = None
+        """What is known of the elements of values, once somebody asks (`values.knowledge`)."""
         self._calls: dict[Node, Call | None] = {}
         self._aliasing: Aliasing | None = None
         self._sizes: dict[Any, list[tuple[Node, int | None]]] | None = None

@@ -4,32 +4,50 @@ them. Asked lazily, each node once; everything answered is proved, for every siz
 from __future__ import annotations
 
 import math
-import weakref
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.fx import Node
 
-from .facts import known_equal, tensor_fact
+from .. import _private
+from .affine import (
+    NEVER,
+    Affine,
+    Condition,
+    TooLarge,
+    at_least_zero,
+    constant,
+    either,
+    holds_everywhere,
+    index,
+    same_condition,
+)
+from .elements import Elements, leaf_of, uniform
+from .facts import known, known_equal, tensor_fact
+from .patterns import COMPARISONS, TRANSFER, by_range
 from .program import Program
-from .shape_only import ShapeOnly, distinct
-
-_KNOWLEDGE: weakref.WeakKeyDictionary[Program, Knowledge] = weakref.WeakKeyDictionary()
+from .ranges import RANGES, Interval, interval, of_dtype, of_elements
+from .shape_only import ShapeOnly, distinct, is_plain
 
 
 def knowledge(program: Program) -> Knowledge:
     """What is known of a program's values; kept with the program, since rewrites keep values."""
-    found = _KNOWLEDGE.get(program)
-    if found is None:
-        found = _KNOWLEDGE[program] = Knowledge(program)
-    return found
+    if program.knowledge is None:
+        program.knowledge = Knowledge(program)
+    return program.knowledge
 
 
 class Knowledge:
     """Answers about the values of one program; False or None where nothing is proved."""
 
     def __init__(self, program: Program) -> None:
-        self.program = weakref.proxy(program)
-        self._shape_only = ShapeOnly(self.program)
+        self.program = program
+        self._shape_only = ShapeOnly(program)
+        self._elements: dict[Node, Elements | None] = {}
+        self._intervals: dict[Node, Interval] = {}
+
+    # ---- what others ask ----
 
     def evaluate(self, node: Node) -> torch.Tensor | None:
         """All elements, on the CPU, of a tensor that depends on static sizes alone and is not too large."""
@@ -37,51 +55,209 @@ class Knowledge:
 
     def is_all_true(self, node: Node) -> bool:
         """A boolean that is true everywhere."""
-        value = self.evaluate(node)
-        return value is not None and value.dtype == torch.bool and bool(distinct(value).all())
+        return self._proved(node, _booleans, lambda where, shape: holds_everywhere(where, shape), lambda v: v.all())
 
     def is_all_false(self, node: Node) -> bool:
         """A boolean that is false everywhere."""
-        value = self.evaluate(node)
-        return value is not None and value.dtype == torch.bool and not bool(distinct(value).any())
+        return self._proved(node, _booleans, lambda where, shape: where.never, lambda v: not v.any())
 
     def is_zero(self, node: Node) -> bool:
-        """A number that is 0 (0.0 or -0.0) everywhere."""
-        value = self.evaluate(node)
-        return value is not None and value.dtype != torch.bool and bool((distinct(value) == 0).all())
+        """A float that is 0.0 or -0.0 everywhere."""
+        return self._proved(node, _floats, _zero_everywhere, lambda v: (v == 0).all())
 
     def is_causal(self, node: Node) -> bool:
         """A boolean of shape (..., n, n) that is true exactly where the last index is at most the one before it."""
-        value = self._square(node)
-        return value is not None and value.dtype == torch.bool and bool((value == _lower(value)).all())
+        if not _square(node):
+            return False
+        return self._proved(
+            node, _booleans, lambda where, shape: same_condition(where, lower_triangle(shape), shape),
+            lambda v: (v == _lower(v)).all(), matrices=True,
+        )  # fmt: skip
 
     def is_causal_bias(self, node: Node) -> bool:
         """A float of shape (..., n, n) that is 0 where the last index is at most the one before it, else -inf."""
-        value = self._square(node)
-        if value is None or not value.dtype.is_floating_point:
+        if not _square(node):
             return False
-        wanted = torch.zeros_like(value).masked_fill(~_lower(value), -math.inf)
-        return bool((value == wanted).all())
+        return self._proved(node, _floats, _causal_bias, lambda v: (v == _causal_like(v)).all(), matrices=True)
 
     def every_row_keeps_one(self, node: Node) -> bool:
         """A boolean of shape (..., rows, keys) with at least one key true in each row."""
-        value = self.evaluate(node)
-        if value is None or value.dtype != torch.bool or value.dim() == 0:
-            return False
-        return bool(distinct(value).any(-1).all()) and value.shape[-1] > 0
-
-    def _square(self, node: Node) -> torch.Tensor | None:
         found = tensor_fact(node)
-        if found is None or found.dim() < 2 or not known_equal(found.shape[-1], found.shape[-2]):
+        if found is None or found.dim() == 0 or not known(found.shape[-1] > 0):
+            return False
+        return self._proved(node, _booleans, row_keeps_one, lambda v: v.any(-1).all(), matrices=True)
+
+    def uniform(self, node: Any) -> torch.Tensor | None:
+        """The one number that all elements are, as a tensor without dims in the value's dtype."""
+        found, held = tensor_fact(node), self.elements(node)
+        if held is None or found is None:
             return None
+        with _private.without_dispatch_modes():
+            return held.number(found.dtype)
+
+    def mask(self, node: Node) -> Condition | None:
+        """Where a boolean is true, if that is known."""
+        found, held = tensor_fact(node), self.elements(node)
+        if held is None or found is None or found.dtype != torch.bool:
+            return None
+        return _unless_too_large(lambda: held.truth(found.shape))
+
+    def bounds(self, node: Node) -> tuple[Any, Any]:
+        """Numbers, perhaps symbolic, that all elements lie between."""
+        found, held = tensor_fact(node), self.elements(node)
+        if held is not None and found is not None and isinstance(leaf := held.only, Affine):
+            low, high = leaf.least(found.shape), leaf.most(found.shape)
+            if low is not None and high is not None:
+                return low, high
+        about = self.interval(node)
+        return about.low, about.high
+
+    # ---- how it is found out ----
+
+    def elements(self, node: Any) -> Elements | None:
+        """The elements as a function of their index, if they follow a pattern."""
+        if not isinstance(node, Node) or tensor_fact(node) is None:
+            return None
+        if node not in self._elements:
+            with _private.without_dispatch_modes(), torch.no_grad():
+                self._look(node)
+        return self._elements[node]
+
+    def interval(self, node: Node) -> Interval:
+        """Static numbers that all elements of a tensor lie between."""
+        self.elements(node)
+        return self._intervals[node]
+
+    def _look(self, asked: Node) -> None:
+        """Operands first, without recursion: a graph may be deeper than Python's stack."""
+        work = [asked]
+        while work:
+            node = work[-1]
+            if node in self._elements:
+                work.pop()
+                continue
+            waiting = [n for n in self._operands(node) if n not in self._elements]
+            if waiting:
+                work.extend(waiting)
+                continue
+            self._note(node)
+
+    def _operands(self, node: Node) -> list[Node]:
+        call = self.program.call(node)
+        if call is None or call.mutates or (call.op not in TRANSFER and call.op not in RANGES):
+            return []
+        operands = [n for n in node.all_input_nodes if tensor_fact(n) is not None]
+        if call.op == "getitem" and isinstance(call.args["self"], Node):
+            operands += [n for n in call.args["self"].all_input_nodes if tensor_fact(n) is not None]
+        return operands
+
+    def _note(self, node: Node) -> None:
+        call, found = self.program.call(node), tensor_fact(node)
+        assert found is not None
+        held = None
+        if call is None or call.mutates or not is_plain(found) or self.unsafe(node):
+            if node.op == "get_attr" and is_plain(found):
+                held = self._attribute(node, found)
+            self._elements[node] = held
+            self._intervals[node] = of_dtype(found.dtype)
+            return
+        if call.op in TRANSFER:
+            try:
+                held = TRANSFER[call.op](self, node, call, found)
+            except TooLarge:
+                held = None
+        self._elements[node] = held
+        self._intervals[node] = interval(self, node, call, found) if held is None else of_elements(held, found)
+        if held is None and call.op in COMPARISONS:
+            self._elements[node] = by_range(self, call, found)
+
+    def _attribute(self, node: Node, found: torch.Tensor) -> Elements | None:
         value = self.evaluate(node)
-        return None if value is None else value[tuple(slice(0, 1) if s == 0 else slice(None) for s in _lead(value))]
+        return uniform(leaf_of(value, found.dim())) if value is not None and value.numel() == 1 else None
+
+    def unsafe(self, node: Node) -> bool:
+        """Written somewhere, or made by more than a computation: then nothing is said of it."""
+        aliasing = self.program.aliasing
+        return not aliasing.effects(node).pure or aliasing.written(node)
+
+    def _proved(
+        self,
+        node: Node,
+        dtype: Callable[[torch.dtype], bool],
+        by_pattern: Callable[[Any, Any], bool],
+        by_value: Callable[[torch.Tensor], Any],
+        matrices: bool = False,
+    ) -> bool:
+        """By the pattern of the elements, else by the elements themselves."""
+        found = tensor_fact(node)
+        if found is None or not dtype(found.dtype):
+            return False
+        held = self.elements(node)
+        about = self.mask(node) if dtype is _booleans else held
+        if about is not None and _unless_too_large(lambda: by_pattern(about, found.shape)):
+            return True
+        if held is not None and held.is_uniform and held.number(found.dtype) is not None:
+            return False
+        value = self.evaluate(node)
+        return value is not None and bool(by_value(distinct(value, keep=2 if matrices else 0)))
 
 
-def _lead(value: torch.Tensor) -> tuple[int, ...]:
-    """Strides of all but the last two dims."""
-    return value.stride()[:-2]
+def _unless_too_large(ask: Callable[[], Any]) -> Any:
+    try:
+        return ask()
+    except TooLarge:
+        return None
+
+
+def _booleans(dtype: torch.dtype) -> bool:
+    return dtype == torch.bool
+
+
+def _floats(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point
+
+
+def _zero_everywhere(held: Elements, shape: Any) -> bool:
+    return all(isinstance(leaf, torch.Tensor) and leaf.item() == 0 for _, leaf in held.pieces)
+
+
+def _causal_bias(held: Elements, shape: Any) -> bool:
+    below = NEVER
+    for where, leaf in held.pieces:
+        if not isinstance(leaf, torch.Tensor) or leaf.item() not in (0, -math.inf):
+            return False
+        if leaf.item() == 0:
+            below = either(below, where, shape)
+    return same_condition(below, lower_triangle(shape), shape)
+
+
+def lower_triangle(shape: Any) -> Condition:
+    rank = len(shape)
+    return at_least_zero(index(rank - 2, rank) - index(rank - 1, rank), shape)
+
+
+def row_keeps_one(where: Condition, shape: Any) -> bool:
+    """One clause holds in each row for the first key, the last, or the one of the row's own number."""
+    rank = len(shape)
+    first = [index(d, rank) for d in range(rank)]
+    candidates = [constant(0, rank), constant(shape[-1] - 1, rank)]
+    if rank > 1 and known(shape[-2] <= shape[-1]):
+        candidates += [index(rank - 2, rank), index(rank - 2, rank).plus(shape[-1] - shape[-2])]
+    return any(
+        all(seen is not None and seen.never_negative(shape) for seen in (p.through(places, rank) for p in clause))
+        for clause in where.clauses
+        for places in ([*first[:-1], key] for key in candidates)
+    )
+
+
+def _square(node: Node) -> bool:
+    found = tensor_fact(node)
+    return found is not None and found.dim() >= 2 and known_equal(found.shape[-1], found.shape[-2])
 
 
 def _lower(value: torch.Tensor) -> torch.Tensor:
     return torch.ones(value.shape[-2:], dtype=torch.bool).tril()
+
+
+def _causal_like(value: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(value).masked_fill(~_lower(value), -math.inf)
