@@ -16,13 +16,14 @@ import torch
 from torch.fx import Node
 
 from ..ir.effects import Effects, node_operands
-from ..ir.facts import difference, fact, set_fact, sharing
+from ..ir.facts import difference, fact, same_layout, set_fact, sharing
 from ..ir.program import ATEN, Program, Value
 from ..ir.text import RULE
 from ..ir.traits import is_gemm, is_pointwise
 from .emit import Emitter
 from .refusal import Refused
 from .spelling import Spelling
+from .strides import seen_by_none
 
 
 class Terms(Protocol):
@@ -262,9 +263,10 @@ class Rewriter:
             return
         if problem := difference(old, new, strides=False):
             raise Refused(problem)
-        problem = difference(old, new)
-        if problem and (terms.keeps_strides or not self._strides_unseen(was, is_gemm)):
-            raise Refused(problem)
+        if problem := difference(old, new):
+            unseen = self._strides_unseen(was, is_gemm) or seen_by_none(self.program, was, new) is not None
+            if terms.keeps_strides or not unseen:
+                raise Refused(problem)
 
     def _strides_unseen(self, node: Node, users: Callable[[str], bool]) -> bool:
         """Is every user an operation of that kind, whose result does not tell how this operand lies in memory?"""
@@ -326,6 +328,7 @@ class Rewriter:
 
     def _swap(self, was: Node, now: Node) -> None:
         users = list(was.users)
+        changed = self._lies_otherwise(was, now)
         was.replace_all_uses_with(now, propagate_meta=False)
         aliasing = self.program.aliasing
         # an ATen graph says by its operations alone who shares memory: there no fact is asked
@@ -337,7 +340,18 @@ class Rewriter:
                 aliasing.output_replaced(was, now)
             else:
                 self._sees_memory_anew(user, other_memory)
+        for node in changed:
+            set_fact(node, self.program.compute(node), self.program.fact_key)
+            aliasing.refresh(node)
         self.touched.extend(users)
+
+    def _lies_otherwise(self, was: Node, now: Node) -> list[Node]:
+        """Values whose strides or memory are others with the new value; that nobody sees it was checked."""
+        old, new = fact(was), fact(now)
+        tensors = isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor)
+        if not tensors or same_layout(old, new):
+            return []
+        return seen_by_none(self.program, was, new) or []
 
     def _sees_memory_anew(self, node: Node, other_memory: bool) -> None:
         """A view of a value that lies elsewhere now lies there too: its fact says whose memory it sees."""
