@@ -30,6 +30,7 @@ from .pre_grad.normalize_node_kwargs_pass import NormalizeNodeKwargsPass
 from .pre_grad.remove_noop_pass import RemoveNoopPass
 from .pre_grad.remove_reshape_pass import RemoveReshapePass
 from .pre_grad.remove_split_ops_pass import RemoveSplitOpsPass
+from .pre_grad.simplify_attention_masks import SimplifyAttentionMasks
 from .pre_grad.stack_to_unsqueeze_pass import StackToUnsqueezePass
 
 
@@ -51,6 +52,7 @@ PRE_GRAD: list[Entry] = [
     RemoveNoopPass,
     FuseConvBn,  # after the no-ops between the two are gone
     EfficientConvBnEval,
+    SimplifyAttentionMasks,  # before autograd takes attention apart: the kernel is chosen by the mask
     GroupBatchFusionPasses,
     MergeConcatsPass,
     RemoveReshapePass,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Node
 
-from .affine import ALWAYS, Affine, Condition, at_least_zero, both, condition, constant, either, index, opposite
+from .affine import ALWAYS, Affine, Clause, Condition, at_least_zero, both, condition, constant, either, index, opposite
 from .calls import Call
 from .elements import Elements, Leaf, boolean, cast, combinations, fits, leaf_of, pieces, same_leaf, scalar, uniform
 from .facts import known, number, numel, tensor_fact
@@ -306,7 +306,7 @@ def _hold_each_other(call: Call, left: Elements, right: Elements, found: torch.T
 
 def common_dtype(left: Any, right: Any) -> torch.dtype | None:
     """What torch computes in, given two operands."""
-    given = []
+    given: list[Any] = []
     for value in (left, right):
         fact = tensor_fact(value)
         value = number(value)
@@ -323,7 +323,7 @@ def common_dtype(left: Any, right: Any) -> torch.dtype | None:
 
 def by_range(know: Knowledge, call: Call, found: torch.Tensor) -> Elements | None:
     """A comparison that holds for all numbers in two intervals, or for none."""
-    sides = [call.args.get(n) for n in ("self", "other")]
+    sides: list[Any] = [call.args.get(n) for n in ("self", "other")]
     dtype = common_dtype(*sides)
     if dtype is None or found.dtype != torch.bool:
         return None
@@ -369,7 +369,7 @@ def _as_integer(leaf: Leaf, rank: int) -> Affine | None:
 
 def _holds(op: str, a: Affine, b: Affine, shape: Any) -> Condition:
     up, down = b - a, a - b
-    clauses = {
+    clauses: dict[str, list[Clause]] = {
         "lt": [(up.plus(-1),)],
         "le": [(up,)],
         "gt": [(down.plus(-1),)],
@@ -549,10 +549,8 @@ def _diff(know: Knowledge, node: Node, call: Call, found: torch.Tensor) -> Eleme
     whole = _joined(parts, dim, shape, found.dtype) if len(parts) > 1 else parts[0][0]
     if whole is None:
         return None
-    later, earlier = (
-        whole.through(lambda p, o=offset: Affine(p.start + p.steps[dim] * o, p.steps), found.shape)
-        for offset in (1, 0)
-    )
+    later = whole.through(lambda pattern: pattern.plus(pattern.steps[dim]), found.shape)
+    earlier = whole.through(lambda pattern: pattern, found.shape)
     if later is None or earlier is None:
         return None
     made: list[tuple[Condition, Leaf]] = []

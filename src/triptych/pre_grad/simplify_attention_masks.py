@@ -1,6 +1,6 @@
 """Attention masks that say nothing are dropped, and those that say "causal" in tensors say it in a word.
 
-`scaled_dot_product_attention` chooses its kernel by what it is given: with a mask, many devices have only a slow one. So
+`scaled_dot_product_attention` chooses its kernel by what it is given: with a mask, a GPU often has only a slow one. So
 this runs before autograd, where attention is still one call and the choice is open. What a mask holds is proved from
 how it is built (`arange`, comparisons, expands, `tril`, ...), for static and symbolic sizes, never guessed.
 """
@@ -14,14 +14,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.fx import Node
 
 from ..ir.facts import known_equal
-from ..ir.program import Value
+from ..ir.program import Program, Value
 from ..ir.values import Knowledge, knowledge
 from ..match.pattern import PatternBuilder
 from ..passes.base import Pass, PassRun
 from ..rewrite.rule import Match, Rule
 from ..testing.examples import declines, fires
+
+ATTENTION = "scaled_dot_product_attention"
 
 TORCH = ("torch",)
 INF = float("inf")
@@ -94,7 +97,7 @@ class Attends(Rule):
     takes_random = True  # dropout stays what it was, in the same place
     keeps_strides = False
 
-    def pattern(self, op: PatternBuilder, q, k, v, mask, dropout, scale, gqa):  # type: ignore[no-untyped-def]
+    def pattern(self, op: PatternBuilder, q, k, v, mask, dropout, scale, gqa):
         return op.scaled_dot_product_attention(q, k, v, mask, dropout, False, scale=scale, enable_gqa=gqa)
 
     def about(self, m: Match, mask: Any) -> Knowledge:
@@ -185,7 +188,7 @@ class CausalMask(Attends):
         fires(lambda q: _compared(q, q, q), "f32[2, 4, 6, 8]", dialects=TORCH, dynamic=True),
         fires(lambda q: _packed(q, q, q), "f32[2, 4, 6, 8]", dialects=TORCH, dynamic=True),
         fires(lambda q: _upper_bias(q, q, q), "f32[2, 4, 6, 8]", dialects=TORCH, dynamic=True),
-        declines(_windowed, "f32[2, 4, 6, 8]", "f32[2, 4, 6, 8]", "f32[2, 4, 6, 8]", dialects=TORCH, because="triangle"),
+        declines(lambda q: _windowed(q, q, q), "f32[2, 4, 6, 8]", dialects=TORCH, because="triangle"),
         declines(lambda q: _windowed(q, q, q), "f32[2, 4, 6, 8]", dialects=TORCH, dynamic=True, because="triangle"),
         declines(lambda q: _wide_window(q, q, q), "f32[2, 4, 6, 8]", dialects=TORCH, dynamic=True, because="triangle"),
         declines(_lower, "f32[2, 4, 6, 8]", "f32[2, 4, 9, 8]", "f32[2, 4, 9, 8]", dialects=TORCH, because="as many"),
@@ -196,7 +199,7 @@ class CausalMask(Attends):
 class BooleanMask(Attends):
     """attention(q, k, v, where(keep, 0, -inf)) -> attention(q, k, v, keep)"""
 
-    def pattern(self, op: PatternBuilder, q, k, v, keep, fill, dropout, scale, gqa):  # type: ignore[no-untyped-def]
+    def pattern(self, op: PatternBuilder, q, k, v, keep, fill, dropout, scale, gqa):
         bias = op.where(keep, 0.0, fill)
         return op.scaled_dot_product_attention(q, k, v, bias, dropout, False, scale=scale, enable_gqa=gqa)
 
@@ -231,4 +234,24 @@ class SimplifyAttentionMasks(Pass):
         return RULES
 
     def run(self, run: PassRun) -> None:
+        masks = _masks(run.program)
         run.run_rules(self.rules())
+        if run.tally.fired:
+            _erase_unused(run, masks)
+
+
+def _masks(program: Program) -> list[Node]:
+    calls = [c for n in program.graph.nodes if (c := program.call(n)) is not None and c.op == ATTENTION]
+    return [mask for c in calls if isinstance(mask := c.args.get("attn_mask"), Node)]
+
+
+def _erase_unused(run: PassRun, nodes: Sequence[Node]) -> None:
+    """What built the masks, where nobody uses it any more."""
+    work = list(nodes)
+    while work:
+        node = work.pop()
+        if node._erased or node.users or node.op in ("placeholder", "output"):
+            continue
+        if run.program.aliasing.effects(node).pure:
+            work += node.all_input_nodes
+            run.rewriter.erase(node)
