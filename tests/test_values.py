@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 
 import pytest
@@ -12,7 +13,10 @@ from triptych.ir.affine import Affine
 from triptych.ir.facts import fact, tensor_fact
 from triptych.ir.program import Program
 from triptych.ir.values import knowledge
+from triptych.ir.verify import verify
+from triptych.joint.constant_fold_uniform_value import ConstantFoldUniformValue
 from triptych.testing.capture import capture
+from triptych.testing.check import compare_graphs, run_pass
 
 NEW_SIZES = ((5, 7), (2, 3), (6, 6), (9, 4))
 
@@ -147,7 +151,7 @@ def _lower_bias(actual):
 
 
 def _random_program(seed):
-    """A function of x whose values are built from its sizes alone."""
+    """A function of x whose values are built from its sizes, alone or not."""
     rng = random.Random(seed)
     choices = [rng.randrange(10**6) for _ in range(80)]
 
@@ -156,6 +160,10 @@ def _random_program(seed):
         n, m = x.shape[0], x.shape[1]
         ints = [torch.arange(n)[:, None], torch.arange(m)[None, :], torch.arange(1, n + 1)[:, None], torch.full((n, m), 3)]
         bools, floats = [torch.ones(n, m, dtype=torch.bool)], [torch.zeros(n, m)]
+        if choices[-1] % 2:  # and from what comes in
+            ints.append((x * 3).round().clamp(-4, 4).to(torch.int64))
+            bools.append(x > 0)
+            floats.append(x)
 
         def pick(values):
             return values[next(draw) % len(values)]
@@ -223,8 +231,27 @@ def _random_program(seed):
     return program
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(25))
 def test_patterns_of_random_programs(seed):
     dialect = ("aten", "torch")[seed % 8 == 0]  # capturing with Dynamo takes longer
     for dynamic in (False, True):
         assert check_program(_random_program(seed), [torch.randn(4, 5)], dialect, dynamic, NEW_SIZES)
+
+
+def folding(seed, dialect, dynamic):
+    """Fold a random program and compare; how many rewrites there were."""
+    program = _random_program(seed)
+    gm, inputs = capture(lambda x: [v.clone() for v in program(x)], [torch.randn(4, 5)], dialect, dynamic)
+    before = copy.deepcopy(gm)
+    tally = run_pass(ConstantFoldUniformValue, gm)
+    gm.graph.lint()
+    verify(gm)
+    compare_graphs(before, gm, inputs)
+    return tally.fired.total()
+
+
+@pytest.mark.parametrize("seed", range(40, 60))
+def test_folding_random_programs(seed):
+    dialect = ("aten", "torch")[seed % 8 == 0]
+    for dynamic in (False, True):
+        folding(seed, dialect, dynamic)

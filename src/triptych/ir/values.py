@@ -28,7 +28,9 @@ from .facts import known, known_equal, tensor_fact
 from .patterns import COMPARISONS, TRANSFER, by_range
 from .program import Program
 from .ranges import RANGES, Interval, interval, of_dtype, of_elements
-from .shape_only import ShapeOnly, distinct, is_plain
+from .shape_only import SAME_VALUE, ShapeOnly, distinct, is_plain
+
+NEVER_NEGATIVE_ZERO = frozenset("exp sigmoid abs softmax square rand rand_like exp2 cosh".split())
 
 
 def knowledge(program: Program) -> Knowledge:
@@ -95,6 +97,26 @@ class Knowledge:
         with _private.without_dispatch_modes():
             return held.number(found.dtype)
 
+    def never_negative_zero(self, node: Any) -> bool:
+        """No element can be -0.0, so that adding 0.0 changes nothing."""
+        while isinstance(node, Node) and (found := tensor_fact(node)) is not None:
+            if not found.dtype.is_floating_point:
+                return True
+            about = self.interval(node)
+            if about.low > 0:  # a small negative one could be rounded to -0.0 on the way
+                return True
+            value, call = self.uniform(node), self.program.call(node)
+            if value is not None:
+                return not (value.item() == 0 and math.copysign(1, value.item()) < 0)
+            if call is None or call.mutates or self.program.aliasing.written(node):
+                return False
+            if call.op in NEVER_NEGATIVE_ZERO or (call.op == "mul" and call.args["self"] is call.args["other"]):
+                return True
+            if call.op not in SAME_VALUE and call.op != "to":
+                return False
+            node = call.args.get("self")
+        return False
+
     def mask(self, node: Node) -> Condition | None:
         """Where a boolean is true, if that is known."""
         found, held = tensor_fact(node), self.elements(node)
@@ -155,7 +177,8 @@ class Knowledge:
         call, found = self.program.call(node), tensor_fact(node)
         assert found is not None
         held = None
-        if call is None or call.mutates or not is_plain(found) or self.unsafe(node):
+        told = call is not None and not call.mutates and (call.op in TRANSFER or call.op in RANGES)
+        if call is None or not told or not is_plain(found) or self.unsafe(node):
             if node.op == "get_attr" and is_plain(found):
                 held = self._attribute(node, found)
             self._elements[node] = held
