@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 import triptych
 from triptych.pre_grad.simplify_attention_masks import SimplifyAttentionMasks

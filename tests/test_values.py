@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.fx import Interpreter
 
-from triptych.ir.affine import Affine
 from triptych.ir.facts import fact, tensor_fact
 from triptych.ir.program import Program
 from triptych.ir.values import knowledge
+from triptych.ir.values.affine import Affine
 from triptych.ir.verify import verify
 from triptych.joint.constant_fold_uniform_value import ConstantFoldUniformValue
 from triptych.testing.capture import capture

@@ -11,8 +11,8 @@ from torch.fx import Node
 
 from ..ir.calls import Call
 from ..ir.facts import number, tensor_fact
-from ..ir.shape_only import EXACT, SAME_VALUE
 from ..ir.traits import is_pointwise
+from ..ir.values.shape_only import EXACT, SAME_VALUE
 from ..passes.base import Pass, PassRun
 from ..rewrite.emit import Emitter
 from ..testing.examples import declines

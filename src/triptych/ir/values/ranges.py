@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Node
 
+from ..calls import Call
+from ..facts import number, numel, tensor_fact
 from .affine import Affine
-from .calls import Call
 from .elements import Elements
-from .facts import number, numel, tensor_fact
 from .shape_only import SAME_VALUE
 
 if TYPE_CHECKING:
-    from .values import Knowledge
+    from ..values import Knowledge
 
 Number = int | float
 

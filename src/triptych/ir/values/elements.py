@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..facts import known_equal
 from .affine import (
     ALWAYS,
     NEVER,
@@ -24,7 +25,6 @@ from .affine import (
     pinned,
     stretched,
 )
-from .facts import known_equal
 from .shape_only import same_bits
 
 Leaf = Affine | torch.Tensor

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .facts import known, known_equal
+from ..facts import known, known_equal
 
 Shape = Sequence[Any]
 

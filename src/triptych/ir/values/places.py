@@ -7,10 +7,10 @@ from typing import Any
 
 from torch.fx import Node
 
+from ..calls import Call
+from ..canonical import index_steps
+from ..facts import known, known_equal, number, numel
 from .affine import Affine, Shape, constant, index, is_zero, stretched
-from .calls import Call
-from .canonical import index_steps
-from .facts import known, known_equal, number, numel
 
 Places = list[Affine | None]
 """None: that dim's index is no affine pattern; only values that are the same along it are seen through."""

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from .. import _private
-from .facts import fact, is_static, numel
-from .program import Program
-from .traits import is_gemm, is_view
+from ... import _private
+from ..facts import fact, is_static, numel
+from ..program import Program
+from ..traits import is_gemm, is_view
 
 EXACT = frozenset(
     "add sub mul div neg abs square sqrt reciprocal eq ne lt le gt ge logical_and logical_or logical_xor "

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .. import _private
+from ... import _private
+from ..facts import known, known_equal, tensor_fact
+from ..program import Program
 from .affine import (
     NEVER,
     Affine,
@@ -23,12 +25,11 @@ from .affine import (
     index,
     same_condition,
 )
+from .arithmetic import COMPARISONS, by_range
 from .elements import Elements, leaf_of, uniform
-from .facts import known, known_equal, tensor_fact
-from .patterns import COMPARISONS, TRANSFER, by_range
-from .program import Program
 from .ranges import RANGES, Interval, interval, of_dtype, of_elements
 from .shape_only import SAME_VALUE, ShapeOnly, distinct, is_plain
+from .transfer import TRANSFER
 
 NEVER_NEGATIVE_ZERO = frozenset("exp sigmoid abs softmax square rand rand_like exp2 cosh".split())
 
