@@ -147,6 +147,56 @@ def _lower_bias(actual):
     return rows == keys and bool((actual == wanted).all())
 
 
+# ---- new memory that is written ----
+
+INF = float("inf")
+
+
+def _filled_in_place(x):
+    n = x.shape[1]
+    bias, keep = torch.zeros(n, n), torch.ones(n, n, dtype=torch.bool).tril(diagonal=0)
+    bias.masked_fill_(keep.logical_not(), -INF)
+    return bias[None] + 0.0
+
+
+def _result_of_the_write(x):
+    bias, at = torch.full((x.shape[1], x.shape[1]), -INF), torch.arange(x.shape[1])
+    return bias.masked_fill_(at < (at + 1).view(-1, 1), 0).expand(2, 1, -1, -1) * 1.0
+
+
+def _read_before(x):
+    bias = torch.zeros(x.shape[1], x.shape[1])
+    before = bias + 0.0
+    bias.fill_(1.0)
+    return before, bias + 0.0
+
+
+def _written_twice(x):
+    bias = torch.triu(torch.full((x.shape[1], x.shape[1]), -INF), diagonal=1)
+    bias.masked_fill_(torch.arange(x.shape[1]) < 2, 0.0)
+    bias.add_(1)
+    return bias * 2
+
+
+def _written_through_a_view(x):
+    bias = torch.zeros(x.shape[1], x.shape[1])
+    bias[0].add_(1)
+    return bias + 0.0
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("program, causal", [
+    (_filled_in_place, True), (_result_of_the_write, True), (_read_before, False), (_written_twice, False),
+    (_written_through_a_view, False),
+])  # fmt: skip
+def test_new_memory_written_once(program, causal, dynamic):
+    check_program(program, [torch.randn(4, 5)], "torch", dynamic)
+    gm, _ = capture(program, [torch.randn(4, 5)], "torch", dynamic)
+    about = knowledge(Program(gm))
+    (result, *_) = next(iter(reversed(gm.graph.nodes))).args[0]
+    assert about.is_causal_bias(result) == causal
+
+
 # ---- programs at random ----
 
 

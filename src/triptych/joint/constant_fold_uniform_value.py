@@ -39,6 +39,12 @@ def _written(x):
     return y * 2
 
 
+def _counted_up(x):
+    y = torch.zeros(4).abs()
+    y.add_(1)
+    return x.sin() + y.expand(4)
+
+
 def _two_views(x):
     y = torch.zeros(2, 8)
     return y + 1, y, y.view(16)
@@ -102,6 +108,7 @@ class ConstantFoldUniformValue(Pass):
         declines(lambda x: torch.zeros(4, 8), "f32[4]"),
         declines(lambda x: torch.rand(4) + 1, "f32[4]"),
         declines(_written, "f32[4]", dialects=("torch",)),
+        declines(_counted_up, "f32[4]", dialects=("torch",)),
         declines(lambda x: x * torch.ones(4), "f32[4]", because="leaves the graph"),
         declines(lambda x: torch.exp(torch.zeros(4)) + x, "f32[4]"),
         fires(_two_views, "f32[4]"),
@@ -179,6 +186,8 @@ class Folder:
 
     def _number_of(self, node: Node, call: Call, found: torch.Tensor) -> torch.Tensor | None:
         """The number that all elements are: known by its pattern, or by computing a sum over shapes alone."""
+        if self.program.aliasing.written(node):  # it may be another one before the write
+            return None
         value = self.know.uniform(node)
         if value is None and is_reduction(call.op) and isinstance(found.numel(), int) and found.numel() == 1:
             computed = self.know.evaluate(node)

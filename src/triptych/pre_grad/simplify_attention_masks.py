@@ -8,6 +8,7 @@ how it is built (`arange`, comparisons, expands, `tril`, ...), for static and sy
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from torch.fx import Node
 from ..ir.facts import known_equal
 from ..ir.program import Program, Value
 from ..ir.values import Knowledge, knowledge
-from ..match.pattern import PatternBuilder
+from ..match.pattern import PatternBuilder, Tensor
 from ..passes.base import Pass, PassRun
 from ..rewrite.rule import Match, Rule
 from ..testing.examples import declines, fires
@@ -89,8 +90,18 @@ def _both(q, k, v, keep):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 
-class Attends(Rule):
-    """scaled_dot_product_attention(q, k, v, mask): what the rules on masks have in common"""
+def _kept_bias(q, bias):
+    keep = (torch.arange(q.shape[-2])[:, None] >= 0).expand(-1, q.shape[-2])
+    return F.scaled_dot_product_attention(q, q, q, torch.where(keep, bias, torch.finfo(q.dtype).min))
+
+
+def _bias_and_zero(q, bias):
+    padding = (1.0 - torch.ones(q.shape[0], 1, 1, q.shape[-2])) * torch.finfo(q.dtype).min
+    return F.scaled_dot_product_attention(q, q, q, bias + padding)
+
+
+class MaskRule(Rule, ABC):
+    """attention(q, k, v, mask) -> attention with less of a mask: what these rules have in common"""
 
     exact = False
     mixed_dtypes = True
@@ -99,6 +110,9 @@ class Attends(Rule):
 
     def pattern(self, op: PatternBuilder, q, k, v, mask, dropout, scale, gqa):
         return op.scaled_dot_product_attention(q, k, v, mask, dropout, False, scale=scale, enable_gqa=gqa)
+
+    @abstractmethod
+    def rewrite(self, op, m): ...
 
     def about(self, m: Match, mask: Any) -> Knowledge:
         m.applies(isinstance(mask, Value) and mask.is_tensor, "no mask")
@@ -116,7 +130,7 @@ class Attends(Rule):
         return op.scaled_dot_product_attention(m["q"], m["k"], m["v"], **given)
 
 
-class DropFullMask(Attends):
+class DropFullMask(MaskRule):
     """attention(q, k, v, mask) -> attention(q, k, v), where the mask is true everywhere (up to rounding)"""
 
     def check(self, m: Match, mask: Any) -> None:
@@ -142,7 +156,7 @@ class DropFullMask(Attends):
     ]  # fmt: skip
 
 
-class DropZeroBias(Attends):
+class DropZeroBias(MaskRule):
     """attention(q, k, v, bias) -> attention(q, k, v), where the bias is 0 everywhere (up to rounding)"""
 
     def check(self, m: Match, mask: Any) -> None:
@@ -164,7 +178,7 @@ class DropZeroBias(Attends):
     ]  # fmt: skip
 
 
-class CausalMask(Attends):
+class CausalMask(MaskRule):
     """attention(q, k, v, mask) -> attention(q, k, v, is_causal=True), for the lower triangle of as many queries as
     keys (up to rounding)"""
 
@@ -196,7 +210,7 @@ class CausalMask(Attends):
     ]
 
 
-class BooleanMask(Attends):
+class BooleanMask(MaskRule):
     """attention(q, k, v, where(keep, 0, -inf)) -> attention(q, k, v, keep)"""
 
     def pattern(self, op: PatternBuilder, q, k, v, keep, fill, dropout, scale, gqa):
@@ -220,7 +234,62 @@ class BooleanMask(Attends):
     ]  # fmt: skip
 
 
-RULES: tuple[Rule, ...] = (DropFullMask(), DropZeroBias(), CausalMask(), BooleanMask())
+class KeptBias(MaskRule):
+    """attention(q, k, v, where(keep, bias, fill)) -> attention(q, k, v, bias), where keep is true everywhere"""
+
+    interior_may_be_used = True
+
+    def pattern(self, op: PatternBuilder, q, k, v, keep, bias: Tensor, fill, dropout, scale, gqa):
+        mask = op.where(keep, bias, fill)
+        return op.scaled_dot_product_attention(q, k, v, mask, dropout, False, scale=scale, enable_gqa=gqa)
+
+    def check(self, m: Match, q: Any, keep: Any, bias: Any, fill: Any) -> None:
+        m.applies(isinstance(keep, Value) and bias.rank >= 2 and bias.dtype == q.dtype)
+        filler = fill.tensor if isinstance(fill, Value) else None
+        m.require(filler is None or not filler.requires_grad, "the fill has a gradient")
+        m.require(knowledge(m.program).is_all_true(keep.node), "the mask is not known to be true everywhere")
+
+    def rewrite(self, op: Any, m: Match, bias: Any) -> Value:
+        return self.attend(op, m, mask=bias)
+
+    examples = [
+        fires(_kept_bias, "f32[2, 4, 6, 8]", "f32[1, 4, 6, 6]", dialects=TORCH),
+        fires(_kept_bias, "f32[2, 4, 6, 8]", "f32[1, 4, 6, 6]", dialects=TORCH, dynamic=True),
+        declines(
+            lambda q, bias, keep: F.scaled_dot_product_attention(q, q, q, torch.where(keep, bias, -1e9)),
+            "f32[2, 4, 6, 8]", "f32[4, 6, 6]", "bool[6, 6]", dialects=TORCH, because="true everywhere",
+        ),
+    ]  # fmt: skip
+
+
+class BiasAndZero(MaskRule):
+    """attention(q, k, v, bias + zero) -> attention(q, k, v, bias), for a zero of either sign: a softmax cannot tell"""
+
+    interior_may_be_used = True
+
+    def pattern(self, op: PatternBuilder, q, k, v, bias: Tensor, zero: Tensor, dropout, scale, gqa):
+        mask = op.add(bias, zero)
+        return op.scaled_dot_product_attention(q, k, v, mask, dropout, False, scale=scale, enable_gqa=gqa)
+
+    def check(self, m: Match, q: Any, bias: Any, zero: Any) -> None:
+        m.applies(bias.rank >= 2 and bias.dtype == q.dtype)
+        m.require(not zero.tensor.requires_grad, "what is added has a gradient")
+        m.require(knowledge(m.program).is_zero(zero.node), "what is added is not known to be 0")
+
+    def rewrite(self, op: Any, m: Match, bias: Any) -> Value:
+        return self.attend(op, m, mask=bias)
+
+    examples = [
+        fires(_bias_and_zero, "f32[2, 4, 6, 8]", "f32[1, 4, 6, 6]", dialects=TORCH),
+        fires(_bias_and_zero, "f32[2, 4, 6, 8]", "f32[1, 4, 6, 6]", dialects=TORCH, dynamic=True),
+        declines(
+            lambda q, bias: F.scaled_dot_product_attention(q, q, q, bias + bias),
+            "f32[2, 4, 6, 8]", "f32[4, 6, 6]", dialects=TORCH, because="known to be 0",
+        ),
+    ]  # fmt: skip
+
+
+RULES: tuple[Rule, ...] = (DropFullMask(), DropZeroBias(), CausalMask(), BooleanMask(), KeptBias(), BiasAndZero())
 
 
 @dataclass(frozen=True)

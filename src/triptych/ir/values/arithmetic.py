@@ -214,7 +214,7 @@ def _pointwise(know: Knowledge, node: Node, call: Call, found: torch.Tensor) -> 
 
 
 def _run(node: Node, numbers: dict[Node, torch.Tensor]) -> torch.Tensor | None:
-    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), numbers.__getitem__)
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: numbers[n].clone())  # it may write in place
     try:
         if node.op == "call_method":
             result = getattr(args[0], str(node.target))(*args[1:], **kwargs)

@@ -11,6 +11,7 @@ import torch
 from torch.fx import Node
 
 from ... import _private
+from ..calls import Call
 from ..facts import known, known_equal, tensor_fact
 from ..program import Program
 from .affine import (
@@ -167,11 +168,16 @@ class Knowledge:
 
     def _operands(self, node: Node) -> list[Node]:
         call = self.program.call(node)
-        if call is None or call.mutates or (call.op not in TRANSFER and call.op not in RANGES):
+        if call is not None and call.mutates:
+            return [call.args["self"]] if self._writes_in_full(node, call) else []
+        if call is None or (call.op not in TRANSFER and call.op not in RANGES):
             return []
         operands = [n for n in node.all_input_nodes if tensor_fact(n) is not None]
         if call.op == "getitem" and isinstance(call.args["self"], Node):
             operands += [n for n in call.args["self"].all_input_nodes if tensor_fact(n) is not None]
+        writer = self._written_once(node)
+        if writer is not None:
+            operands += [n for n in writer.all_input_nodes if n is not node and tensor_fact(n) is not None]
         return operands
 
     def _note(self, node: Node) -> None:
@@ -182,8 +188,10 @@ class Knowledge:
         if call is None or not told or not is_plain(found) or self.unsafe(node):
             if node.op == "get_attr" and is_plain(found):
                 held = self._attribute(node, found)
+            elif call is not None and is_plain(found):
+                held = self._after_write(node, call, found)
             self._elements[node] = held
-            self._intervals[node] = of_dtype(found.dtype)
+            self._intervals[node] = of_dtype(found.dtype) if held is None else of_elements(held, found)
             return
         if call.op in TRANSFER:
             try:
@@ -200,9 +208,50 @@ class Knowledge:
         return uniform(leaf_of(value, found.dim())) if value is not None and value.numel() == 1 else None
 
     def unsafe(self, node: Node) -> bool:
-        """Written somewhere, or made by more than a computation: then nothing is said of it."""
+        """Written later, or made by more than a computation: then nothing is said of it."""
         aliasing = self.program.aliasing
-        return not aliasing.effects(node).pure or aliasing.written(node)
+        if not aliasing.effects(node).pure or aliasing.written(node) and aliasing.is_input(node):
+            return True
+        return any(not writer < node for writer in aliasing.writers(node))
+
+    # ---- `mask.masked_fill_(...)`: new memory that is written once, before anybody reads it ----
+
+    def _written_once(self, node: Node) -> Node | None:
+        """The one write to a new value, which all its other users come after."""
+        aliasing = self.program.aliasing
+        if not aliasing.written(node) or not aliasing.is_fresh(node) or aliasing.is_input(node):
+            return None
+        (writer, *others) = aliasing.writers(node)
+        call = self.program.call(writer)
+        if others or call is None or call.args.get("self") is not node or not self._writes_in_full(writer, call):
+            return None
+        return writer if all(user is writer or writer < user for user in node.users) else None
+
+    def _writes_in_full(self, node: Node, call: Call) -> bool:
+        """An operation in place that leaves what it would return out of place."""
+        target = tensor_fact(call.args.get("self"))
+        found = tensor_fact(node)
+        if target is None or found is None or not call.op.endswith("_") or call.op[:-1] not in TRANSFER:
+            return False
+        return found.dtype == target.dtype and known_equal(found.shape, target.shape)
+
+    def _after_write(self, node: Node, call: Call, found: torch.Tensor) -> Elements | None:
+        if call.mutates:
+            target = call.args.get("self")
+            if not isinstance(target, Node) or self._written_once(target) is not node:
+                return None
+            return self._elements.get(target)
+        writer = self._written_once(node)
+        writes = self.program.call(writer) if writer is not None else None
+        if writer is None or writes is None or call.op not in TRANSFER:
+            return None
+        try:
+            self._elements[node] = TRANSFER[call.op](self, node, call, found)  # as it is before the write
+            self._intervals[node] = of_dtype(found.dtype)
+            op = writes.op[:-1]
+            return TRANSFER[op](self, writer, Call(op, writes.args), found)
+        except TooLarge:
+            return None
 
     def _proved(
         self,
