@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+import torch.nn.functional as F
 
 import triptych
+from triptych.backend import compile_fx
+from triptych.passes.session import watching
 from triptych.pre_grad.simplify_attention_masks import SimplifyAttentionMasks
+from triptych.testing.capture import capture
 from triptych.testing.check import run_pass
 
 transformers = pytest.importorskip("transformers")
@@ -130,3 +136,94 @@ def test_mask_builders_go():
     torch._dynamo.reset()
     torch.compile(model, backend=backend, fullgraph=True)(**inputs)
     assert used
+
+
+# ---- attention by hand: what must be kept ----
+
+
+def simplified(function, *inputs, dynamic=False):
+    """The graph after the pass, and what it gives beside what it gave."""
+    gm, args = capture(function, inputs, "torch", dynamic)
+    before = copy.deepcopy(gm)
+    tally = run_pass(SimplifyAttentionMasks, gm)
+    (expected,), (actual,) = before(*args), gm(*args)
+    torch.testing.assert_close(actual, expected, equal_nan=True)
+    return gm, tally
+
+
+def attend(q, k=None, v=None, mask=None, **how):
+    k, v = q if k is None else k, q if v is None else v
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **how)
+
+
+def causal(rows, keys, past=0):
+    return torch.arange(keys)[None, :] <= torch.arange(past, past + rows)[:, None]
+
+
+Q, KV, LONG = torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 4, 9, 8)
+
+
+def test_grouped_queries_scale_and_dropout_are_kept():
+    gm, _ = simplified(lambda q, k: attend(q, k, k, causal(6, 6), scale=0.3, enable_gqa=True), Q, KV)
+    (call,) = [n for n in gm.graph.nodes if "attention" in n.name]
+    assert call.kwargs == {"scale": 0.3, "enable_gqa": True, "is_causal": True}
+    gm, args = capture(lambda q: attend(q, mask=causal(6, 6), dropout_p=0.25), [Q], "torch")
+    assert run_pass(SimplifyAttentionMasks, gm).fired
+    (call,) = [n for n in gm.graph.nodes if "attention" in n.name]
+    assert call.kwargs == {"dropout_p": 0.25, "is_causal": True}
+
+
+@pytest.mark.parametrize("program, kind", {
+    "more keys than queries, as with a cache": (lambda q, k: attend(q, k, k, causal(6, 9, past=3)), "masked"),
+    "more keys, aligned top left": (lambda q, k: attend(q, k, k, causal(6, 9)), "masked"),
+    "one query sees all of a cache": (lambda q, k: attend(q[:, :, :1], k, k, causal(1, 9, past=8)), "plain"),
+    "the strict triangle, whose first row is empty": (lambda q, k: attend(q, mask=causal(6, 6).tril(-1)), "masked"),
+    "the upper triangle": (lambda q, k: attend(q, mask=causal(6, 6).t()), "masked"),
+    "booleans as floats are added": (lambda q, k: attend(q, mask=causal(6, 6).float()), "masked"),
+    "nothing is kept": (lambda q, k: attend(q, mask=torch.zeros(6, 6, dtype=torch.bool)), "masked"),
+    "no queries": (lambda q, k: attend(q[:, :, :0], k, k, torch.ones(0, 9, dtype=torch.bool)), "plain"),
+    "no keys": (lambda q, k: attend(q, k[:, :, :0], k[:, :, :0], torch.ones(6, 0, dtype=torch.bool)), "plain"),
+    "causal by word": (lambda q, k: attend(q, is_causal=True), "causal"),
+    "for each head": (lambda q, k: attend(q, mask=causal(6, 6).expand(2, 4, 6, 6).contiguous()), "causal"),
+    "a bias written in place": (lambda q, k: attend(q, mask=_written(q)), "causal"),
+}.values())  # fmt: skip
+def test_masks_by_hand(program, kind):
+    gm, _ = simplified(program, Q, LONG)
+    assert kinds(gm) == {kind: 1}
+
+
+def _written(q):
+    bias = torch.zeros(q.shape[-2], q.shape[-2])
+    bias.masked_fill_(torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).tril().logical_not(), -float("inf"))
+    return bias
+
+
+def test_queries_and_keys_of_unrelated_symbolic_lengths():
+    def program(q, k):
+        return attend(q, k, k, causal(q.shape[-2], k.shape[-2]))
+
+    gm, tally = simplified(program, Q, LONG, dynamic=True)
+    assert kinds(gm) == {"masked": 1}
+    assert any("as many" in d.reason for d in tally.declines.values())
+
+
+def test_a_mask_with_a_gradient_stays():
+    bias = torch.zeros(6, 6, requires_grad=True)
+    gm, tally = simplified(lambda q, b: attend(q, mask=b * torch.zeros(6, 6)), Q, bias)
+    assert kinds(gm) == {"masked": 1}
+
+
+@pytest.mark.parametrize("mask", [lambda: causal(6, 6), lambda: torch.ones(6, 6, dtype=torch.bool), lambda: torch.zeros(6, 6)])
+def test_gradients(mask):
+    def program(q, k, v):
+        return attend(q, k, v, mask()).transpose(1, 2).reshape(2, 6, -1).sin().sum()
+
+    leaves = [torch.randn(2, 4, 6, 8, dtype=torch.float32).requires_grad_() for _ in range(3)]
+    expected = torch.autograd.grad(program(*leaves), leaves)
+    torch._dynamo.reset()
+    fast = torch.compile(program, backend=compile_fx, options={"codegen": "eager"})
+    with watching() as seen:
+        actual = torch.autograd.grad(fast(*leaves), leaves)
+    for got, want in zip(actual, expected):
+        torch.testing.assert_close(got, want)
+    assert any(r.name == "simplify_attention_masks" and r.rewrites for s in seen for r in s.records)
