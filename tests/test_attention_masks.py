@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
 
 import triptych
 from triptych.backend import compile_fx
@@ -227,3 +228,23 @@ def test_gradients(mask):
     for got, want in zip(actual, expected):
         torch.testing.assert_close(got, want)
     assert any(r.name == "simplify_attention_masks" and r.rewrites for s in seen for r in s.records)
+
+
+@pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="facts about a GPU need a torch that knows GPUs")
+@pytest.mark.parametrize("permuted", [False, True])
+def test_a_bias_that_lies_otherwise_is_copied_for_the_kernel(permuted):
+    shapes = [(2, 4, 6, 8), (6, 6, 4) if permuted else (4, 6, 6)]
+    graph = torch.fx.Graph()
+    with FakeTensorMode():  # as Dynamo would see it on a GPU
+        facts = [torch.empty(s, device="cuda", dtype=torch.bfloat16) for s in shapes]
+        q, bias = (graph.placeholder(n) for n in ("q", "bias"))
+        q.meta["example_value"], bias.meta["example_value"] = facts
+        mask = bias
+        if permuted:
+            mask = graph.call_method("permute", (bias, 2, 0, 1))
+            mask.meta["example_value"] = facts[1].permute(2, 0, 1)
+        made = graph.call_function(F.scaled_dot_product_attention, (q, q, q), {"attn_mask": mask})
+        made.meta["example_value"] = F.scaled_dot_product_attention(facts[0], facts[0], facts[0])
+        graph.output((made,))
+    gm = torch.fx.GraphModule({}, graph)
+    assert run_pass(SimplifyAttentionMasks, gm).fired["lay_out_mask"] == int(permuted)

@@ -17,11 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from ..ir.facts import known_equal
+from ..ir.facts import known, known_equal, tensor_fact
 from ..ir.program import Program, Value
 from ..ir.values import Knowledge, knowledge
 from ..match.pattern import PatternBuilder, Tensor
 from ..passes.base import Pass, PassRun
+from ..rewrite.emit import Emitter
+from ..rewrite.rewriter import PlainTerms
 from ..rewrite.rule import Match, Rule
 from ..testing.examples import declines, fires
 
@@ -307,6 +309,26 @@ class SimplifyAttentionMasks(Pass):
         run.run_rules(self.rules())
         if run.tally.fired:
             _erase_unused(run, masks)
+        for node in list(run.program.graph.nodes):
+            _lay_out_mask(run, node)
+
+
+def _lay_out_mask(run: PassRun, node: Node) -> None:
+    """On a GPU the kernel for masks reads them along the keys: of one that lies otherwise (a permuted bias, a mask
+    stretched over the keys) it gets a copy, instead of attention without a kernel of its own."""
+    call = run.program.call(node)
+    mask: Any = call.args.get("attn_mask") if call is not None and call.op == ATTENTION else None
+    found = tensor_fact(mask)
+    if call is None or found is None or found.device.type != "cuda" or found.dim() < 2:
+        return
+    if not known(found.stride(-1) != 1) or not known(found.shape[-1] > 1):
+        return
+
+    def make(op: Emitter) -> Value:
+        copy = op.clone(run.program.value(mask), memory_format=torch.contiguous_format)
+        return op.scaled_dot_product_attention(**{**call.args, "attn_mask": copy})
+
+    run.replace("lay_out_mask", node, make, terms=PlainTerms(takes_random=True, keeps_strides=False))
 
 
 def _masks(program: Program) -> list[Node]:
