@@ -9,9 +9,9 @@ from typing import Any
 
 from torch.fx import Node
 
-from ..ir.facts import known, known_equal, numel, tensor_fact
+from ..batching.build import copied_as
+from ..ir.facts import known, known_equal, numel, same_layout, tensor_fact
 from ..ir.program import Program, Value
-from ..ir.traits import is_random
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import NotConcerned, Refused
 from .contraction import BROADCAST, Contraction, contraction_of
@@ -71,15 +71,15 @@ class Attention:
             raise Refused("a dropout rate that is not a number")
         if train and rate and not self.draws:
             raise Refused("dropout would draw other numbers than eager")
+        if train and self.dropout:
+            raise Refused("dropout twice")
         if train:
-            self.dropout = float(rate) if not self.dropout else self._twice()
-
-    def _twice(self) -> float:
-        raise Refused("dropout twice")
+            self.dropout = float(rate)
 
     # ---- building ----
 
-    def build(self, op: Emitter) -> Value:
+    def build(self, op: Emitter, same_strides: bool) -> Value:
+        """What takes the place of the product with the values; laid out as that was, if it must be."""
         product = contraction_of(self.program, self.path[0])
         values = contraction_of(self.program, self.last)
         assert product is not None and values is not None
@@ -105,7 +105,10 @@ class Attention:
         result = made if order == sorted(order) else op.permute(made, order)
         old = tensor_fact(self.last)
         assert old is not None
-        return result if result.dtype == old.dtype else op.to(result, dtype=old.dtype)
+        result = result if result.dtype == old.dtype else op.to(result, dtype=old.dtype)
+        if same_strides and not same_layout(old, tensor_fact(result.node)):  # type: ignore[arg-type]
+            return copied_as(op, result, old)
+        return result
 
     def _scores(self, op: Emitter, product: Contraction) -> tuple[Contraction, Scores]:
         axes = product.result_axes
@@ -150,7 +153,6 @@ class Attention:
         (summed,) = product.summed
         q = arranged(op, self.program, product.left, product.left_axes, [*batch, axes[first.query], summed], sizes)
         k = arranged(op, self.program, product.right, product.right_axes, [*batch, axes[first.key], summed], sizes)
-        layout, shape = first, list(_shape(product.node))
         for number in range(len(scores.steps) + 1):
             for at, factor in scores.factors:
                 if at == number:
@@ -158,7 +160,6 @@ class Attention:
             if number < len(scores.steps):
                 step = scores.steps[number]
                 q, k = apply_step(op, q, step), apply_step(op, k, step)
-        del layout, shape
         return q, k
 
     def _multiplied(self, op: Emitter, q: Value, k: Value, factor: Value, scores: Scores) -> tuple[Value, Value]:
@@ -192,14 +193,12 @@ class Attention:
         if layout.order != sorted(layout.order):
             value = op.permute(value, layout.order)
         if more:
-            batch = [numel(s) for s in [value.shape[:-2]]]
             if not all(known(s == 1) for s in value.shape[:-2]):
                 full = [*_batch_sizes(self.softmax, layout), *value.shape[-2:]]
                 value = op.expand(value, full)
                 value = op.reshape(value, [*(more[-1].sizes or ()), *value.shape[-2:]])
             else:
                 value = op.reshape(value, [*[1] * (rank - 2), *value.shape[-2:]])
-            del batch
         return value
 
     def _attend(
@@ -314,8 +313,3 @@ def four_axes(op: Emitter, value: Value, batch: Sequence[Any], broadcast: bool =
         value = op.expand(value, [*batch[:-1], *rest])
         lead = list(batch[:-1])
     return op.reshape(value, [numel(lead), *rest])
-
-
-def draws_numbers(program: Program, nodes: Sequence[Node]) -> bool:
-    calls = [program.call(n) for n in nodes]
-    return any(c is not None and (is_random(c.op) or c.op == "dropout") for c in calls)

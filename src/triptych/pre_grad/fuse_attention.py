@@ -33,28 +33,29 @@ class FuseAttention(Pass):
 
     def _fuse(self, run: PassRun, softmax: Node) -> None:
         draws = run.options.codegen == "inductor" and not run.options.fallback_random
-        reason = ""
+        reasons: list[str] = []
         for path in paths(run.program, softmax):
-            try:
-                found = Attention(run.program, softmax, path, draws)
-                self._replace(run, found)
-                run.fired(self.name)
-                return
-            except NotConcerned:
-                continue
-            except Refused as refused:
-                reason = reason or refused.reason
-        if reason:
-            run.declined(self.name, softmax, reason)
+            for same_strides in (False, True):
+                try:
+                    self._replace(run, Attention(run.program, softmax, path, draws), same_strides)
+                    run.fired(self.name)
+                    return
+                except NotConcerned:
+                    break
+                except Refused as refused:
+                    reasons.append(refused.reason)
+                    if "stride" not in refused.reason:
+                        break
+        if reasons:
+            run.declined(self.name, softmax, reasons[0])
 
-    def _replace(self, run: PassRun, found: Attention) -> None:
+    def _replace(self, run: PassRun, found: Attention, same_strides: bool) -> None:
         op = run.rewriter.emitter(found.last, self.name)
         try:
-            new = found.build(op)
-            inside = {*found.covered}
+            new = found.build(op, same_strides)
+            inside = {*found.covered, *op.made}
             for node in found.covered:
-                outside = [u for u in node.users if u not in inside and u not in op.made]
-                if node is not found.last and outside:
+                if node is not found.last and any(u not in inside for u in node.users):
                     raise Refused(f"{node.name} is used outside the attention")
             terms = PlainTerms(takes_random=True, keeps_strides=False)
             run.rewriter.replace(found.last, new, op, found.covered, terms)
