@@ -65,3 +65,12 @@ def test_einsum_takes_its_operands_as_a_list():
     gm, _ = capture_torch(lambda x, y: torch.einsum("ij,jk->ik", x, y), inputs)
     x, y, einsum, _ = gm.graph.nodes
     assert read(einsum).args == {"equation": "ij,jk->ik", "tensors": [x, y]}
+
+
+def test_a_device_by_position_is_a_device():
+    def program(x, y):
+        return x.to(y.device), x.to(torch.device("cpu")), x.to("cpu", torch.float64)
+
+    gm, _ = capture_torch(program, [torch.ones(2), torch.ones(2)])
+    calls = [c for node in gm.graph.nodes if (c := read(node)) is not None]
+    assert [c.get("dtype") for c in calls if c.op == "to"] == [None, None, torch.float64]

@@ -226,7 +226,7 @@ class Scores:
             elif call.op == "scalar_tensor":
                 value = call.args["s"]
             elif call.op == "tensor":
-                value = call.args.get("data")
+                (value, *_) = call.args["operands"]
             else:
                 return None
             if isinstance(value, (int, float)):
