@@ -25,7 +25,7 @@ class Attention:
     def __init__(self, program: Program, softmax: Node, path: Sequence[Node], draws: bool) -> None:
         self.program, self.softmax, self.path, self.draws = program, softmax, path, draws
         self.dropout = 0.0
-        self.zero_filled: Node | None = None
+        self.empty_rows_are_zero = False
         self.after, self.last = self._downwards()
         self.covered: list[Node] = []
 
@@ -56,6 +56,8 @@ class Attention:
             assert call is not None
             if call.op == "dropout":
                 self._take_dropout(call)
+            elif call.op == "masked_fill":
+                self._take_zeros(call)
             elif call.op == "permute":
                 layout, step = permuted(layout, call.args["dims"])
                 steps += [step] if step is not None else []
@@ -75,6 +77,13 @@ class Attention:
             raise Refused("dropout twice")
         if train:
             self.dropout = float(rate)
+
+    def _take_zeros(self, call: Any) -> None:
+        """Probabilities set to zero by the mask that the scores had: it changes rows without a key only."""
+        masks = [c.args["mask"] for n in self.path if (c := self.program.call(n)) is not None and c.op == "masked_fill"]
+        if call.args["value"] != 0 or [call.args["mask"]] != masks or self.dropout:
+            raise Refused("probabilities are masked otherwise than the scores")
+        self.empty_rows_are_zero = True
 
     # ---- building ----
 
@@ -228,19 +237,26 @@ class Attention:
             q4, k4, v4, attn_mask=mask, dropout_p=self.dropout, scale=scores.scale
         )
         if rows is not None:
-            empty = op.mean(v4, dim=[2], keepdim=True) if scores.fill != -math.inf else math.nan
-            if self.dropout and scores.fill != -math.inf:
-                raise Refused("rows without a key, and dropout")
-            made = op.where(rows, made, empty)
+            made = op.where(rows, made, self._without_keys(op, v4, scores))
         wanted = [*batch, q.shape[-2], v.shape[-1]]
         return made if known_equal(wanted, made.shape) else op.reshape(made, wanted)
+
+    def _without_keys(self, op: Emitter, v: Value, scores: Scores) -> Any:
+        """What eager gives a query of which all keys are masked: all scores are equal, or none is a number."""
+        if self.empty_rows_are_zero:
+            return 0.0
+        if scores.fill == -math.inf:
+            return math.nan
+        if self.dropout or scores.added_to_masked:
+            raise Refused("queries may be without a key, and then all their scores count")
+        return op.mean(v, dim=[2], keepdim=True)
 
     def _rows_with_a_key(self, op: Emitter, keep: Value) -> Value | None:
         """Which queries have any key left; None if all have. The others get what eager gives them."""
         return op.any(keep, dim=-1, keepdim=True)
 
 
-BELOW = ("to", "clone", "dropout", "reshape", "permute", "unsqueeze", "squeeze")
+BELOW = ("to", "clone", "dropout", "masked_fill", "reshape", "permute", "unsqueeze", "squeeze")
 
 
 def first_layout(product: Contraction) -> Layout:

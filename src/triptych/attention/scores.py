@@ -54,6 +54,22 @@ def paths(program: Program, softmax: Node) -> Iterator[list[Node]]:
         yield from climb(operand, [])
 
 
+def obstacle_above(program: Program, softmax: Node) -> str | None:
+    """What keeps a softmax that stands between two products from being read as attention."""
+    if not any(contraction_of(program, user) is not None for user in softmax.users):
+        return None
+    work, seen = [(n, "") for n in softmax.all_input_nodes], 0
+    while work and seen < SEARCHED:
+        (node, through), seen = work.pop(0), seen + 1
+        call = program.call(node)
+        if contraction_of(program, node) is not None:
+            return f"{through} stands between the product and the softmax" if through else None
+        if call is not None and tensor_fact(node) is not None:
+            name = through or ("" if call.op in (*SAME, *EITHER) else call.op)
+            work += [(n, name) for n in node.all_input_nodes]
+    return None
+
+
 def _full(operand: Node, node: Node, call: Call) -> bool:
     """Does the operand have an element for each of the result's? Scores do, what is added to them need not."""
     x, y = tensor_fact(operand), tensor_fact(node)
@@ -79,6 +95,8 @@ class Scores:
     """Where a score counts; as broad as it must be to be broadcast to the scores."""
     fill: float | None = None
     """What stands where it does not."""
+    added_to_masked: bool = False
+    """Something was added after a mask: what is masked out is no longer the same everywhere."""
     covered: list[Node] = field(default_factory=list)
 
     def follow(self, node: Node, scores: Node) -> None:
@@ -171,6 +189,7 @@ class Scores:
             raise Refused("integers are added to the scores")
         value = Value(self.program, other)
         value = self.op.neg(value) if negative else value
+        self.added_to_masked |= self.keep is not None
         self.bias = value if self.bias is None else self.op.add(self.bias, value)
 
     def _is_own_maximum(self, other: Any, scores: Node) -> bool:
@@ -209,9 +228,9 @@ class Scores:
             raise Refused(f"scores are filled with {fill}, which may count beside others")
         if keep.dtype != torch.bool:
             raise Refused("a mask that is not boolean")
-        if self.fill is not None and (self.fill == -math.inf) != (number == -math.inf):
-            raise Refused("masks that fill with infinity and with a finite number")
-        self.fill = number if self.fill is None else max(self.fill, number)
+        if self.fill is not None and self.fill != number:
+            raise Refused("masks that fill with different numbers")
+        self.fill = number
         self.keep = keep if self.keep is None else self.op.logical_and(self.keep, keep)
 
     def _number(self, value: Any) -> float | None:

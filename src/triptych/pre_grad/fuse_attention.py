@@ -8,7 +8,8 @@ from typing import ClassVar
 from torch.fx import Node
 
 from ..attention.build import Attention
-from ..attention.scores import paths
+from ..attention.scores import obstacle_above, paths
+from ..attention.softmax import softmax_by_hand
 from ..ir.program import ATEN
 from ..passes.base import Pass, PassRun
 from ..rewrite.refusal import NotConcerned, Refused
@@ -26,6 +27,8 @@ class FuseAttention(Pass):
     def run(self, run: PassRun) -> None:
         if run.program.dialect == ATEN:
             return
+        for node in list(run.program.graph.nodes):
+            softmax_by_hand(run, node)
         for node in list(run.program.graph.nodes):
             call = run.program.call(node)
             if call is not None and call.op == "softmax" and not call.mutates:
@@ -46,6 +49,8 @@ class FuseAttention(Pass):
                     reasons.append(refused.reason)
                     if "stride" not in refused.reason:
                         break
+        if not reasons and (obstacle := obstacle_above(run.program, softmax)):
+            reasons.append(obstacle)
         if reasons:
             run.declined(self.name, softmax, reasons[0])
 

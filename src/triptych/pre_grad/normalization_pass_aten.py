@@ -157,6 +157,9 @@ class NormalizationPassAten(Pass):
             except Exception as error:
                 op.discard()
                 raise Refused(f"has no form that makes a new value: {error}") from error
+            written = tensor_fact(node)
+            if written is not None and made.dtype != written.dtype:  # computed wider, stored as it was
+                made = op.to(made, dtype=written.dtype)
             run.rewriter.write_to_new_memory(node, made, op)
 
         if run.attempt(what, node, edit):
@@ -199,6 +202,7 @@ class NormalizationPassAten(Pass):
         fires(lambda x: torch.exp(x).add_(1, alpha=3).clamp_(max=2).t(), "f32[4, 8]", dialects=["torch"]),
         fires(lambda x, y: x.exp().mul_(y), "f32[4, 8]", "f64[8]", dialects=["torch"]),
         fires(lambda x: (lambda y: (y.relu_(), y))(x * 2), "f32[4]", dialects=["torch"]),
+        fires(lambda x, y: (x * 2).add_(y), "bf16[4, 8]", "f32[8]", dialects=["torch"]),
         declines(lambda x: torch.split(x, [4, 4], dim=1), "f32[4, 8]", dialects=["torch"]),
         declines(lambda x, w: torch.matmul(x, w), "f32[4, 8]", "f32[8]", dialects=["torch"]),
         declines(lambda x: torch.flatten(x), "f32[8]", dialects=["torch"], because="share"),
