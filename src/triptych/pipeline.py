@@ -22,8 +22,8 @@ from .post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
 from .post_grad.remove_assert_ops import RemoveAssertOps
 from .post_grad.reorder_for_locality import ReorderForLocality
 from .pre_grad.efficient_conv_bn_eval import EfficientConvBnEval
-from .pre_grad.fuse_conv_bn import FuseConvBn
 from .pre_grad.fuse_attention import FuseAttention
+from .pre_grad.fuse_conv_bn import FuseConvBn
 from .pre_grad.group_batch_fusion_passes import GroupBatchFusionPasses
 from .pre_grad.merge_concats_pass import MergeConcatsPass
 from .pre_grad.normalization_pass_aten import NormalizationPassAten

@@ -33,7 +33,8 @@ class Attention:
 
     def _downwards(self) -> tuple[list[Node], Node]:
         """The operations between the softmax and the product with the values, and that product."""
-        node, passed = self.softmax, []
+        node = self.softmax
+        passed: list[Node] = []
         while True:
             users = list(node.users)
             if len(users) != 1:
@@ -124,25 +125,25 @@ class Attention:
         softmax = self.program.call(self.softmax)
         assert softmax is not None
         dim = softmax.args["dim"]
-        for product in (product, product.swapped()):
-            if len(product.only_right) != 1 or len(product.summed) != 1 or not product.only_left:
+        for oriented in (product, product.swapped()):
+            if len(oriented.only_right) != 1 or len(oriented.summed) != 1 or not oriented.only_left:
                 continue
-            key, query = axes.index(product.only_right[0]), axes.index(product.only_left[-1])
+            key, query = axes.index(oriented.only_right[0]), axes.index(oriented.only_left[-1])
             batch = tuple(d for d in range(len(axes)) if d not in (key, query))
-            scores = Scores(self.program, op, Layout(batch, query, key), _shape(product.node))
-            scores.scale = float(product.alpha) if isinstance(product.alpha, (int, float)) else math.nan
+            scores = Scores(self.program, op, Layout(batch, query, key), _shape(oriented.node))
+            scores.scale = float(oriented.alpha) if isinstance(oriented.alpha, (int, float)) else math.nan
             if math.isnan(scores.scale):
                 raise Refused("a product times something that is not a number")
-            if product.added is not None:
-                if not isinstance(product.beta, (int, float)):
+            if oriented.added is not None:
+                if not isinstance(oriented.beta, (int, float)):
                     raise Refused("a sum times something that is not a number")
-                scores._plus(product.added)
-                if product.beta != 1 and scores.bias is not None:
-                    scores.bias = op.mul(scores.bias, product.beta)
+                scores._plus(oriented.added)
+                if oriented.beta != 1 and scores.bias is not None:
+                    scores.bias = op.mul(scores.bias, oriented.beta)
             for above, node in zip(self.path, self.path[1:]):
                 scores.follow(node, above)
             if scores.layout.key == dim:
-                return product, scores
+                return oriented, scores
         raise Refused("the softmax is not over the keys")
 
     def _check_values(self, values: Contraction, layout: Layout) -> None:

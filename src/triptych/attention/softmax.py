@@ -83,7 +83,7 @@ def _reduction(program: Program, node: Any, ops: tuple[str, ...]) -> Found | Non
         if call.op not in ops or call.get("keepdim") is not True or call.args.get("dtype") is not None:
             return None
         known = tensor_fact(operand)
-        if known is None or len(dims) != 1 or not isinstance(dims[0], int):
+        if not isinstance(operand, Node) or known is None or len(dims) != 1 or not isinstance(dims[0], int):
             return None
         return operand, dims[0] % known.dim(), nodes
     return None
