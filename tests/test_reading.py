@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from triptych.ir.calls import read
+from triptych.ir.effects import effects
 from triptych.testing.capture import capture_torch
 
 
@@ -74,3 +75,19 @@ def test_a_device_by_position_is_a_device():
     gm, _ = capture_torch(program, [torch.ones(2), torch.ones(2)])
     calls = [c for node in gm.graph.nodes if (c := read(node)) is not None]
     assert [c.get("dtype") for c in calls if c.op == "to"] == [None, None, torch.float64]
+
+
+def test_an_operator_of_a_library_is_not_the_one_of_torch_with_its_name():
+    with torch.library._scoped_library("reading", "FRAGMENT") as library:
+        library.define("relu(Tensor x, float slope) -> Tensor")
+        library.define("relu.twice(Tensor x, Tensor slope) -> Tensor")
+        library.impl("relu", lambda x, slope: x * slope, "CompositeExplicitAutograd")
+        library.impl("relu.twice", lambda x, slope: x * slope, "CompositeExplicitAutograd")
+        graph = torch.fx.Graph()
+        x = graph.placeholder("x")
+        x.meta["example_value"] = torch.ones(3)
+        for slope in (2.0, x):
+            node = graph.call_function(torch.ops.reading.relu, (x, slope))
+            call = read(node)
+            assert call.op == "reading.relu" and call.args == {"x": x, "slope": slope} and not call.mutates
+            assert effects(node).pure and effects(node).aliases == ()

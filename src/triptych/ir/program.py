@@ -39,7 +39,9 @@ def dialect_of(gm: GraphModule) -> str:
             made = value if isinstance(value, (list, tuple)) else (value,)
             if any(isinstance(v, torch.Tensor) for v in made) and not is_element:
                 return TORCH
-    return ATEN
+    # a graph of Dynamo's in which only operators are left, since rewrites put them there
+    inputs = [n.meta for n in gm.graph.nodes if n.op == "placeholder"]
+    return TORCH if any("example_value" in meta and "val" not in meta for meta in inputs) else ATEN
 
 
 class Program:

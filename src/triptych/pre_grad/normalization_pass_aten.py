@@ -63,8 +63,8 @@ class NormalizationPassAten(Pass):
     """One canonical spelling per operation: functions, methods, operators, modules and attributes that mean
     the same are written the same, so that passes and people see equal things as equal.
 
-    In-place forms stay in-place where anybody else sees the memory they write. ATen graphs have one spelling
-    already and are left alone.
+    In-place forms stay in-place where anybody else sees the memory they write. ATen graphs have one spelling already
+    and are left alone.
     """
 
     name: ClassVar[str] = "normalization_pass_aten"

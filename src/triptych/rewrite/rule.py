@@ -89,6 +89,8 @@ class Rule:
     """What is dropped hands back its very operand (`nn.Identity`): nothing about the value differs, known or not."""
     keeps_strides: ClassVar[bool] = True
     """False: the result may lie otherwise in memory where nobody can see it."""
+    without_gradient: ClassVar[bool] = False
+    """The values stay, and the gradient may not: fires only where none is wanted, which its check asks."""
     examples: ClassVar[list[Any]] = []
 
     @classmethod

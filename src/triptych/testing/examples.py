@@ -30,6 +30,8 @@ class Example:
     dynamic: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     is_inference: bool = True
+    prepare: Callable[[torch.fx.Graph], None] | None = None
+    """Done to the captured graph first: for passes about what no program can say, such as a wrong order."""
     same_values: bool = True
     """False where random numbers come from another stream: only shapes, dtypes, strides and sharing are compared."""
 
