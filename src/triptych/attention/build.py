@@ -3,113 +3,135 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import Node
 
 from ..batching.build import copied_as
-from ..ir.facts import known, known_equal, numel, same_layout, tensor_fact
+from ..cost import size_hint
+from ..ir.calls import Call
+from ..ir.facts import known, same_layout, tensor_fact
 from ..ir.program import Program, Value
 from ..rewrite.emit import Emitter
-from ..rewrite.refusal import NotConcerned, Refused
+from ..rewrite.refusal import Refused
 from .contraction import BROADCAST, Contraction, contraction_of
-from .layout import BatchStep, Layout, permuted, reshaped
-from .scores import Scores, padded
+from .layout import VIEWS, BatchStep, Layout, viewed
+from .operands import ONE_QUERY, apply_step, arranged, shape_of
+from .probabilities import Probabilities
+from .scores import Scores
+from .sdpa import attend
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way to read a product as queries and keys."""
+
+    product: Contraction
+    """Queries left, keys right."""
+    query: str | None
+    key: str
+
+    @property
+    def layout(self) -> Layout:
+        axes = self.product.result_axes
+        batch = tuple(d for d, a in enumerate(axes) if a not in (self.query, self.key))
+        return Layout(batch, None if self.query is None else axes.index(self.query), axes.index(self.key))
 
 
 class Attention:
     """What stands around one softmax; `build` emits what takes its place."""
 
-    def __init__(self, program: Program, softmax: Node, path: Sequence[Node], draws: bool) -> None:
-        self.program, self.softmax, self.path, self.draws = program, softmax, path, draws
-        self.dropout = 0.0
-        self.empty_rows_are_zero = False
-        self.after, self.last = self._downwards()
+    def __init__(
+        self, program: Program, softmax: Node, path: Sequence[Node], after: Sequence[Node], last: Node, draws: bool
+    ) -> None:
+        self.program, self.softmax, self.path, self.after, self.last = program, softmax, path, after, last
+        self.draws = draws
         self.covered: list[Node] = []
+        values = contraction_of(program, last)
+        assert values is not None
+        self.probabilities = after[-1] if after else softmax
+        self.values = values.swapped() if values.right is self.probabilities else values
+        if self.values.right is self.probabilities:
+            raise Refused("probabilities times themselves")
+        self.reading = self._reading()
 
-    # ---- below the softmax ----
+    # ---- what is what ----
 
-    def _downwards(self) -> tuple[list[Node], Node]:
-        """The operations between the softmax and the product with the values, and that product."""
-        node = self.softmax
-        passed: list[Node] = []
-        while True:
-            users = list(node.users)
-            if len(users) != 1:
-                raise Refused(f"the probabilities {node.name} are used {len(users)} times")
-            node = users[0]
-            if contraction_of(self.program, node) is not None:
-                return passed, node
+    def _reading(self) -> Reading:
+        softmax = self.program.call(self.softmax)
+        assert softmax is not None
+        dim = softmax.args.get("dim")
+        reasons = []
+        for reading in self._readings():
+            try:
+                if self._behind_views(reading.layout, self.path).key == dim:
+                    layout = self._behind_views(reading.layout, [*self.path, self.softmax, *self.after])
+                    self._check_values(layout)
+                    return reading
+                reasons.append("the softmax is not over the keys")
+            except Refused as refused:
+                reasons.append(refused.reason)
+        raise Refused(reasons[0] if reasons else "the scores are not a product of queries and keys")
+
+    def _readings(self) -> Iterator[Reading]:
+        product = contraction_of(self.program, self.path[0])
+        assert product is not None
+        sizes = dict(zip(product.result_axes, shape_of(product.node)))
+        for oriented in (product, product.swapped()):
+            if len(oriented.summed) != 1:
+                continue
+            for key in reversed(oriented.only_right):
+                own = oriented.only_left
+                # of several axes that keys do not have, the longest holds the queries: keys are stretched over the rest
+                queries = sorted(reversed(own), key=lambda a: -size_hint(sizes[a])) if own else [None]
+                yield Reading(oriented, queries[0], key)
+
+    def _behind_views(self, layout: Layout, nodes: Sequence[Node]) -> Layout:
+        for before, node in zip(nodes, nodes[1:]):
             call = self.program.call(node)
-            if call is None or call.mutates or call.op not in BELOW:
-                raise NotConcerned("no product with values follows")
-            if call.args.get("self", call.args.get("input")) is not (passed[-1] if passed else self.softmax):
-                raise NotConcerned("no product with values follows")
-            passed.append(node)
+            if call is not None and call.op in VIEWS:
+                layout, _ = viewed(self.program, layout, before, node)
+        return layout
 
-    def _follow_probabilities(self, op: Emitter, layout: Layout) -> tuple[Layout, list[BatchStep]]:
-        steps: list[BatchStep] = []
-        before = self.softmax
-        for node in self.after:
-            call = self.program.call(node)
-            assert call is not None
-            if call.op == "dropout":
-                self._take_dropout(call)
-            elif call.op == "masked_fill":
-                self._take_zeros(call)
-            elif call.op == "permute":
-                layout, step = permuted(layout, call.args["dims"])
-                steps += [step] if step is not None else []
-            elif call.op in ("reshape", "unsqueeze", "squeeze"):
-                layout, step = reshaped(layout, _shape(before), _shape(node))
-                steps.append(step)
-            before = node
-        return layout, steps
-
-    def _take_dropout(self, call: Any) -> None:
-        rate, train = call.args["p"], call.get("train")
-        if not isinstance(rate, (int, float)) or not isinstance(train, bool):
-            raise Refused("a dropout rate that is not a number")
-        if train and rate and not self.draws:
-            raise Refused("dropout would draw other numbers than eager")
-        if train and self.dropout:
-            raise Refused("dropout twice")
-        if train:
-            self.dropout = float(rate)
-
-    def _take_zeros(self, call: Any) -> None:
-        """Probabilities set to zero by the mask that the scores had: it changes rows without a key only."""
-        masks = [c.args["mask"] for n in self.path if (c := self.program.call(n)) is not None and c.op == "masked_fill"]
-        if call.args["value"] != 0 or [call.args["mask"]] != masks or self.dropout:
-            raise Refused("probabilities are masked otherwise than the scores")
-        self.empty_rows_are_zero = True
+    def _check_values(self, layout: Layout) -> None:
+        values = self.values
+        if values.alpha != 1 or values.added is not None:
+            raise Refused("something is added to the product with the values")
+        if len(values.summed) != 1 or len(values.only_right) != 1:
+            raise Refused("the values are not multiplied as in attention")
+        if values.left_axes[layout.key] != values.summed[0]:
+            raise Refused("the values are not summed over the keys")
+        if BROADCAST in values.left_axes or set(values.left_axes) - set(values.result_axes) != set(values.summed):
+            raise Refused("the probabilities are stretched")
 
     # ---- building ----
 
     def build(self, op: Emitter, same_strides: bool) -> Value:
         """What takes the place of the product with the values; laid out as that was, if it must be."""
-        product = contraction_of(self.program, self.path[0])
-        values = contraction_of(self.program, self.last)
-        assert product is not None and values is not None
-        product, scores = self._scores(op, product)
-        layout, more = self._follow_probabilities(op, scores.layout)
-        probabilities = self.after[-1] if self.after else self.softmax
-        if values.right is probabilities and values.left is not probabilities:
-            values = values.swapped()
-        self._check_values(values, layout)
-        q, k = self._queries_and_keys(op, product, scores)
-        for step in more:
+        scores = self._scores(op)
+        below = Probabilities(self.program, op, scores.layout, scores.masks, self.draws)
+        for before, node in zip([self.softmax, *self.after], self.after):
+            below.follow(node, before)
+        layout, values = below.layout, self.values
+        q, k = self._queries_and_keys(op, scores)
+        for step in below.steps:
             q, k = apply_step(op, q, step), apply_step(op, k, step)
         batch = [values.left_axes[d] for d in layout.batch]
-        (summed,) = values.summed
-        (width,) = values.only_right
-        sizes = dict(zip(values.left_axes, _shape(probabilities)))
+        (summed,), (width,) = values.summed, values.only_right
+        sizes = dict(zip(values.left_axes, shape_of(self.probabilities)))
         v = arranged(op, self.program, values.right, values.right_axes, [*batch, summed, width], sizes)
-        bias, keep = (self._mask_like(op, m, scores.layout, more, q.rank) for m in (scores.bias, scores.keep))
-        made = self._attend(op, q, k, v, scores, bias, keep)
-        wanted = [*batch, values.left_axes[layout.query], width]
+        outside, v = self._factors_below(op, below, v)
+        made = attend(op, self.program, q, k, v, scores, below, self._masks(op, scores, below))
+        for factor in outside:
+            made = op.mul(made, factor)
+        if below.factor != 1:
+            made = op.mul(made, below.factor)
+        query = ONE_QUERY if layout.query is None else values.left_axes[layout.query]
+        wanted = [*batch, query, width]
+        if layout.query is None:
+            made, wanted = op.reshape(made, [*made.shape[:-2], made.shape[-1]]), [*batch, width]
         order = [wanted.index(a) for a in values.result_axes]
         self.covered = [*self.path, *scores.covered, self.softmax, *self.after, self.last]
         result = made if order == sorted(order) else op.permute(made, order)
@@ -120,213 +142,103 @@ class Attention:
             return copied_as(op, result, old)
         return result
 
-    def _scores(self, op: Emitter, product: Contraction) -> tuple[Contraction, Scores]:
+    def _scores(self, op: Emitter) -> Scores:
+        product, softmax = self.reading.product, self.program.call(self.softmax)
+        made, result = tensor_fact(product.node), tensor_fact(self.softmax)
+        assert made is not None and result is not None and softmax is not None
+        scores = Scores(self.program, op, self.reading.layout, list(made.shape), made.dtype, made.dtype)
+        if not _is_plain(product.alpha) or not _is_plain(product.beta):
+            raise Refused("a product times something that is not a number")
+        scores.times(product.alpha)
+        if product.added is not None:
+            scores.plus(product.added, product.beta)
+        for above, node in zip(self.path, self.path[1:]):
+            scores.follow(node, above)
+        if isinstance(softmax.args.get("dtype"), type(made.dtype)):
+            scores.cast(softmax.args["dtype"])
+        return scores
+
+    def _queries_and_keys(self, op: Emitter, scores: Scores) -> tuple[Value, Value]:
+        product, layout = self.reading.product, self.reading.layout
         axes = product.result_axes
-        softmax = self.program.call(self.softmax)
-        assert softmax is not None
-        dim = softmax.args["dim"]
-        for oriented in (product, product.swapped()):
-            if len(oriented.only_right) != 1 or len(oriented.summed) != 1 or not oriented.only_left:
-                continue
-            key, query = axes.index(oriented.only_right[0]), axes.index(oriented.only_left[-1])
-            batch = tuple(d for d in range(len(axes)) if d not in (key, query))
-            scores = Scores(self.program, op, Layout(batch, query, key), _shape(oriented.node))
-            scores.scale = float(oriented.alpha) if isinstance(oriented.alpha, (int, float)) else math.nan
-            if math.isnan(scores.scale):
-                raise Refused("a product times something that is not a number")
-            if oriented.added is not None:
-                if not isinstance(oriented.beta, (int, float)):
-                    raise Refused("a sum times something that is not a number")
-                scores._plus(oriented.added)
-                if oriented.beta != 1 and scores.bias is not None:
-                    scores.bias = op.mul(scores.bias, oriented.beta)
-            for above, node in zip(self.path, self.path[1:]):
-                scores.follow(node, above)
-            if scores.layout.key == dim:
-                return oriented, scores
-        raise Refused("the softmax is not over the keys")
-
-    def _check_values(self, values: Contraction, layout: Layout) -> None:
-        if values.alpha != 1 or values.added is not None:
-            raise Refused("something is added to the product with the values")
-        if len(values.summed) != 1 or len(values.only_right) != 1:
-            raise Refused("the values are not multiplied as in attention")
-        if values.left_axes[layout.key] != values.summed[0]:
-            raise Refused("the values are not summed over the keys")
-        if BROADCAST in values.left_axes or set(values.left_axes) - set(values.result_axes) != set(values.summed):
-            raise Refused("the probabilities are stretched")
-
-    def _queries_and_keys(self, op: Emitter, product: Contraction, scores: Scores) -> tuple[Value, Value]:
-        axes, sizes = product.result_axes, dict(zip(product.result_axes, _shape(product.node)))
-        first = first_layout(product)
-        batch = [axes[d] for d in first.batch]
+        sizes: dict[str, Any] = {**dict(zip(axes, shape_of(product.node))), ONE_QUERY: 1}
+        batch = [axes[d] for d in layout.batch]
         (summed,) = product.summed
-        q = arranged(op, self.program, product.left, product.left_axes, [*batch, axes[first.query], summed], sizes)
-        k = arranged(op, self.program, product.right, product.right_axes, [*batch, axes[first.key], summed], sizes)
+        query = self.reading.query or ONE_QUERY
+        q = arranged(op, self.program, product.left, product.left_axes, [*batch, query, summed], sizes)
+        k = arranged(op, self.program, product.right, product.right_axes, [*batch, self.reading.key, summed], sizes)
         for number in range(len(scores.steps) + 1):
             for at, factor in scores.factors:
                 if at == number:
-                    q, k = self._multiplied(op, q, k, factor, scores)
+                    q, k = self._multiplied(op, q, k, factor)
             if number < len(scores.steps):
                 step = scores.steps[number]
                 q, k = apply_step(op, q, step), apply_step(op, k, step)
         return q, k
 
-    def _multiplied(self, op: Emitter, q: Value, k: Value, factor: Value, scores: Scores) -> tuple[Value, Value]:
+    def _multiplied(self, op: Emitter, q: Value, k: Value, factor: Value) -> tuple[Value, Value]:
         """A factor of the scores goes to the queries if it is the same for all keys, else to the keys."""
-        if not factor.is_tensor or factor.rank == 0:
-            return self._scaled(op, q, factor), k
-        if scores.layout.order != sorted(scores.layout.order) or scores.layout.rank != q.rank:
-            raise Refused("a factor of scores whose axes stand in another order")
-        factor = padded(op, factor, q.rank)
-        *_, queries, keys = factor.shape
-        if known(keys == 1):
-            return self._scaled(op, q, factor), k
-        if known(queries == 1):
-            dims = [*range(q.rank - 2), q.rank - 1, q.rank - 2]
-            return q, self._scaled(op, k, op.permute(factor, dims))
+        if not factor.is_tensor or factor.rank == 0 or known(factor.shape[-1] == 1):
+            return _scaled(op, q, factor), k
+        if known(factor.shape[-2] == 1):
+            return q, _scaled(op, k, _transposed(op, factor))
         raise Refused("a factor that varies with query and key")
 
-    def _scaled(self, op: Emitter, value: Value, factor: Value) -> Value:
-        made = op.mul(value, factor)
-        return made if made.dtype == value.dtype else op.to(made, dtype=value.dtype)
-
-    def _mask_like(
-        self, op: Emitter, value: Value | None, layout: Layout, more: Sequence[BatchStep], rank: int
-    ) -> Value | None:
-        """A bias or mask with its axes as Q, K and V have them."""
-        if value is None:
-            return None
-        if any(step.order is not None for step in more):
-            raise Refused("probabilities whose axes change places")
-        value = padded(op, value, layout.rank)
-        if layout.order != sorted(layout.order):
-            value = op.permute(value, layout.order)
-        if more:
-            if not all(known(s == 1) for s in value.shape[:-2]):
-                full = [*_batch_sizes(self.softmax, layout), *value.shape[-2:]]
-                value = op.expand(value, full)
-                value = op.reshape(value, [*(more[-1].sizes or ()), *value.shape[-2:]])
+    def _factors_below(self, op: Emitter, below: Probabilities, v: Value) -> tuple[list[Value], Value]:
+        """Factors of the probabilities: those of a query go to its result, those of a key to its value."""
+        outside = []
+        for at, factor in below.factors:
+            for step in below.steps[at:]:
+                if not all(known(s == 1) for s in factor.shape[:-2]):
+                    raise Refused("a factor of probabilities whose axes change")
+                factor = op.reshape(factor, [*[1] * len(step.sizes or step.order or ()), *factor.shape[-2:]])
+            if known(factor.shape[-1] == 1):
+                outside.append(factor)
             else:
-                value = op.reshape(value, [*[1] * (rank - 2), *value.shape[-2:]])
+                v = _scaled(op, v, _transposed(op, factor))
+        return outside, v
+
+    def _masks(self, op: Emitter, scores: Scores, below: Probabilities) -> list[Value | None]:
+        """Bias, mask and what fills it, with their axes as Q, K and V have them."""
+        return [
+            None if held is None else self._as_operands(op, scores.aligned(held), scores.layout, below.steps)
+            for held in (scores.bias, scores.keep, scores.floor)
+        ]
+
+    def _as_operands(self, op: Emitter, value: Value, layout: Layout, steps: Sequence[BatchStep]) -> Value:
+        for step in steps:
+            if step.order is not None:
+                value = apply_step(op, value, step)
+            elif all(known(s == 1) for s in value.shape[:-2]):
+                value = op.reshape(value, [*[1] * len(step.sizes or ()), *value.shape[-2:]])
+            else:
+                if step is not steps[0]:
+                    raise Refused("probabilities whose axes change twice")
+                shape = shape_of(self.softmax)
+                value = op.expand(value, [*[shape[d] for d in layout.batch], *value.shape[-2:]])
+                value = apply_step(op, value, step)
         return value
 
-    def _attend(
-        self, op: Emitter, q: Value, k: Value, v: Value, scores: Scores, bias: Value | None, keep: Value | None
-    ) -> Value:
-        if not (q.dtype == k.dtype == v.dtype):
-            raise Refused(f"queries, keys and values of {q.dtype}, {k.dtype} and {v.dtype}")
-        sizes = [q.shape[:-2], k.shape[:-2], v.shape[:-2]]
-        if not all(known_equal(s, sizes[0]) for s in sizes):
-            raise Refused("batch axes that do not line up")
-        batch = list(q.shape[:-2])
-        q4, k4, v4 = (four_axes(op, x, batch) for x in (q, k, v))
-        rows = None
-        if keep is not None:
-            keep = four_axes(op, keep, batch, broadcast=True)
-            rows = self._rows_with_a_key(op, keep)
-            if rows is not None:
-                keep = op.logical_or(keep, op.logical_not(rows))
-        if bias is not None:
-            if bias.dtype != q.dtype:
-                raise Refused(f"a bias of {bias.dtype} for queries of {q.dtype}")
-            bias = four_axes(op, bias, batch, broadcast=True)
-        mask = keep
-        if bias is not None:
-            mask = bias if keep is None else op.where(keep, bias, -math.inf)
-        made = op.scaled_dot_product_attention(
-            q4, k4, v4, attn_mask=mask, dropout_p=self.dropout, scale=scores.scale
-        )
-        if rows is not None:
-            made = op.where(rows, made, self._without_keys(op, v4, scores))
-        wanted = [*batch, q.shape[-2], v.shape[-1]]
-        return made if known_equal(wanted, made.shape) else op.reshape(made, wanted)
 
-    def _without_keys(self, op: Emitter, v: Value, scores: Scores) -> Any:
-        """What eager gives a query of which all keys are masked: all scores are equal, or none is a number."""
-        if self.empty_rows_are_zero:
-            return 0.0
-        if scores.fill == -math.inf:
-            return math.nan
-        if self.dropout or scores.added_to_masked:
-            raise Refused("queries may be without a key, and then all their scores count")
-        return op.mean(v, dim=[2], keepdim=True)
-
-    def _rows_with_a_key(self, op: Emitter, keep: Value) -> Value | None:
-        """Which queries have any key left; None if all have. The others get what eager gives them."""
-        return op.any(keep, dim=-1, keepdim=True)
+def _is_plain(number: Any) -> bool:
+    return isinstance(number, (int, float)) and not isinstance(number, bool)
 
 
-BELOW = ("to", "clone", "dropout", "masked_fill", "reshape", "permute", "unsqueeze", "squeeze")
+def _scaled(op: Emitter, value: Value, factor: Value) -> Value:
+    made = op.mul(value, factor)
+    return made if made.dtype == value.dtype else op.to(made, dtype=value.dtype)
 
 
-def first_layout(product: Contraction) -> Layout:
-    axes = product.result_axes
-    key, query = axes.index(product.only_right[0]), axes.index(product.only_left[-1])
-    return Layout(tuple(d for d in range(len(axes)) if d not in (key, query)), query, key)
+def _transposed(op: Emitter, value: Value) -> Value:
+    return op.permute(value, [*range(value.rank - 2), value.rank - 1, value.rank - 2])
 
 
-def _shape(node: Node) -> list[Any]:
-    known_value = tensor_fact(node)
-    assert known_value is not None
-    return list(known_value.shape)
-
-
-def _batch_sizes(node: Node, layout: Layout) -> list[Any]:
-    shape = _shape(node)
-    return [shape[d] for d in layout.batch]
-
-
-def arranged(
-    op: Emitter, program: Program, node: Node, axes: Sequence[str], wanted: Sequence[str], sizes: dict[str, Any]
-) -> Value:
-    """An operand with its axes in the wanted order; those it lacks are stretched to their size."""
-    node, axes = without_permutes(program, node, axes)
-    value = Value(program, node)
-    if BROADCAST in axes:
-        value = op.reshape(value, [s for s, a in zip(value.shape, axes) if a != BROADCAST])
-        axes = [a for a in axes if a != BROADCAST]
-    present = [a for a in wanted if a in axes]
-    order = [list(axes).index(a) for a in present]
-    if order != sorted(order):
-        value = op.permute(value, order)
-    if len(present) == len(wanted):
-        return value
-    of = dict(zip(present, value.shape))
-    value = op.reshape(value, [of.get(a, 1) for a in wanted])
-    return op.expand(value, [of.get(a, sizes.get(a)) for a in wanted])
-
-
-def without_permutes(program: Program, node: Node, axes: Sequence[str]) -> tuple[Node, list[str]]:
-    """The value that an operand is a permute of, and its axes there."""
-    axes = list(axes)
-    while (call := program.call(node)) is not None and call.op == "permute" and not call.mutates:
-        before: list[str] = [""] * len(axes)
-        for axis, dim in zip(axes, call.args["dims"]):
-            before[dim] = axis
-        node, axes = call.args["self"], before
-    return node, axes
-
-
-def apply_step(op: Emitter, value: Value, step: BatchStep) -> Value:
-    rank = value.rank
-    if step.order is not None:
-        return op.permute(value, [*step.order, rank - 2, rank - 1])
-    assert step.sizes is not None
-    return op.reshape(value, [*step.sizes, *value.shape[-2:]])
-
-
-def four_axes(op: Emitter, value: Value, batch: Sequence[Any], broadcast: bool = False) -> Value:
-    """(batch, heads, rows, columns); a mask keeps axes of size one."""
-    rank = len(batch)
-    value = padded(op, value, rank + 2)
-    own = list(value.shape)
-    if rank == 2:
-        return value
-    if rank < 2:
-        return op.reshape(value, [*[1] * (2 - rank), *own])
-    lead, rest = own[: rank - 1], own[rank - 1 :]
-    if broadcast and not all(known(s == 1) for s in lead) and not known_equal(lead, batch[:-1]):
-        value = op.expand(value, [*batch[:-1], *rest])
-        lead = list(batch[:-1])
-    return op.reshape(value, [numel(lead), *rest])
+def softmax_call(program: Program, node: Node) -> Call | None:
+    """A softmax over one known dim of a floating-point tensor."""
+    call = program.call(node)
+    if call is None or call.op != "softmax" or call.mutates or not isinstance(call.args.get("dim"), int):
+        return None
+    operand, result = tensor_fact(call.args.get("self")), tensor_fact(node)
+    if operand is None or result is None or not operand.dtype.is_floating_point or operand.dim() == 0:
+        return None
+    return call

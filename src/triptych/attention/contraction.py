@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.fx import Node
@@ -34,10 +34,9 @@ class Contraction:
     beta: Any = 1
 
     def swapped(self) -> Contraction:
-        return Contraction(
-            self.node, self.right, self.left, self.right_axes, self.left_axes, self.result_axes, self.alpha,
-            self.added, self.beta,
-        )  # fmt: skip
+        return replace(
+            self, left=self.right, right=self.left, left_axes=self.right_axes, right_axes=self.left_axes
+        )
 
     @property
     def summed(self) -> list[str]:
@@ -55,31 +54,28 @@ class Contraction:
 def contraction_of(program: Program, node: Node) -> Contraction | None:
     """The node as a product of two tensors, if it is one and its shapes are known."""
     call = program.call(node)
-    if call is None or call.mutates or tensor_fact(node) is None:
+    if call is None or call.mutates or tensor_fact(node) is None or call.op not in FORMS:
         return None
     try:
-        if call.op == "matmul":
-            return _matmul(node, call.args["self"], call.args["other"])
-        if call.op == "baddbmm":
-            return _baddbmm(node, call)
-        if call.op == "einsum":
-            return _einsum(node, call)
-    except (Refused, NotConcerned):
+        return FORMS[call.op](node, call)
+    except Refused:
         return None
-    return None
 
 
-def _matmul(node: Node, left: Any, right: Any) -> Contraction:
+def _matmul(node: Node, call: Call) -> Contraction:
+    return _product(node, call.args["self"], call.args["other"])
+
+
+def _product(node: Node, left: Any, right: Any) -> Contraction:
     x, y = tensor_fact(left), tensor_fact(right)
     if x is None or y is None or x.dim() < 2 or y.dim() < 2:
         raise NotConcerned("vectors")
     rank = max(x.dim(), y.dim()) - 2
-    batch = list(string.ascii_lowercase[:rank])
-    result = (*batch, "m", "n") if rank <= 12 else ()
-    if not result:
+    if rank > 10:
         raise NotConcerned("too many axes")
+    batch = list(string.ascii_lowercase[:rank])
     return Contraction(
-        node, left, right, (*_batch(x, batch, node), "m", "k"), (*_batch(y, batch, node), "k", "n"), result
+        node, left, right, (*_batch(x, batch, node), "m", "k"), (*_batch(y, batch, node), "k", "n"), (*batch, "m", "n")
     )
 
 
@@ -101,13 +97,30 @@ def _batch(operand: Any, labels: Sequence[str], node: Node) -> list[str]:
 
 
 def _baddbmm(node: Node, call: Call) -> Contraction:
-    product = _matmul(node, call.args["batch1"], call.args["batch2"])
+    product = _product(node, call.args["batch1"], call.args["batch2"])
+    return _with_sum(product, call)
+
+
+def _addmm(node: Node, call: Call) -> Contraction:
+    return _with_sum(_product(node, call.args["mat1"], call.args["mat2"]), call)
+
+
+def _with_sum(product: Contraction, call: Call) -> Contraction:
     beta = call.get("beta")
-    added = None if beta == 0 and not isinstance(beta, Node) else call.args["self"]
+    ignored = beta == 0 and not isinstance(beta, Node)
+    return replace(product, alpha=call.get("alpha"), added=None if ignored else call.args["self"], beta=beta)
+
+
+def _linear(node: Node, call: Call) -> Contraction:
+    """x W^T + b: keys, or values, that all of a batch share."""
+    x, w = tensor_fact(call.args["input"]), tensor_fact(call.args["weight"])
+    if x is None or w is None or x.dim() < 2 or x.dim() > 10 or w.dim() != 2:
+        raise NotConcerned("vectors")
+    own = tuple(string.ascii_lowercase[: x.dim() - 2])
+    bias = call.get("bias")
     return Contraction(
-        node, product.left, product.right, product.left_axes, product.right_axes, product.result_axes,
-        call.get("alpha"), added, beta,
-    )  # fmt: skip
+        node, call.args["input"], call.args["weight"], (*own, "m", "k"), ("n", "k"), (*own, "m", "n"), added=bias
+    )
 
 
 def _einsum(node: Node, call: Call) -> Contraction:
@@ -117,8 +130,8 @@ def _einsum(node: Node, call: Call) -> Contraction:
     equation = equation.replace(" ", "")
     inputs, arrow, output = equation.partition("->")
     parts = inputs.split(",")
-    if len(parts) != 2 or not arrow:
-        raise NotConcerned("no result named")
+    if len(parts) != 2:
+        raise NotConcerned("not a product of two tensors")
     facts = [tensor_fact(t) for t in tensors]
     if any(f is None for f in facts):
         raise NotConcerned("shapes are not known")
@@ -131,16 +144,23 @@ def _einsum(node: Node, call: Call) -> Contraction:
         if "..." in part and own != free:
             raise NotConcerned("ellipses of several lengths")
         sides.append(tuple(part.replace("...", "".join(dots))))
+    if not arrow:  # what stands once is kept, in the order of the alphabet
+        letters = inputs.replace("...", "").replace(",", "")
+        output = ("..." if "..." in inputs else "") + "".join(c for c in sorted(letters) if letters.count(c) == 1)
     result = tuple(output.replace("...", "".join(dots)))
     for axes in (*sides, result):
         if len(set(axes)) != len(axes):
             raise NotConcerned("a diagonal")
     sizes: dict[str, Any] = {}
     for axes, f in zip(sides, facts):
+        if len(axes) != f.dim():  # type: ignore[union-attr]
+            raise NotConcerned("an equation of other ranks")
         for axis, size in zip(axes, f.shape):  # type: ignore[union-attr]
             if not known_equal(sizes.setdefault(axis, size), size):
                 raise NotConcerned("an axis of two sizes")
-    alone = [a for s, o in (sides, sides[::-1]) for a in s if a not in o and a not in result]
-    if alone:
+    if any(a not in result for s, o in (sides, sides[::-1]) for a in s if a not in o):
         raise NotConcerned("an axis of one operand is summed")
     return Contraction(node, tensors[0], tensors[1], sides[0], sides[1], result)
+
+
+FORMS = {"matmul": _matmul, "baddbmm": _baddbmm, "addmm": _addmm, "linear": _linear, "einsum": _einsum}

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..ir.facts import known, known_equal
+from torch.fx import Node
+
+from ..ir.facts import known, known_equal, tensor_fact
+from ..ir.program import Program
 from ..rewrite.refusal import Refused
 
 
@@ -15,17 +18,18 @@ class Layout:
     """The axes of a tensor that holds one number for each query and key."""
 
     batch: tuple[int, ...]
-    """Dims that are neither queries nor keys, in the order in which Q and K have them."""
-    query: int
+    """Dims that are neither queries nor keys, in the order in which Q and K have them: always ascending."""
+    query: int | None
+    """None: there is one query, and no axis for it."""
     key: int
 
     @property
     def rank(self) -> int:
-        return len(self.batch) + 2
+        return len(self.order)
 
     @property
     def order(self) -> list[int]:
-        return [*self.batch, self.query, self.key]
+        return [*self.batch, *([] if self.query is None else [self.query]), self.key]
 
 
 @dataclass(frozen=True)
@@ -36,43 +40,71 @@ class BatchStep:
     order: tuple[int, ...] | None = None
 
 
+VIEWS = ("permute", "reshape", "unsqueeze", "squeeze")
+
+
+def viewed(program: Program, layout: Layout, before: Node, node: Node) -> tuple[Layout, BatchStep | None]:
+    """The layout behind one view, and what it does to the batch axes."""
+    call = program.call(node)
+    assert call is not None
+    if call.op == "permute":
+        return permuted(layout, call.args["dims"])
+    if call.op == "unsqueeze":
+        return unsqueezed(layout, call.args["dim"] % (layout.rank + 1), _shape(node))
+    return reshaped(layout, _shape(before), _shape(node))
+
+
+def _shape(node: Node) -> list[Any]:
+    found = tensor_fact(node)
+    if found is None:
+        raise Refused("shapes are not known")
+    return list(found.shape)
+
+
 def permuted(layout: Layout, dims: Sequence[int]) -> tuple[Layout, BatchStep | None]:
     place = {old: new for new, old in enumerate(dims)}
-    moved = Layout(tuple(place[d] for d in layout.batch), place[layout.query], place[layout.key])
-    in_order = tuple(sorted(range(len(moved.batch)), key=lambda i: moved.batch[i]))
-    if in_order == tuple(range(len(in_order))):
-        return moved, None
-    return Layout(tuple(sorted(moved.batch)), moved.query, moved.key), BatchStep(order=in_order)
+    batch = tuple(place[d] for d in layout.batch)
+    query = None if layout.query is None else place[layout.query]
+    in_order = tuple(sorted(range(len(batch)), key=lambda i: batch[i]))
+    moved = Layout(tuple(sorted(batch)), query, place[layout.key])
+    return moved, None if in_order == tuple(range(len(in_order))) else BatchStep(order=in_order)
+
+
+def unsqueezed(layout: Layout, dim: int, new: Sequence[Any]) -> tuple[Layout, BatchStep]:
+    def moved(d: int) -> int:
+        return d + (d >= dim)
+
+    batch = tuple(sorted([*map(moved, layout.batch), dim]))
+    query = None if layout.query is None else moved(layout.query)
+    return Layout(batch, query, moved(layout.key)), BatchStep(sizes=tuple(new[d] for d in batch))
 
 
 def reshaped(layout: Layout, old: Sequence[Any], new: Sequence[Any]) -> tuple[Layout, BatchStep]:
     """The layout after a reshape that leaves the axes of queries and keys alone."""
-    if list(layout.batch) != sorted(layout.batch):
-        raise Refused("a reshape of axes in another order")
-    query = key = None
+    kept = [d for d in (layout.query, layout.key) if d is not None]
+    places: dict[int, int] = {}
     batch: list[int] = []
     for before, after in groups(old, new):
-        if layout.query in before or layout.key in before:
-            real = [d for d in before if not known(old[d] == 1) or d in (layout.query, layout.key)]
-            wanted = [d for d in after if not known(new[d] == 1)]
-            if len(real) != 1 or len(wanted) > 1:
-                raise Refused("a reshape mixes the axes of queries or keys with others")
-            chosen = wanted[0] if wanted else after[-1]
-            batch += [d for d in after if d != chosen]
-            if layout.query in before:
-                query = chosen
-            else:
-                key = chosen
-        else:
+        own = [d for d in kept if d in before]
+        if not own:
             batch += after
-    if query is None or key is None:
-        raise Refused("a reshape drops the axis of queries or keys")
-    made = Layout(tuple(batch), query, key)
-    return made, BatchStep(sizes=tuple(new[d] for d in batch))
+            continue
+        real = [d for d in before if d in own or not known(old[d] == 1)]
+        wanted = [d for d in after if not known(new[d] == 1)]
+        if layout.query is not None and real == own == kept and known(old[layout.query] == 1) and len(wanted) == 1:
+            raise Refused("a reshape drops the axis of queries")
+        if len(real) != 1 or len(wanted) > 1 or not after:
+            raise Refused("a reshape mixes the axes of queries or keys with others")
+        places[own[0]] = wanted[0] if wanted else after[-1]
+        batch += [d for d in after if d != places[own[0]]]
+    query = None if layout.query is None else places[layout.query]
+    return Layout(tuple(batch), query, places[layout.key]), BatchStep(sizes=tuple(new[d] for d in batch))
 
 
 def groups(old: Sequence[Any], new: Sequence[Any]) -> list[tuple[list[int], list[int]]]:
     """Dims before and after a reshape that hold the same elements, in the smallest groups."""
+    if any(known(s == 0) for s in (*old, *new)):
+        raise Refused("a reshape of nothing")
     found: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(old) or j < len(new):
@@ -88,7 +120,7 @@ def groups(old: Sequence[Any], new: Sequence[Any]) -> list[tuple[list[int], list
         left, right = old[i], new[j]
         i, j = i + 1, j + 1
         while not known_equal(left, right):
-            if _less(left, right) and i < len(old):
+            if i < len(old) and (j >= len(new) or _less(left, right)):
                 left, before = left * old[i], [*before, i]
                 i += 1
             elif j < len(new):
@@ -104,4 +136,6 @@ def _less(left: Any, right: Any) -> bool:
     """Which side of a group is to grow: sizes divide one another; where symbols stand, what is known decides."""
     if isinstance(left, int) and isinstance(right, int):
         return left < right
-    return not known(left % right == 0) or known(left == 1)
+    if known(left == 1):
+        return True
+    return not known(right == 1) and not known(left % right == 0)

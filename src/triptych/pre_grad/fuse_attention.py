@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from torch.fx import Node
 
-from ..attention.build import Attention
+from ..attention.build import Attention, softmax_call
+from ..attention.probabilities import way_down
 from ..attention.scores import obstacle_above, paths
 from ..attention.softmax import softmax_by_hand
 from ..ir.program import ATEN
@@ -25,31 +26,46 @@ class FuseAttention(Pass):
     exact: ClassVar[bool] = False
 
     def run(self, run: PassRun) -> None:
-        if run.program.dialect == ATEN:
-            return
+        if run.program.dialect == ATEN and not run.program.has_composites:
+            return  # the choice of kernel is made
         for node in list(run.program.graph.nodes):
             softmax_by_hand(run, node)
         for node in list(run.program.graph.nodes):
-            call = run.program.call(node)
-            if call is not None and call.op == "softmax" and not call.mutates:
+            if softmax_call(run.program, node) is not None:
                 self._fuse(run, node)
 
     def _fuse(self, run: PassRun, softmax: Node) -> None:
+        program = run.program
         draws = run.options.codegen == "inductor" and not run.options.fallback_random
+        ways = list(paths(program, softmax))
+        try:
+            after, last = way_down(program, softmax)
+        except NotConcerned:
+            return
+        except Refused as refused:
+            if ways:
+                run.declined(self.name, softmax, refused.reason)
+            return
         reasons: list[str] = []
-        for path in paths(run.program, softmax):
+        for path in ways:
             for same_strides in (False, True):
+                site = f"{self.name} at {softmax.name}"
                 try:
-                    self._replace(run, Attention(run.program, softmax, path, draws), same_strides)
+                    found = Attention(program, softmax, path, after, last, draws)
+                    self._replace(run, found, same_strides)
                     run.fired(self.name)
                     return
-                except NotConcerned:
-                    break
                 except Refused as refused:
                     reasons.append(refused.reason)
                     if "stride" not in refused.reason:
                         break
-        if not reasons and (obstacle := obstacle_above(run.program, softmax)):
+                except Exception as error:
+                    if run.strict:
+                        raise
+                    reasons.append(f"raised {type(error).__name__}: {error}")
+                    run.tally.errors.append(f"{site} raised {type(error).__name__}: {error}")
+                    break
+        if not reasons and (obstacle := obstacle_above(program, softmax)):
             reasons.append(obstacle)
         if reasons:
             run.declined(self.name, softmax, reasons[0])
