@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.fx import Node
 
+from ..cost import size_hint
 from ..ir.facts import known, known_equal, tensor_fact
 from ..ir.program import Program
 from ..rewrite.refusal import Refused
@@ -133,9 +134,5 @@ def groups(old: Sequence[Any], new: Sequence[Any]) -> list[tuple[list[int], list
 
 
 def _less(left: Any, right: Any) -> bool:
-    """Which side of a group is to grow: sizes divide one another; where symbols stand, what is known decides."""
-    if isinstance(left, int) and isinstance(right, int):
-        return left < right
-    if known(left == 1):
-        return True
-    return not known(right == 1) and not known(left % right == 0)
+    """Which side of a group is to grow; whether the two come out equal is proved, whatever the guess."""
+    return size_hint(left) < size_hint(right)

@@ -58,7 +58,7 @@ def attend(
     made = op.scaled_dot_product_attention(
         call.q, k, v, attn_mask=call.attn_mask, dropout_p=below.dropout, **causal, scale=scale
     )
-    made = call.corrected(made)
+    made = call.corrected(made, v)
     wanted = [*batch, made.shape[-2], v.shape[-1]]
     return made if known_equal(wanted, made.shape) else op.reshape(made, wanted)
 
@@ -90,9 +90,12 @@ class _Masked:
         self.know = knowledge(program)
         self.attn_mask: Value | None = None
         self.is_causal = False
-        self.rows: Value | None = None
-        """Which queries have a key, where that must be seen to in the result."""
-        self.instead: Any = math.nan
+        self.finite_rows: Value | None = None
+        """Which queries have a key whose bias is not -inf; the others are NaN, and so are their gradients."""
+        self.kept_rows: Value | None = None
+        """Which queries have a key that the mask keeps."""
+        self.without_keys: Any = math.nan
+        """What the others get."""
 
     @property
     def square(self) -> bool:
@@ -110,9 +113,9 @@ class _Masked:
             self._keep(keep)
         elif self.scores.fills == {-math.inf}:
             assert bias is not None
-            self._bias(self.op.where(keep, bias, -math.inf))
             if self.below.empty_rows_are_zero:
                 raise Refused("probabilities are set to zero beside a bias")
+            self._bias(self.op.where(self._kept(keep), bias, -math.inf))
         else:
             self._keep_and_bias(keep, bias, floor)
 
@@ -125,7 +128,7 @@ class _Masked:
                 return
         self.attn_mask = bias
         if kept is None and not never_infinite(self.program, bias.node):
-            self.rows = self.op.any(self.op.gt(bias, -math.inf), dim=-1, keepdim=True)
+            self.finite_rows = self.op.any(self.op.gt(bias, -math.inf), dim=-1, keepdim=True)
 
     def _keep(self, keep: Value) -> None:
         op = self.op
@@ -133,18 +136,25 @@ class _Masked:
             if self.know.is_causal(keep.node):
                 self.is_causal = True
                 return
+        if self.below.empty_rows_are_zero or self.scores.fills == {-math.inf}:
+            self.attn_mask = self._kept(keep)
+            return
         self.attn_mask = keep
-        if self.know.every_row_keeps_one(keep.node):
-            return
-        rows = op.any(keep, dim=-1, keepdim=True)
-        if self.below.empty_rows_are_zero:
-            self.rows, self.instead = rows, 0.0
-        elif self.scores.fills == {-math.inf}:
-            self.rows = rows
-            return
-        else:  # all keys are filled alike: so they weigh alike
+        if not self.know.every_row_keeps_one(keep.node):  # all keys are filled alike: so they weigh alike
+            rows = op.any(keep, dim=-1, keepdim=True)
             self.q = op.where(rows, self.q, 0.0)
-        self.attn_mask = op.logical_or(keep, op.logical_not(rows))
+            self.attn_mask = op.logical_or(keep, op.logical_not(rows))
+
+    def _kept(self, keep: Value) -> Value:
+        """The mask for the kernel, which need not see rows without a key: what they get is chosen afterwards."""
+        if self.know.every_row_keeps_one(keep.node):
+            return keep
+        self.kept_rows = self.op.any(keep, dim=-1, keepdim=True)
+        if self.below.empty_rows_are_zero:
+            self.without_keys = 0.0
+        if not self.program.is_training:
+            return keep
+        return self.op.logical_or(keep, self.op.logical_not(self.kept_rows))
 
     def _keep_and_bias(self, keep: Value, bias: Value | None, floor: Value | None) -> None:
         """Filled with finite numbers beside a bias: rows whose kept keys are all as low as the filled ones weigh
@@ -168,14 +178,19 @@ class _Masked:
         self.attn_mask = made if made.dtype == dtype else op.to(made, dtype=dtype)
         if not self.know.every_row_keeps_one(keep.node) or self.scores.bias is not None:
             self.q = op.where(rows, self.q, 0.0)
-            self.rows = op.any(op.gt(self.attn_mask, -math.inf), dim=-1, keepdim=True)
+            self.finite_rows = op.any(op.gt(self.attn_mask, -math.inf), dim=-1, keepdim=True)
 
-    def corrected(self, made: Value) -> Value:
-        if self.rows is None:
+    def corrected(self, made: Value, v: Value) -> Value:
+        op = self.op
+        if self.finite_rows is not None:  # a factor, and not a choice: so that the gradients are NaN where eager's are
+            made = op.mul(made, self._one_or_nan(self.finite_rows, made))
+        if self.kept_rows is None:
             return made
-        if self.instead == 0.0:
-            return self.op.where(self.rows, made, 0.0)
-        # a factor, and not a choice: so that the gradients are NaN where eager's are
-        factor = self.op.where(self.rows, 1.0, self.instead)
-        return self.op.mul(made, self.op.to(factor, dtype=made.dtype) if factor.dtype != made.dtype else factor)
+        instead = self.without_keys
+        if instead != 0.0 and self.program.is_training:  # the gradient of the values is NaN, and theirs alone
+            instead = op.mul(op.mean(v, dim=[2], keepdim=True), self._one_or_nan(self.kept_rows, made))
+        return op.where(self.kept_rows, made, instead)
 
+    def _one_or_nan(self, rows: Value, like: Value) -> Value:
+        factor = self.op.where(rows, 1.0, math.nan)
+        return factor if factor.dtype == like.dtype else self.op.to(factor, dtype=like.dtype)

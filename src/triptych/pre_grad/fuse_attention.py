@@ -7,7 +7,9 @@ from typing import ClassVar
 
 from torch.fx import Node
 
+from ..attention.around import shapes_of_their_own, without_weights
 from ..attention.build import Attention, softmax_call
+from ..attention.heads import group_heads
 from ..attention.probabilities import way_down
 from ..attention.scores import obstacle_above, paths
 from ..attention.softmax import softmax_by_hand
@@ -22,6 +24,8 @@ class FuseAttention(Pass):
     """softmax(scale * Q K^T + bias) V -> scaled_dot_product_attention, whatever it is written with: before autograd,
     so that training and inference are one problem and the choice of kernel is still open. Up to rounding."""
 
+    grouped_heads: str = "cuda"
+    """Where keys and values repeated for several heads are told to the kernel instead: on a GPU, always, or never."""
     name: ClassVar[str] = "fuse_attention"
     exact: ClassVar[bool] = False
 
@@ -33,6 +37,12 @@ class FuseAttention(Pass):
         for node in list(run.program.graph.nodes):
             if softmax_call(run.program, node) is not None:
                 self._fuse(run, node)
+            else:
+                without_weights(run, self.name, node)
+        if self.grouped_heads == "never":
+            return
+        for node in list(run.program.graph.nodes):
+            group_heads(run, node, anywhere=self.grouped_heads == "always")
 
     def _fuse(self, run: PassRun, softmax: Node) -> None:
         program = run.program
@@ -48,6 +58,7 @@ class FuseAttention(Pass):
             return
         reasons: list[str] = []
         for path in ways:
+            shapes_of_their_own(run, path)
             for same_strides in (False, True):
                 site = f"{self.name} at {softmax.name}"
                 try:

@@ -102,10 +102,11 @@ class Emitter:
         if isinstance(value, dict):
             return {k: self._plain(v) for k, v in value.items()}
         if isinstance(value, torch.SymInt):
-            return self._size_node(value)
+            return self.size_node(value)
         return value
 
-    def _size_node(self, size: torch.SymInt) -> Any:
+    def size_node(self, size: torch.SymInt) -> Any:
+        """A node that computes a size, or the number it is."""
         if size.node.is_constant():
             return int(size)
         return self._expression(size.node.expr)
