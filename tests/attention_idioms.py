@@ -2,8 +2,8 @@
 found in it, and, where none is, why.
 
 Inputs are float tensors of the given shape unless a kind stands before it: `keep` a boolean mask with a key in every
-row, `dead` one with rows that have none, `low` 0 or the lowest number, `cut` 0 or -inf with a row that is all -inf,
-`ids` small integers.
+row, `dead` one with rows that have none, `low` 0 or the lowest number, `sunk` the same with a row that is low
+everywhere, `cut` 0 or -inf with a row that is all -inf, `ids` small integers.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Idiom:
     fuses: int
     because: str
     tags: frozenset[str] = field(default_factory=frozenset)
-    """`dropout`: draws random numbers; `eager_nan`: rows are NaN in eager; `loose`: eager itself is far off in bf16;
-    `static`: sizes are written into it; `causal`: a triangle that needs no mask; `no_grad`: not differentiable."""
+    """`dropout`: draws random numbers; `eager_nan`: rows are NaN in eager;
+    `static`: sizes are written into it; `causal`: a triangle that needs no mask; `sunk`: no loss reads the last row."""
 
 
 IDIOMS: dict[str, Idiom] = {}
@@ -414,6 +414,16 @@ def additive_mask_scaled_after(q, k, v, mask):
 @idiom(*QKV, ("cut", (B, 1, S, S)), tags="eager_nan")
 def additive_with_rows_cut(q, k, v, mask):
     return F.softmax(q @ k.mT * 0.35 + mask, -1) @ v
+
+
+@idiom(*QKV, ("sunk", (B, 1, S, S)), tags="sunk")
+def additive_with_rows_sunk(q, k, v, mask):
+    return F.softmax(q @ k.mT * 0.35 + mask, -1) @ v
+
+
+@idiom(*QKV, ("dead", (B, 1, S, S)), tags="sunk")
+def additive_with_rows_sunk_less(q, k, v, keep):
+    return F.softmax(q @ k.mT * 0.35 + (1.0 - keep.to(q.dtype)) * -10000.0, -1) @ v
 
 
 @idiom(*QKV, ("ids", (B, S)))

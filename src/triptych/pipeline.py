@@ -23,8 +23,8 @@ from .post_grad.remove_assert_ops import RemoveAssertOps
 from .post_grad.reorder_for_locality import ReorderForLocality
 from .pre_grad.apply_gumbel_max_trick import ApplyGumbelMaxTrick
 from .pre_grad.efficient_conv_bn_eval import EfficientConvBnEval
-from .pre_grad.fuse_attention import FuseAttention
 from .pre_grad.einsum_to_pointwise_pass import EinsumToPointwisePass
+from .pre_grad.fuse_attention import FuseAttention
 from .pre_grad.fuse_conv_bn import FuseConvBn
 from .pre_grad.fuse_parallel_linear_pass import FuseParallelLinearPass
 from .pre_grad.fuse_split_linear_add_pass import FuseSplitLinearAddPass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ LAYER = "torch.nn.functional.multi_head_attention_forward"
 
 
 def shapes_of_their_own(run: PassRun, path: list[Node]) -> None:
-    """full_like(scores, 1) -> full(shape, 1) and scores.size(3) -> key.size(2): what asks for a shape needs no scores"""
+    """full_like(scores, 1) -> full(shape, 1) and scores.size(3) -> key.size(2): a shape needs no scores"""
     for node in path:
         for user in list(node.users):
             call = run.program.call(user)
@@ -24,12 +25,12 @@ def shapes_of_their_own(run: PassRun, path: list[Node]) -> None:
             if call.op == "full_like" and not set(call.args) - {"self", "fill_value", "dtype", "device"}:
                 made, value = tensor_fact(user), call.args["fill_value"]
                 if made is not None and not isinstance(value, Node):
-                    run.replace("shape_of_scores", user, lambda op, made=made, value=value: _full(op, made, value))
+                    run.replace("shape_of_scores", user, functools.partial(_full, made, value))
             elif call.op == "size":
                 _size(run, user)
 
 
-def _full(op: Emitter, made: torch.Tensor, value: Any) -> Any:
+def _full(made: torch.Tensor, value: Any, op: Emitter) -> Any:
     return op.full(list(made.shape), value, dtype=made.dtype, device=made.device)
 
 
@@ -38,9 +39,13 @@ def _size(run: PassRun, node: Node) -> None:
     for size in sizes:
         symbol = fact(size)
         if isinstance(symbol, torch.SymInt):
-            run.replace("shape_of_scores", size, lambda op, symbol=symbol: op.size_node(symbol))
+            run.replace("shape_of_scores", size, functools.partial(_number, symbol))
     if not node._erased and not node.users:
         run.rewriter.erase(node)
+
+
+def _number(symbol: torch.SymInt, op: Emitter) -> Any:
+    return op.size_node(symbol)
 
 
 def without_weights(run: PassRun, name: str, node: Node) -> None:

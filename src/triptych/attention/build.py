@@ -147,6 +147,7 @@ class Attention:
         made, result = tensor_fact(product.node), tensor_fact(self.softmax)
         assert made is not None and result is not None and softmax is not None
         scores = Scores(self.program, op, self.reading.layout, list(made.shape), made.dtype, made.dtype)
+        scores.summed_in = made.dtype
         if not _is_plain(product.alpha) or not _is_plain(product.beta):
             raise Refused("a product times something that is not a number")
         scores.times(product.alpha)

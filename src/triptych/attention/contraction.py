@@ -34,9 +34,7 @@ class Contraction:
     beta: Any = 1
 
     def swapped(self) -> Contraction:
-        return replace(
-            self, left=self.right, right=self.left, left_axes=self.right_axes, right_axes=self.left_axes
-        )
+        return replace(self, left=self.right, right=self.left, left_axes=self.right_axes, right_axes=self.left_axes)
 
     @property
     def summed(self) -> list[str]:

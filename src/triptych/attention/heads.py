@@ -44,7 +44,7 @@ def group_heads(run: PassRun, node: Node, anywhere: bool) -> None:
     run.replace(what, node, make, covered=[*key.nodes, *value.nodes], terms=PlainTerms(takes_random=True))
 
 
-def _without_kernel(query: torch.Tensor, value: "Repeated", mask: Any) -> str | None:
+def _without_kernel(query: torch.Tensor, value: Repeated, mask: Any) -> str | None:
     if query.device.type != "cuda":
         return "heads in groups save nothing here"
     if mask is not None:

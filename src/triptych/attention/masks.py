@@ -15,7 +15,9 @@ from ..ir.values import knowledge
 NEGLIGIBLE = -9e3
 """A score this low has no weight beside any other: what is filled with it is masked."""
 
-SAME_ELEMENTS = frozenset("clone detach expand reshape unsqueeze squeeze permute slice select contiguous repeat".split())
+SAME_ELEMENTS = frozenset(
+    "clone detach expand reshape unsqueeze squeeze permute slice select contiguous repeat".split()
+)
 
 
 def rounded(number: float, dtype: torch.dtype) -> float:
@@ -54,70 +56,42 @@ def one_number(program: Program, value: Any) -> tuple[float, list[Node]] | None:
     return number, nodes
 
 
-def never_infinite(program: Program, node: Any, depth: int = 12) -> bool:
+def never_infinite(program: Program, node: Node) -> bool:
     """Is a bias proved to hold no -inf and no NaN? So are those made of booleans and finite numbers."""
-    if isinstance(node, (int, float)):
-        return math.isfinite(node)
-    if depth == 0 or not isinstance(node, Node) or program.aliasing.written(node):
-        return False
-    known_value = tensor_fact(node)
-    if known_value is None:
-        return False
-    if not (known_value.dtype.is_floating_point or known_value.dtype.is_complex):
-        return True
-    number = one_number(program, node)
+    held = levels(program, node)
+    return held is not None and all(math.isfinite(n) for n in held)
+
+
+def levels(program: Program, node: Any, depth: int = 12) -> set[float] | None:
+    """All numbers that a bias may hold, if it is a choice between constants."""
+    number = one_number(program, node) if not isinstance(node, bool) else None
     if number is not None:
-        return math.isfinite(number[0])
-    call = program.call(node)
-    if call is None or call.mutates:
-        return False
-    if call.op == "to":
-        source = tensor_fact(call.args["self"])
-        if source is None:
-            return False
-        if not source.dtype.is_floating_point:  # 65504 is the largest of half precision: integers may be larger
-            return source.dtype == torch.bool or known_value.dtype != torch.float16
-        held = torch.finfo(known_value.dtype).max >= torch.finfo(source.dtype).max
-        return held and never_infinite(program, call.args["self"], depth - 1)
-    if call.op in SAME_ELEMENTS:
-        return never_infinite(program, call.args["self"], depth - 1)
-    if call.op == "where":
-        return all(never_infinite(program, call.args[k], depth - 1) for k in ("self", "other"))
-    if call.op == "masked_fill":
-        return all(never_infinite(program, call.args[k], depth - 1) for k in ("self", "value"))
-    if call.op in ("mul", "sub"):
-        return _small_product(program, node)
-    return False
-
-
-def _small_product(program: Program, node: Node) -> bool:
-    """(1 - m) * c, with m of integers or booleans and so few in size that nothing overflows."""
-    bound = _bound(program, node, 8)
-    known_value = tensor_fact(node)
-    return bound is not None and known_value is not None and bound <= torch.finfo(known_value.dtype).max
-
-
-def _bound(program: Program, value: Any, depth: int) -> float | None:
-    """A number that no element's magnitude exceeds, for arithmetic on booleans and numbers."""
-    number = one_number(program, value)
-    if number is not None:
-        return abs(number[0]) if math.isfinite(number[0]) else None
-    known_value = tensor_fact(value)
-    call = program.call(value) if isinstance(value, Node) else None
-    if known_value is None or depth == 0:
+        return {number[0]}
+    call, found = program.call(node) if isinstance(node, Node) else None, tensor_fact(node)
+    if call is None or found is None or call.mutates or depth == 0 or program.aliasing.written(node):
         return None
-    if known_value.dtype == torch.bool:
-        return 1.0
-    if call is None or call.mutates or program.aliasing.written(value):
-        return None
+    if found.dtype == torch.bool:
+        return {0.0, 1.0}
     if call.op == "to" or call.op in SAME_ELEMENTS:
-        return _bound(program, call.args["self"], depth - 1)
-    if call.op in ("mul", "sub", "add") and call.get("alpha") in (1, None):
-        left, right = (_bound(program, call.args[k], depth - 1) for k in ("self", "other"))
-        if left is None or right is None:
+        inner = levels(program, call.args["self"], depth - 1)
+        if inner is None or not found.dtype.is_floating_point:
             return None
-        return left * right if call.op == "mul" else left + right
-    return None
+        return {rounded(n, found.dtype) for n in inner}
+    if call.op == "where":
+        parts = [levels(program, call.args[k], depth - 1) for k in ("self", "other")]
+    elif call.op == "masked_fill":
+        parts = [levels(program, call.args[k], depth - 1) for k in ("self", "value")]
+    elif call.op in ("mul", "sub") and call.get("alpha") in (1, None) and found.dtype.is_floating_point:
+        left, right = (levels(program, call.args[k], depth - 1) for k in ("self", "other"))
+        if left is None or right is None or len(left) * len(right) > 8:
+            return None
+        made = {a * b if call.op == "mul" else a - b for a in left for b in right}
+        return {rounded(n, found.dtype) for n in made}
+    else:
+        return None
+    if any(part is None for part in parts):
+        return None
+    return {rounded(n, found.dtype) for part in parts for n in part or ()}
 
 
 def same_value(program: Program, left: Any, right: Any, depth: int = 8) -> bool:
@@ -174,4 +148,6 @@ def keeps_a_key(program: Program, bias: Node) -> torch.Tensor | None:
 
 
 def is_lower_triangle(kept: torch.Tensor) -> bool:
-    return kept.shape[-1] == kept.shape[-2] and bool((kept == torch.ones(kept.shape[-2:], dtype=torch.bool).tril()).all())
+    return kept.shape[-1] == kept.shape[-2] and bool(
+        (kept == torch.ones(kept.shape[-2:], dtype=torch.bool).tril()).all()
+    )

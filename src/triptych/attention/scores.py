@@ -101,6 +101,8 @@ class Scores:
     """The same as a tensor, if it is not one number."""
     masks: list[tuple[Node, bool]] = field(default_factory=list)
     """Each mask, and whether it is true where a score is masked."""
+    summed_in: torch.dtype = torch.float32
+    """The dtype in which scores and bias were added."""
     covered: list[Node] = field(default_factory=list)
 
     def follow(self, node: Node, scores: Node) -> None:
@@ -115,6 +117,8 @@ class Scores:
         self.covered.append(node)
         self.shape = list(result.shape)
         self.cast(result.dtype)
+        if call.op in ("add", "sub"):
+            self.summed_in = result.dtype
 
     # ---- arithmetic ----
 
@@ -157,7 +161,11 @@ class Scores:
             self.plus(first)
 
     def _sub(self, call: Call, scores: Node) -> None:
-        if call.args["self"] is scores and call.get("alpha") == 1 and self._takes_own_maximum(call.args["other"], scores):
+        if (
+            call.args["self"] is scores
+            and call.get("alpha") == 1
+            and self._takes_own_maximum(call.args["other"], scores)
+        ):
             return
         self._add(call, scores, -1.0)
 
@@ -284,15 +292,18 @@ class Scores:
     def _view(self, node: Node, before: Node, shape: Sequence[Any]) -> None:
         call = self.program.call(node)
         assert call is not None
-        held = (self.bias, self.keep, self.floor)
         self.layout, step = viewed(self.program, self.layout, before, node)
         self.steps += [step] if step is not None else []
-        rank = len(self.shape)
-        if call.op == "permute":
-            held = tuple(None if v is None else self.op.permute(padded(self.op, v, rank), call.args["dims"]) for v in held)
-        else:
-            held = tuple(None if v is None else self._along(v, self.shape, shape) for v in held)
-        self.bias, self.keep, self.floor = held
+        rank, old = len(self.shape), self.shape
+
+        def moved(value: Value | None) -> Value | None:
+            if value is None:
+                return None
+            if call.op == "permute":
+                return self.op.permute(padded(self.op, value, rank), call.args["dims"])
+            return self._along(value, old, shape)
+
+        self.bias, self.keep, self.floor = moved(self.bias), moved(self.keep), moved(self.floor)
 
     def _along(self, value: Value, old: Sequence[Any], new: Sequence[Any]) -> Value:
         """What is broadcast to the scores, after a reshape of them: stretched only where axes are mixed."""
@@ -329,4 +340,3 @@ def padded(op: Emitter, value: Value, rank: int) -> Value:
     if value.rank == rank:
         return value
     return op.reshape(value, [*[1] * (rank - value.rank), *value.shape])
-

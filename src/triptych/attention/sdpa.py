@@ -13,11 +13,12 @@ from ..ir.program import Program, Value
 from ..ir.values import knowledge
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
-from .masks import is_lower_triangle, keeps_a_key, never_infinite
+from .masks import is_lower_triangle, keeps_a_key, levels, never_infinite
 from .operands import four_axes
 from .probabilities import Probabilities, float_kind
 from .scores import Scores
 
+LOST_IN_FLOAT32 = -1e8
 ABSORBS = 4.0
 """A fill so low that numbers half as low are this far apart: scores added to such a number are lost in it."""
 
@@ -83,9 +84,7 @@ def _dtype(op: Emitter, q: Value, k: Value, v: Value, scores: Scores, bias: Valu
 class _Masked:
     """The mask of one call, and what it asks of queries and result."""
 
-    def __init__(
-        self, op: Emitter, program: Program, q: Value, k: Value, scores: Scores, below: Probabilities
-    ) -> None:
+    def __init__(self, op: Emitter, program: Program, q: Value, k: Value, scores: Scores, below: Probabilities) -> None:
         self.op, self.program, self.q, self.k, self.scores, self.below = op, program, q, k, scores, below
         self.know = knowledge(program)
         self.attn_mask: Value | None = None
@@ -127,8 +126,43 @@ class _Masked:
                 self.is_causal = True
                 return
         self.attn_mask = bias
-        if kept is None and not never_infinite(self.program, bias.node):
+        if kept is not None:
+            return
+        if not never_infinite(self.program, bias.node):
             self.finite_rows = self.op.any(self.op.gt(bias, -math.inf), dim=-1, keepdim=True)
+        if self._may_sink(bias):
+            self._raise(bias, self._sunk(bias))
+
+    def _may_sink(self, bias: Value) -> bool:
+        """Could a row be so low everywhere that its products are lost in it, and the kernel not do the same?
+
+        In half precision they are lost earlier than in the kernel, which adds in float32; and the backward kernels
+        take the sum of a row from a logarithm, which is lost in such low numbers too.
+        """
+        held = levels(self.program, bias.node)
+        if held is not None and all(n > self._depth for n in held):
+            return False
+        if self.program.is_training:
+            return True
+        same_in_kernel = self.scores.summed_in in (torch.float32, torch.float64)
+        return not same_in_kernel and not (held is not None and all(n == 0 or n < LOST_IN_FLOAT32 for n in held))
+
+    @property
+    def _depth(self) -> float:
+        return -2 * ABSORBS / torch.finfo(self.scores.summed_in).eps
+
+    def _sunk(self, bias: Value) -> Value:
+        return self.op.lt(self.op.amax(self.op.detach(bias), dim=[-1], keepdim=True), self._depth)
+
+    def _raise(self, bias: Value, sunk: Value, gradient: bool = True) -> None:
+        """Rows that are low everywhere: their products count nothing, their bias counts from its highest."""
+        op = self.op
+        highest = op.amax(op.detach(bias), dim=[-1], keepdim=True)
+        self.attn_mask = op.sub(bias, op.where(sunk, highest, 0.0))
+        idle: Any = 0.0
+        if gradient and self.program.is_training:  # no value, and yet a gradient, as eager has it
+            idle = op.sub(self.q, op.detach(self.q))
+        self.q = op.where(sunk, idle, self.q)
 
     def _keep(self, keep: Value) -> None:
         op = self.op
@@ -177,8 +211,8 @@ class _Masked:
         made = op.where(keep, bias, filled)
         self.attn_mask = made if made.dtype == dtype else op.to(made, dtype=dtype)
         if not self.know.every_row_keeps_one(keep.node) or self.scores.bias is not None:
-            self.q = op.where(rows, self.q, 0.0)
             self.finite_rows = op.any(op.gt(self.attn_mask, -math.inf), dim=-1, keepdim=True)
+            self._raise(self.attn_mask, op.logical_not(rows), gradient=False)
 
     def corrected(self, made: Value, v: Value) -> Value:
         op = self.op

@@ -178,7 +178,9 @@ def _reduction(program: Program, node: Any, ops: tuple[str, ...]) -> Found | Non
         if not isinstance(operand, Node) or known is None or len(dims) != 1 or not isinstance(dims[0], int):
             return None
         over = dims[0] % known.dim()
-        if (call.get("keepdim") is True) == (kept_at is not None) or (kept_at is not None and kept_at % known.dim() != over):
+        if (call.get("keepdim") is True) == (kept_at is not None) or (
+            kept_at is not None and kept_at % known.dim() != over
+        ):
             return None
         return Found(operand, over, nodes)
     return None

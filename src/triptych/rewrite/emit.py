@@ -127,10 +127,10 @@ class Emitter:
             parts = [self._expression(part) for part in expr.args]
             combine = operator.add if expr.is_Add else operator.mul
             return functools.reduce(lambda a, b: self.node("call_function", combine, (a, b), {}).node, parts)
-        combine = SIZE_ARITHMETIC.get(expr.func.__name__)
-        if combine is not None and len(expr.args) == 2:
+        arithmetic = SIZE_ARITHMETIC.get(expr.func.__name__)
+        if arithmetic is not None and len(expr.args) == 2:
             left, right = (self._expression(part) for part in expr.args)
-            return self.node("call_function", combine, (left, right), {}).node
+            return self.node("call_function", arithmetic, (left, right), {}).node
         raise Refused(f"no node computes the size {expr}")
 
     def node(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
