@@ -80,6 +80,7 @@ def test_group_linear():
     (ops.parallel_linear.default, (random(2, 4), [random(5, 4), random(2, 4)], [], [])),
     (ops.parallel_linear.default, (random(4), [random(5, 4)], [random(5)], None)),
     (ops.group_linear.default, ([random(2, 4), random(3, 2)], [random(5, 4), random(1, 2)], [random(5), random(1)])),
+    (ops.cat.default, ([random(2, 3), random(2, 1), random(2, 0)], 1)),
     (ops.group_linear.default, ([random(2, 3, 4), random(0, 2)], [random(5, 4), random(1, 2)], [])),
 ])  # fmt: skip
 def test_registration(op, args):

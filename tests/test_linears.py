@@ -143,6 +143,31 @@ def test_frozen_weights_are_joined_once():
         torch.testing.assert_close(compiled(x), model(x))
 
 
+def test_layers_over_features_are_not_copied():
+    """By default, without any option: torch would copy x to fold its batch into rows."""
+
+    def copies(remove):
+        torch._dynamo.reset()
+        options = {"codegen": "eager", "remove_passes": remove}
+        with torch.no_grad(), watching() as sessions:
+            got = torch.compile(model, backend=triptych.compile_fx, options=options)(x)
+            torch.testing.assert_close(got, model(x), rtol=1e-4, atol=1e-4)
+        return [n for n in sessions[0].graphs["forward"].graph.nodes if n.target is torch.ops.aten.clone.default]
+
+    model, x = Lce(True), torch.randn(64, 8, 256)
+    assert len(copies("permute_linear_fusion")) == 3 and not copies("")
+
+
+def test_autocast():
+    """The kernel takes what it is given, and autocast gives linear layers other numbers: those are joined."""
+    model = Attention()
+    options = {"codegen": "eager", "fuse_parallel_linear_pass.own_pointers": True}
+    compiled = torch.compile(model, backend=triptych.compile_fx, options=options)
+    x = torch.randn(64, 6, 32)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x), rtol=5e-2, atol=5e-2)
+
+
 def test_no_weight_is_stale_without_the_promise():
     model = Attention(bias=False)
     options = {"codegen": "eager", "fuse_parallel_linear_pass.own_pointers": True}

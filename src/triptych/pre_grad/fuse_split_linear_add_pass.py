@@ -16,17 +16,28 @@ from ..ir.facts import known_equal, tensor_fact
 from ..ir.program import Program
 from ..match.pattern import Tensor
 from ..passes.base import Pass
+from ..pieces.read import only_used_by, way_of
 from ..rewrite.rule import Match, Rule
 from ..testing import declines, fires
 from .parallel import Member, emit_linear, member_of, tensor_of, total_bytes
-from .pieces import Piece, only_used_by, piece_of
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A part of a value's last dim."""
+
+    source: Node
+    start: Any
+    end: Any
+    nodes: tuple[Node, ...]
+    """What makes it."""
 
 
 @dataclass(frozen=True)
 class _Sum:
     """A sum taken apart: layers over pieces of one value, in the pieces' order, and what else is added."""
 
-    layers: tuple[tuple[Member, Piece], ...]
+    layers: tuple[tuple[Member, _Piece], ...]
     others: tuple[Node, ...]
     adds: tuple[Node, ...]
 
@@ -52,7 +63,7 @@ class _Sum:
     def nodes(self, root: Node) -> list[Node]:
         inner = [n for member, piece in self.layers for n in (*member.inner, *piece.nodes)]
         gone = [*self.adds, *(m.node for m in self.members)]
-        return [n for n in (*gone, *only_used_by(inner, gone)) if n is not root]
+        return [n for n in (*gone, *only_used_by(inner, *gone)) if n is not root]
 
 
 TWO = ("f32[512, 16]", "f32[4, 8]", "f32[4, 8]")
@@ -111,6 +122,8 @@ class FuseSplitLinearAdd(Rule):
                  dialects=["torch"], because="once each"),
         declines(lambda x, w, v: (lambda a, b, c: F.linear(a, w) + F.linear(c, v))(*x.split([4, 4, 8], -1)),
                  "f32[512, 16]", "f32[4, 4]", "f32[4, 8]", dialects=["torch"], because="once each"),
+        declines(lambda x, c, w, v: (lambda a, b: torch.addmm(c, a, w) + b @ v)(*x.chunk(2, 1)), "f32[512, 16]",
+                 "f32[512, 4]", "f32[8, 4]", "f32[8, 4]"),
         declines(lambda x, w, v: (lambda a, b: F.linear(a, w) + F.linear(b, v))(*x.chunk(2, 0)), "f32[8, 16]",
                  "f32[4, 16]", "f32[4, 16]", dialects=["torch"]),
         declines(lambda x, w, v: (lambda a, b: (y := F.linear(a, w)) + F.linear(b, v) * y)(*x.chunk(2, -1)), *TWO,
@@ -165,15 +178,18 @@ def _is_like(node: Node, root: Node) -> bool:
     return value.dtype == whole.dtype and known_equal(value.shape, whole.shape)
 
 
-def _layer(program: Program, node: Node, root: Node) -> tuple[Member, Piece] | None:
+def _layer(program: Program, node: Node, root: Node) -> tuple[Member, _Piece] | None:
     """A linear layer over a piece of a value's last dim, whose result only the sum uses."""
     member = member_of(program, node)
     if member is None or len(node.users) != 1 or not _is_like(node, root):
         return None
-    piece, weight = piece_of(program, member.x), tensor_fact(member.weight)
-    if piece is None or piece.single or weight is None or weight.dim() != 2:
+    way, weight = way_of(program, member.x, frozenset(["split", "slice"])), tensor_fact(member.weight)
+    if way is None or not way.nodes or weight is None or weight.dim() != 2:
         return None
-    return (member, piece) if piece.dim == tensor_of(piece.source).dim() - 1 else None
+    if member.bias is not None and tensor_of(member.bias).dim() != 1:
+        return None
+    part = way.map.part_along(len(way.map.sizes) - 1)
+    return None if part is None else (member, _Piece(way.source, *part, way.nodes))
 
 
 def _costs(m: Match, found: _Sum) -> tuple[float, float]:

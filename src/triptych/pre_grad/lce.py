@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.fx import Node
 
 from ..cost import bytes_of, device_model, size_hint
-from ..ir.facts import is_static, tensor_fact
+from ..ir.facts import is_static, known_equal, tensor_fact
 from ..ir.program import Program, Value
 from ..match.pattern import Tensor
 from ..passes.base import Pass, PassRun
@@ -65,8 +65,8 @@ def _linear(m: Match) -> Node:
 
 def lies_turned(m: Match) -> bool:
     """Does the value that is replaced lie as the layer leaves it, features last?"""
-    batch, features, places = m.root.stride
-    return not (places == 1 and features == m.root.shape[2])
+    _, features, places = m.root.stride
+    return not (known_equal(places, 1) and known_equal(features, m.root.shape[2]))
 
 
 class SimpleLce(Rule):
@@ -282,7 +282,7 @@ class UseMatmulFuseLceReplaceFirstLCE(Pass):
     examples = [
         fires(lambda x, w, v, u: _sums(F.linear(x.mT, w).mT, F.linear(x.mT, v).mT, F.linear(x.mT, u).mT), *SEVERAL,
               dialects=["torch"]),
-        fires(lambda x, w, v, u: _sums(*(F.linear(t := x.transpose(1, 2), i).permute(0, 2, 1) for i in (w, v, u))),
+        fires(lambda x, w, v, u: _sums(*[F.linear(x.transpose(1, 2), i).permute(0, 2, 1) for i in (w, v, u)]),
               *SEVERAL, dialects=["torch"]),
         fires(lambda x, w, b, v, c: _sums(F.linear(x.mT, w, b).mT, F.linear(x.mT, v, bias=c).mT), "f32[64, 64, 64]",
               "f32[1, 64]", "f32[1]", "f32[2, 64]", "f32[2]", dialects=["torch"]),

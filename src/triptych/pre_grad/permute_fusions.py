@@ -18,7 +18,7 @@ from torch.fx import Node
 
 from ..cost import bytes_of, device_model, size_hint
 from ..cost.sizes import elements
-from ..ir.facts import known, known_equal, tensor_fact
+from ..ir.facts import known, known_equal, same_layout, tensor_fact
 from ..ir.program import Value
 from ..match.pattern import Ints, Tensor
 from ..passes.base import Pass
@@ -62,7 +62,7 @@ def turned(op: Emitter, value: Value) -> Any:
 def is_copy(m: Match, copy: Node, permuted: Node) -> None:
     """`contiguous` of what is contiguous is no copy."""
     old, new = tensor_fact(permuted), tensor_fact(copy)
-    m.applies(old is not None and new is not None and not known_equal(old.stride(), new.stride()), "nothing is copied")
+    m.applies(old is not None and new is not None and not same_layout(old, new), "nothing is copied")
 
 
 def operand(m: Match, node: Node) -> Node:
@@ -154,6 +154,7 @@ class CopiedTurnedProduct(Rule):
 
     def check(self, m, a, b, dims):
         m.applies(swaps_last_two(dims) and a.rank == b.rank == len(dims), "the permute does not swap rows and columns")
+        is_copy(m, m.root.node, operand(m, m.root.node))
         m.require(read_in_place(a.tensor) and read_in_place(b.tensor), "an operand cannot be read where it lies")
         copy = device_model(m.root.device).copy(2 * bytes_of(m.root.tensor))
         product = _product_cost(a.tensor, b.tensor)
@@ -171,6 +172,7 @@ class CopiedTurnedProduct(Rule):
         declines(lambda a, b: (a @ b).mT.contiguous(), "f32[8, 4, 6]", "f32[6, 5]", dialects=["torch"]),
         declines(lambda a, b: (y := a @ b, y.mT.contiguous()), "f32[8, 4, 6]", "f32[8, 6, 5]",
                  because="outside", dialects=["torch"]),
+        declines(lambda a, b: (a @ b).mT.contiguous(), "f32[8, 1, 6]", "f32[8, 6, 5]", dialects=["torch"]),
         declines(lambda a, b: (a @ b).permute(1, 0, 2).contiguous(), "f32[8, 4, 6]", "f32[8, 6, 5]",
                  dialects=["torch"]),
     ]  # fmt: skip
@@ -327,6 +329,7 @@ class LinearThenPermuted(Rule):
 
     def check(self, m, x, w, b, dims):
         m.applies(swaps_last_two(dims) and len(dims) in (2, 3) and w.rank == 2, "no transposed layer")
+        is_copy(m, m.root.node, operand(m, m.root.node))
         m.require(len(dims) == 2 or not m.program.is_training or not w.tensor.requires_grad,
                   "the gradient of the weight would be made for each batch element first")  # fmt: skip
         m.require(read_in_place(x.tensor) and read_in_place(w.tensor), "an operand cannot be read where it lies")

@@ -12,6 +12,7 @@ from .. import _private
 from ..ir.effects import node_operands
 from ..ir.facts import difference, fact, sharing
 from ..ir.program import Program
+from ..ir.schema import packet_tags
 from .refusal import Refused
 
 FURTHEST = 256
@@ -19,6 +20,8 @@ FURTHEST = 256
 
 READS_STRIDES = frozenset("as_strided as_strided_copy as_strided_scatter view_as_real view_as_complex view".split())
 """Operations whose meaning, not only whose result's place in memory, depends on how the operand lies."""
+
+SIZE_FROM_DATA = frozenset(["dynamic_output_shape", "data_dependent_output"])
 
 KNOWN_NAMESPACES = ("aten", "prims", "triptych")
 """Operators of others may take for granted that an operand is contiguous."""
@@ -69,6 +72,8 @@ def _is_blind(program: Program, node: Node) -> bool:
     """Does the operation compute the same values, however its operands lie?"""
     call = program.call(node)
     if call is None or call.op in READS_STRIDES or not program.aliasing.effects(node).pure:
+        return False
+    if packet_tags(call.op) & SIZE_FROM_DATA:  # computed again, it would make up sizes that nobody knows
         return False
     target = node.target
     return not isinstance(target, _private.OpOverload) or target.namespace in KNOWN_NAMESPACES

@@ -120,6 +120,7 @@ class Rewriter:
         if len(olds) != len(news):
             raise Refused(f"{len(olds)} values replaced by {len(news)}")
         made = [self._node_of(n) for n in news]
+        fresh = set(op.made)
         self._check_order(olds, made, covered, op, terms)
         relaid: dict[Node, Any] = {}
         for was, now in zip(olds, made):
@@ -127,8 +128,8 @@ class Rewriter:
                 continue
             if self._check_value(was, now, terms):
                 relaid[was] = fact(now)
-            self._check_memory(was, now, now in op.made)
-            if now not in op.made:
+            self._check_memory(was, now, now in fresh)
+            if now not in fresh:
                 self._check_identity(was, now)
         if relaid:
             self._relaid |= follow(self.program, relaid)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch.fx import Node
 
 from ..errors import TriptychError
 from ..ir.facts import tensor_fact
 from ..ir.program import Program, Value
+from ..ir.text import line
 from ..match.matcher import Found
 from ..match.pattern import Pattern, build_pattern
 from ..passes.record import Decision
 from .refusal import NotConcerned, Refused
+
+_Accepted = TypeVar("_Accepted")
 
 
 class Match:
@@ -29,6 +32,9 @@ class Match:
         """What the captures took, as it stands in the graph; `m["x"]` gives it as a value with its facts."""
         self.decision: Decision | None = None
         self._values: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"<match: {line(self.root.node)}>"
 
     @property
     def root(self) -> Value:
@@ -66,6 +72,13 @@ def _as_value(program: Program, raw: Any) -> Any:
     if isinstance(raw, (list, tuple)):
         return type(raw)(_as_value(program, r) for r in raw) if type(raw) in (list, tuple) else tuple(raw)
     return raw
+
+
+class FirstOf:
+    """What a rewrite returns that has several ways to write its result, best first: the first sound one is taken."""
+
+    def __init__(self, *ways: Callable[[], Any]) -> None:
+        self.ways = ways
 
 
 class Rule:
@@ -138,10 +151,18 @@ class CompiledRule:
         self._default_checks(match)
         self.rule.check(match, **{name: match[name] for name in self._check})
 
-    def rewrite(self, op: Any, match: Match) -> tuple[Any, ...]:
+    def rewrite(self, op: Any, match: Match, accept: Callable[[tuple[Any, ...]], _Accepted]) -> _Accepted:
+        """Build what stands there instead and hand it to `accept`, which raises Refused where it is not sound."""
         given = {name: match if name == "m" else match[name] for name in self._rewrite}
         made = self.rule.rewrite(op, **given)
-        return made if isinstance(made, tuple) else (made,)
+        if not isinstance(made, FirstOf):
+            return accept(made if isinstance(made, tuple) else (made,))
+        for way in made.ways[:-1]:
+            try:
+                return accept((way(),))
+            except Refused:
+                op.discard()
+        return accept((made.ways[-1](),))
 
     def _default_checks(self, match: Match) -> None:
         rule = self.rule
