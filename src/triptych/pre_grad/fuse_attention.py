@@ -24,6 +24,7 @@ from ..rewrite.rewriter import PlainTerms
 from ..testing.examples import declines, fires
 
 QKV = ["f32[2, 4, 6, 8]"] * 3
+TWO = ["f32[6, 8]"] * 3
 ABC = ["f32[2, 6, 8]"] * 3
 HALF = ["bf16[2, 4, 6, 8]"] * 3
 T: dict[str, Any] = {"dialects": ["torch"]}
@@ -117,7 +118,7 @@ class FuseAttention(Pass):
         fires(lambda q, k, v: (q @ k.mT / 8**0.5).softmax(-1) @ v, *QKV, **T),
         fires(lambda q, k, v: F.softmax((q * 0.3) @ k.transpose(2, 3), dim=-1) @ v, *QKV, **T),
         fires(lambda q, k, v: torch.bmm(torch.baddbmm(q.sum(2, True), q, k.mT, alpha=0.3).softmax(2), v), *ABC, **T),
-        fires(lambda q, k, v: torch.einsum("bij,bjd->bid", torch.einsum("bid,bjd->bij", q, k).softmax(2), v), *ABC, **T),
+        fires(lambda q, k, v: torch.einsum("ij,jd->id", torch.einsum("id,jd->ij", q, k).softmax(1), v), *TWO, **T),
         fires(lambda q, k, v: F.softmax(q @ k.mT * 0.3, -1, dtype=torch.float32).to(q.dtype) @ v, *HALF, **T),
         fires(lambda q, k, v, m: F.softmax(q @ k.mT * 0.3 + m, -1) @ v, *QKV, "f32[2, 1, 6, 6]", **T),
         fires(lambda q, k, v, m: (q @ k.mT).masked_fill(m, -math.inf).softmax(-1) @ v, *QKV, "bool[2, 1, 6, 6]", **T),

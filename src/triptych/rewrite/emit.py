@@ -43,11 +43,6 @@ SIZE_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
 AS_TENSOR_OVERLOAD = frozenset("add sub mul div maximum minimum".split())
 """AOTAutograd writes a number operand of these into the `.Tensor` overload; so do we."""
 
-SIZE_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
-    "FloorDiv": operator.floordiv, "CleanDiv": operator.floordiv, "Mod": operator.mod, "PythonMod": operator.mod,
-}  # fmt: skip
-"""What sizes are computed with, beside sums and products."""
-
 
 class Emitter:
     """`op` in a rewrite: calling an operation by name puts a node of it into the graph."""
@@ -139,10 +134,6 @@ class Emitter:
         if combine is not None:
             parts = [self._expression(part) for part in expr.args]
             return functools.reduce(lambda a, b: self.node("call_function", combine, (a, b), {}).node, parts)
-        arithmetic = SIZE_ARITHMETIC.get(expr.func.__name__)
-        if arithmetic is not None and len(expr.args) == 2:
-            left, right = (self._expression(part) for part in expr.args)
-            return self.node("call_function", arithmetic, (left, right), {}).node
         raise Refused(f"no node computes the size {expr}")
 
     def node(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
