@@ -198,7 +198,7 @@ def packed(x):
     return ((q @ k.mT * 0.35).softmax(-1) @ v).transpose(1, 2).reshape(x.size(0), x.size(1), H * D)
 
 
-@idiom((B, S, 3 * H * D))
+@idiom((B, S, 3 * H * D), tags="static")
 def packed_chunks(x):
     q, k, v = (t.view(t.size(0), t.size(1), H, D).transpose(1, 2) for t in x.chunk(3, dim=-1))
     return ((q @ k.mT * 0.35).softmax(-1) @ v).transpose(1, 2).contiguous().view(x.size(0), x.size(1), -1)

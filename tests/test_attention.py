@@ -12,6 +12,7 @@ import os
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from triptych.ir.text import text
 from triptych.pre_grad.fuse_attention import FuseAttention
@@ -25,6 +26,10 @@ from .attention_idioms import IDIOMS, Idiom
 ALL = os.environ.get("TRIPTYCH_ALL_ATTENTION") == "1"
 NAMES = sorted(IDIOMS)
 FUSING = [n for n in NAMES if IDIOMS[n].fuses]
+MASKED = ("CausalBuffer", "causal_and_padding")
+"""Triangles that stay masks: one could be changed, the other has padding beside it."""
+COUNTS = (193, 159, 156)
+"""Idioms, attentions found in them, idioms with any."""
 SOME = NAMES if ALL else NAMES[::3]
 DYNAMIC = [n for n in (NAMES if ALL else NAMES[1::3]) if "static" not in IDIOMS[n].tags]
 
@@ -161,3 +166,167 @@ def test_bfloat16(name):
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_symbolic_sizes(name):
     check(name, torch.float32, dynamic=True)
+
+
+def test_the_collection_is_counted():
+    """Fusions that stop firing show here as well as in their own test."""
+    assert (len(NAMES), sum(i.fuses for i in IDIOMS.values()), len(FUSING)) == COUNTS
+
+
+def fused(program, *inputs, options=None, dynamic=False):
+    gm, args = capture_torch(program, inputs, dynamic)
+    run_pass(NormalizationPassAten, gm)
+    return gm, args, run_pass(FuseAttention, gm, options=options)
+
+
+def attention_calls(gm):
+    return [n for n in gm.graph.nodes if "scaled_dot_product_attention" in str(n.target)]
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if "causal" in IDIOMS[n].tags and n not in MASKED])
+def test_a_triangle_needs_no_mask(name):
+    (call,) = attention_calls(check(name, torch.float32))
+    assert call.kwargs.get("is_causal") is True and call.kwargs.get("attn_mask") is None
+
+
+def test_rows_proved_to_keep_a_key_are_not_looked_after():
+    (call,) = attention_calls(gm := check("sliding_window", torch.float32))
+    assert not [n for n in gm.graph.nodes if "any" in str(n.target)]
+    assert next(iter(call.users)).op == "output"
+
+
+def test_a_mask_is_made_ready_once_for_all_layers():
+    def layers(q, k, v, mask):
+        for _ in range(3):
+            q = (q @ k.mT * 0.35).masked_fill(~mask, -1e9).softmax(-1) @ v
+        return q
+
+    inputs = [torch.randn(2, 4, 6, 8) for _ in range(3)]
+    gm, _, tally = fused(layers, *inputs, torch.rand(2, 1, 6, 6) > 0.5)
+    assert tally.fired["fuse_attention"] == 3
+    assert len({call.kwargs["attn_mask"] for call in attention_calls(gm)}) == 1
+
+
+def test_dropout_is_as_often_as_asked_for():
+    """Every draw is one of dropout's, and their mean is the result without it."""
+    torch.manual_seed(0)
+    q, k = torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8)
+    v = torch.eye(6).expand(1, 2, 6, 6)
+    gm, args, tally = fused(lambda q, k, v: F.dropout(F.softmax(q @ k.mT, -1), 0.25) @ v, q, k, v)
+    assert tally.fired["fuse_attention"] == 1
+    made = torch.stack([gm(*args)[0] for _ in range(600)])
+    weights = F.softmax(q @ k.mT, -1)
+    torch.testing.assert_close((made == 0).float().mean(), torch.tensor(0.25), atol=0.01, rtol=0)
+    torch.testing.assert_close(made[made != 0], (weights / 0.75).expand_as(made)[made != 0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(made.mean(0), weights, atol=0.06, rtol=0)
+
+
+@pytest.mark.parametrize("options", [{"fallback_random": True}, {"codegen": "eager"}])
+def test_dropout_keeps_the_stream_of_eager_where_that_is_asked_for(options):
+    inputs = [torch.randn(2, 4, 6, 8) for _ in range(3)]
+    _, _, tally = fused(lambda q, k, v: F.dropout(F.softmax(q @ k.mT, -1), 0.1) @ v, *inputs, options=options)
+    assert not tally.fired
+    assert "other numbers" in next(iter(tally.declines.values())).reason
+
+
+@pytest.mark.parametrize("repeat", ["interleave", "expand", "one"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_repeated_heads_are_told_to_the_kernel(repeat, causal):
+    def program(q, k, v):
+        if repeat == "interleave":
+            k, v = (x.repeat_interleave(2, dim=1) for x in (k, v))
+        elif repeat == "expand":
+            k, v = (x[:, :, None].expand(-1, -1, 2, -1, -1).reshape(2, 4, 6, 8) for x in (k, v))
+        else:
+            k, v = (x[:, :1].expand(-1, 4, -1, -1) for x in (k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    inputs = [torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 8)]
+    gm, args, tally = fused(program, *inputs, options={"fuse_attention.grouped_heads": "always"})
+    assert tally.fired["grouped_heads"] == 1
+    torch.testing.assert_close(gm(*args)[0], program(*inputs))
+    (call,) = attention_calls(gm)
+    assert call.kwargs["enable_gqa"] is True and call.kwargs.get("is_causal", False) is causal
+
+
+@pytest.mark.parametrize("dim", [0, 2])
+def test_repeated_in_another_way_is_not_repeated_heads(dim):
+    def program(q, k, v):
+        return F.scaled_dot_product_attention(q, *(x.repeat_interleave(2, dim) for x in (k, v)))
+
+    half = [2, 4, 6, 8]
+    half[dim] //= 2
+    inputs = [torch.randn(2, 4, 6, 8), torch.randn(half), torch.randn(half)]
+    _, _, tally = fused(program, *inputs, options={"fuse_attention.grouped_heads": "always"})
+    assert not tally.fired
+
+
+def test_heads_repeated_as_a_whole_are_not_groups():
+    def program(q, k, v):
+        k, v = (x[:, None].expand(-1, 2, -1, -1, -1).reshape(2, 4, 6, 8) for x in (k, v))
+        return F.scaled_dot_product_attention(q, k, v)
+
+    inputs = [torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 8)]
+    _, _, tally = fused(program, *inputs, options={"fuse_attention.grouped_heads": "always"})
+    assert not tally.fired
+
+
+@pytest.mark.parametrize("weights", ["returned", "masked", "unread"])
+def test_the_layer_of_torch(weights):
+    layer = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+    cut = torch.zeros(6, 6, dtype=torch.bool)
+
+    def program(x):
+        made, read = layer(x, x, x, attn_mask=cut if weights == "masked" else None)
+        return (made, read) if weights == "returned" else made
+
+    x = torch.randn(2, 6, 16)
+    gm, args, tally = fused(program, x)
+    assert bool(tally.fired["fuse_attention"]) == (weights == "unread")
+    torch.testing.assert_close(gm(*args)[0], layer(x, x, x)[0])
+
+
+def test_a_write_between_scores_and_softmax_is_seen():
+    """The value read by its first name after a write is the written one."""
+
+    def program(q, k, v, mask):
+        scores = q @ k.mT
+        scores.mul_(0.35)
+        scores.masked_fill_(mask, -1e9)
+        return scores.softmax(-1) @ v
+
+    inputs = [torch.randn(2, 4, 6, 8) for _ in range(3)] + [torch.rand(6, 6) > 0.6]
+    gm, args, tally = fused(program, *inputs)
+    assert tally.fired["fuse_attention"] == 1
+    torch.testing.assert_close(gm(*args)[0], program(*inputs))
+
+
+def test_scores_whose_view_is_written_stay():
+    def program(q, k, v):
+        scores = q @ k.mT
+        scores[:, 0].zero_()
+        return scores.softmax(-1) @ v
+
+    inputs = [torch.randn(2, 4, 6, 8) for _ in range(3)]
+    gm, args, tally = fused(program, *inputs)
+    assert not tally.fired["fuse_attention"]
+    torch.testing.assert_close(gm(*args)[0], program(*inputs))
+
+
+@pytest.mark.parametrize("size", [100.0, 1e4])
+def test_large_scores(size):
+    """Where the softmax is one-hot, fused as unfused."""
+    inputs = [torch.randn(2, 4, 6, 8) * size for _ in range(3)]
+    program = IDIOMS["negative_scale"].program
+    gm, args, tally = fused(program, *inputs)
+    assert tally.fired["fuse_attention"] == 1
+    torch.testing.assert_close(gm(*args)[0], program(*inputs))
+
+
+def test_half_precision_does_not_overflow_where_it_did_not():
+    inputs = [torch.randn(2, 4, 6, 8).half() * 40 for _ in range(3)]
+    program = IDIOMS["scale_on_q"].program
+    gm, args, tally = fused(program, *inputs)
+    assert tally.fired["fuse_attention"] == 1
+    assert gm(*args)[0].isfinite().all()
+    torch.testing.assert_close(gm(*args)[0], program(*inputs), atol=0.5, rtol=0.05)

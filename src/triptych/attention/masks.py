@@ -123,7 +123,7 @@ def negation(program: Program, mask: Node) -> tuple[Node, bool]:
     while (call := program.call(mask)) is not None and call.op in ("bitwise_not", "logical_not") and not call.mutates:
         inner = call.args["self"]
         found = tensor_fact(inner)
-        if found is None or found.dtype != torch.bool or program.aliasing.written(mask):
+        if found is None or found.dtype != torch.bool or any(map(program.aliasing.written, (mask, inner))):
             break
         mask, negated = inner, not negated
     return mask, negated

@@ -18,7 +18,7 @@ from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
 from .contraction import contraction_of
 from .layout import VIEWS, BatchStep, Layout, groups, viewed
-from .masks import NEGLIGIBLE, is_number, one_number, rounded
+from .masks import NEGLIGIBLE, is_number, negation, one_number, rounded
 
 SEARCHED = 40
 """Nodes looked at above one softmax."""
@@ -277,7 +277,9 @@ class Scores:
         number, nodes = rounded(found[0], self.dtype), found[1]
         self.covered.extend(nodes)
         self.masks.append((mask, masks_out))
-        keep = self.op.logical_not(condition) if masks_out else condition
+        plain, negated = negation(self.program, mask)
+        condition = Value(self.program, plain)
+        keep = self.op.logical_not(condition) if masks_out ^ negated else condition
         if self.keep is None:
             self.keep, self.fills = keep, {number}
             return

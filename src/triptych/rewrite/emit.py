@@ -37,6 +37,7 @@ STALE_META = (
 
 SIZE_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "Add": operator.add, "Mul": operator.mul, "FloorDiv": operator.floordiv, "CleanDiv": operator.floordiv,
+    "Mod": operator.mod, "PythonMod": operator.mod, "Pow": operator.pow, "PowByNatural": operator.pow,
 }  # fmt: skip
 """What symbolic sizes are computed with, by the name that the symbols know it by."""
 
