@@ -802,6 +802,12 @@ def decode_with_cache(q, k_cache, v_cache, k, v):
     return (q @ k.mT * 0.35).softmax(-1) @ v
 
 
+@idiom((B, H, 1, D), HEADS, HEADS, ("keep", (B, 1, 1, S)))
+def decode_squeezed(q, k, v, keep):
+    scores = (q @ k.mT * 0.35).masked_fill(~keep, -math.inf).squeeze(2)
+    return scores.softmax(-1).unsqueeze(2) @ v
+
+
 @idiom((B, H, D), TOKENS, TOKENS)
 def decode_without_query_axis(q, k, v):
     return torch.einsum("bht,bthd->bhd", torch.einsum("bhd,bthd->bht", q, k).mul(0.35).softmax(-1), v)
@@ -970,6 +976,13 @@ def two_in_a_row(q, k, v):
 @idiom(*QKV, HEADS, ("low", (B, 1, S, S)), fuses=2)
 def differential(q, k, v, other, mask):
     return F.softmax(q @ k.mT * 0.35 + mask, -1) @ v - 0.5 * (F.softmax(other @ k.mT * 0.35 + mask, -1) @ v)
+
+
+@idiom(*QKV, ("dead", (B, 1, S, S)), fuses=2)
+def one_fill_for_two(q, k, v, keep):
+    lowest = torch.tensor(-1e9, dtype=q.dtype)
+    x = torch.where(keep, q @ k.mT, lowest).softmax(-1) @ v
+    return torch.where(keep, x @ k.mT, lowest).softmax(-1) @ v
 
 
 @idiom((B, 4, S, D), fuses=2)

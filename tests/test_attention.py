@@ -28,7 +28,7 @@ NAMES = sorted(IDIOMS)
 FUSING = [n for n in NAMES if IDIOMS[n].fuses]
 MASKED = ("CausalBuffer", "causal_and_padding")
 """Triangles that stay masks: one could be changed, the other has padding beside it."""
-COUNTS = (193, 159, 156)
+COUNTS = (195, 162, 158)
 """Idioms, attentions found in them, idioms with any."""
 SOME = NAMES if ALL else NAMES[::3]
 DYNAMIC = [n for n in (NAMES if ALL else NAMES[1::3]) if "static" not in IDIOMS[n].tags]

@@ -82,7 +82,8 @@ def unsqueezed(layout: Layout, dim: int, new: Sequence[Any]) -> tuple[Layout, Ba
 
 def reshaped(layout: Layout, old: Sequence[Any], new: Sequence[Any]) -> tuple[Layout, BatchStep]:
     """The layout after a reshape that leaves the axes of queries and keys alone."""
-    kept = [d for d in (layout.query, layout.key) if d is not None]
+    query = layout.query
+    kept = [d for d in (query, layout.key) if d is not None]
     places: dict[int, int] = {}
     batch: list[int] = []
     for before, after in groups(old, new):
@@ -92,13 +93,15 @@ def reshaped(layout: Layout, old: Sequence[Any], new: Sequence[Any]) -> tuple[La
             continue
         real = [d for d in before if d in own or not known(old[d] == 1)]
         wanted = [d for d in after if not known(new[d] == 1)]
-        if layout.query is not None and real == own == kept and known(old[layout.query] == 1) and len(wanted) == 1:
-            raise Refused("a reshape drops the axis of queries")
+        if len(own) == 2 and real == own and known(old[own[0]] == 1) and own[0] == layout.query and len(wanted) == 1:
+            query, places[layout.key] = None, wanted[0]  # one query, and now no axis for it
+            batch += [d for d in after if d != wanted[0]]
+            continue
         if len(real) != 1 or len(wanted) > 1 or not after:
             raise Refused("a reshape mixes the axes of queries or keys with others")
         places[own[0]] = wanted[0] if wanted else after[-1]
         batch += [d for d in after if d != places[own[0]]]
-    query = None if layout.query is None else places[layout.query]
+    query = None if query is None else places[query]
     return Layout(tuple(batch), query, places[layout.key]), BatchStep(sizes=tuple(new[d] for d in batch))
 
 

@@ -104,6 +104,8 @@ class Scores:
     summed_in: torch.dtype = torch.float32
     """The dtype in which scores and bias were added."""
     covered: list[Node] = field(default_factory=list)
+    constants: list[Node] = field(default_factory=list)
+    """What the last mask filled in."""
 
     def follow(self, node: Node, scores: Node) -> None:
         """One operation further down; `scores` is the operand that is followed."""
@@ -115,6 +117,9 @@ class Scores:
         else:
             getattr(self, f"_{call.op}")(call, scores)
         self.covered.append(node)
+        while self.constants and all(u in self.covered for u in self.constants[0].users):  # nobody else's
+            self.covered.append(self.constants.pop(0))
+        self.constants.clear()
         self.shape = list(result.shape)
         self.cast(result.dtype)
         if call.op in ("add", "sub"):
@@ -275,7 +280,7 @@ class Scores:
         if condition.dtype != torch.bool:
             raise Refused("a mask that is not boolean")
         number, nodes = rounded(found[0], self.dtype), found[1]
-        self.covered.extend(nodes)
+        self.constants.extend(nodes)
         self.masks.append((mask, masks_out))
         plain, negated = negation(self.program, mask)
         condition = Value(self.program, plain)
