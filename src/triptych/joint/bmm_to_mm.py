@@ -1,0 +1,43 @@
+"""`bmm_to_mm`: a batch of one is no batch."""
+
+from __future__ import annotations
+
+import torch
+
+from ..ir.facts import known
+from ..match.pattern import Tensor
+from ..rewrite.rule import Rule
+from ..testing import declines, fires
+
+
+class BmmToMm(Rule):
+    """bmm(a, b) -> unsqueeze(mm(squeeze(a), squeeze(b))), where both are batches of one; up to rounding
+
+    The views cost nothing. What is gained: the plain product has more and better kernels on a GPU, it is what bias
+    and padding rules look for, and views beside it that added the batch cancel. On a CPU the product itself costs
+    the same either way.
+    """
+
+    exact = False
+
+    def pattern(self, op, a: Tensor, b: Tensor):
+        return op.matmul(a, b)
+
+    def check(self, m, a, b):
+        m.applies(a.rank == 3 and b.rank == 3 and known(a.shape[0] == 1) and known(b.shape[0] == 1))
+
+    def rewrite(self, op, a, b):
+        return op.unsqueeze(op.matmul(op.squeeze(a, dim=[0]), op.squeeze(b, dim=[0])), 0)
+
+    examples = [
+        fires(lambda a, b: torch.bmm(a, b), "f32[1, 4, 8]", "f32[1, 8, 2]"),
+        fires(lambda a, b: a @ b, "bf16[1, 4, 8]", "bf16[1, 8, 2]"),
+        fires(lambda a, b: a.bmm(b.transpose(1, 2)), "f32[1, 4, 8]", "f32[1, 2, 8]"),
+        fires(lambda a, b: torch.bmm(a.unsqueeze(0), b.unsqueeze(0)).squeeze(0), "f32[4, 8]", "f32[8, 2]"),
+        fires(lambda a, b: torch.bmm(a, b), "f32[1, 4, 0]", "f32[1, 0, 2]"),
+        fires(lambda a, b: torch.bmm(a[:1], b[:1]), "f32[3, 4, 8]", "f32[3, 8, 2]", dynamic=True),
+        declines(lambda a, b: torch.bmm(a, b), "f32[2, 4, 8]", "f32[2, 8, 2]"),
+        declines(lambda a, b: torch.bmm(a, b), "f32[3, 4, 8]", "f32[3, 8, 2]", dynamic=True),
+        declines(lambda a, b: a @ b, "f32[1, 4, 8]", "f32[3, 8, 2]", dialects=("torch",)),
+        declines(lambda a, b: a @ b, "f32[4, 8]", "f32[8, 2]"),
+    ]
