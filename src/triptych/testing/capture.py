@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.graph import CodeGen
 
 from .. import _private
 from ..cost import size_hint
@@ -102,8 +103,11 @@ def capture_joint(
         torch.compile(program, backend=backend, fullgraph=True, dynamic=dynamic)(*[_copy(i) for i in inputs])
     if not seen:
         raise TriptychError("no gradient is asked for: give an input that requires one")
-    wanted = [fact(n) for n in seen[0].graph.nodes if n.op == "placeholder"][len(given) :]
-    return seen[0], [v.detach() if isinstance(v, torch.Tensor) else v for v in given] + [_made_like(t) for t in wanted]
+    joint = seen[0]
+    joint.graph.set_codegen(CodeGen())  # one input after the other, not in nested lists
+    joint.recompile()
+    wanted = [fact(n) for n in joint.graph.nodes if n.op == "placeholder"][len(given) :]
+    return joint, [v.detach() if isinstance(v, torch.Tensor) else v for v in given] + [_made_like(t) for t in wanted]
 
 
 def _made_like(known: torch.Tensor) -> torch.Tensor:
