@@ -19,6 +19,8 @@ from ..testing import declines, fires
 IOTA = ("arange", "prims.iota")
 NUMBERS = ("full", "scalar_tensor")
 
+META: dict[str, Any] = {"same_values": False, "dialects": ("aten",)}
+
 LONGEST = 32
 """Operations between a count and its use that are looked at."""
 
@@ -53,15 +55,14 @@ class FixIotaDevice(Rule):
         m.cover(found)
 
     def rewrite(self, op, m):
-        twins: dict[Node, Node] = {}
+        twins = {}
         for node in sorted(n for n in m.nodes if n is not m.root.node):
             moved = any(n in twins for n in node.all_input_nodes)
             twins[node] = again_elsewhere(op, node, twins, {} if moved else {"device": m.root.device})
         return end_elsewhere(m.root.node, twins, op)
 
     examples = [
-        fires(lambda x: x + torch.arange(8).to("meta"), torch.empty(4, 8, device="meta"), **(
-            META := {"same_values": False, "dialects": ("aten",)})),
+        fires(lambda x: x + torch.arange(8).to("meta"), torch.empty(4, 8, device="meta"), **META),
         fires(lambda x: x + (torch.arange(8) * 2 < 3).to("meta", x.dtype), torch.empty(4, 8, device="meta"), **META),
         fires(lambda x: x[torch.arange(2)] + x[:, torch.arange(3) + 1, None][:2, :1], torch.empty(4, 8, device="meta"),
               **META),

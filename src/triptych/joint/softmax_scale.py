@@ -12,15 +12,15 @@ Why it is right, at the level of the whole softmax, for every s that is constant
   either way; s = NaN, s = inf and x / 0 give rows of NaN either way, x / inf a uniform row.
 - x * s may overflow, and a row with an infinite maximum is NaN. For |s| <= 1 it cannot; else the new maximum is NaN
   where s times it is not finite (0 * inf is NaN, 0 * finite adds nothing).
-- x - max(x) may overflow to -inf, whose exp() is 0. That is right while |s| times the largest number is far beyond what
-  exp() can tell from 0; a number says so, a tensor does not, and a log_softmax shows the difference itself. So these two
-  need x in a narrower dtype than the softmax computes in (half scores, float softmax): then nothing overflows.
+- x - max(x) may overflow to -inf, whose exp() is 0. That is right while |s| times the largest number is far beyond
+  what exp() can tell from 0; a number says so, a tensor does not, and a log_softmax shows the difference itself. So
+  these two need x in a narrower dtype than the softmax computes in (half scores, float softmax): nothing overflows.
 - s = 0 is left alone: 0 * -inf is NaN.
 - Where half scores are scaled before they are widened, eager rounds the product to half; the new form does not.
 
 What is gained with Inductor's kernels: for a number, one product less for each element in the loop that finds the
 maximum, and contraction does no harm (Triton contracts, the C++ code generator is told not to). For a tensor whose sign
-is not known the loop has a minimum more instead of a product less, so that on a CPU nothing is gained: left alone there.
+is not known the loop has a minimum more instead of a product less: on a CPU nothing is gained, and it is left alone.
 """
 
 from __future__ import annotations
@@ -115,6 +115,7 @@ def log_by_hand(scores: torch.Tensor) -> torch.Tensor:
 
 INFINITE = torch.tensor([[1.0, math.inf, 2.0], [-math.inf, 0.0, -0.0], [-math.inf] * 3, [math.nan, 1.0, 2.0]])
 HUGE = torch.tensor([[3e38, -3e38, 0.0], [-3e38, -3.1e38, -3.2e38], [3e38, 2e38, 3e38], [0.0, -0.0, 1e-45]])
+SCALES = torch.tensor([[0.0], [-0.0], [math.inf], [math.nan]])
 
 
 class MulSoftmaxPattern(_ScaledSoftmax):
@@ -137,7 +138,7 @@ class MulSoftmaxPattern(_ScaledSoftmax):
         fires(lambda x, s: by_hand((s.sigmoid() * x).float()).half(), "f16[4, 8]", "f16[4, 1]"),
         *(fires(lambda x: (by_hand(x * 0.25), by_hand(x * -0.25)), x) for x in (INFINITE, HUGE)),
         *(fires(lambda x: (by_hand(x * 2.0), by_hand(x * -2.0)), x) for x in (INFINITE, HUGE)),
-        fires(lambda x, s: by_hand((x * s.abs()).double()), HUGE, torch.tensor([[0.0], [-0.0], [math.inf], [math.nan]])),
+        fires(lambda x, s: by_hand((x * s.abs()).double()), HUGE, SCALES),
         fires(lambda x, s: by_hand((x * s.abs()).double()), INFINITE, torch.tensor([[2.0], [0.0], [1.0], [1e30]])),
         declines(lambda x: by_hand(x * 1e-37), HUGE, because="so small"),
         declines(lambda x: by_hand(x * 0.0), INFINITE, because="no plain scale"),
@@ -170,7 +171,7 @@ class DivSoftmaxPattern(_ScaledSoftmax):
         fires(lambda x, s: by_hand((x / s.exp()).float()).half(), "f16[4, 8]", "f16[]"),
         *(fires(lambda x: (by_hand(x / 4.0), by_hand(x / -4.0)), x) for x in (INFINITE, HUGE)),
         *(fires(lambda x: (by_hand(x / 0.5), by_hand(x / -0.5)), x) for x in (INFINITE, HUGE)),
-        fires(lambda x, s: by_hand((x / s.abs()).double()), HUGE, torch.tensor([[0.0], [-0.0], [math.inf], [math.nan]])),
+        fires(lambda x, s: by_hand((x / s.abs()).double()), HUGE, SCALES),
         fires(lambda x, s: by_hand((x / s.abs()).double()), INFINITE, torch.tensor([[2.0], [math.inf], [1.0], [1e30]])),
         declines(lambda x: by_hand(x / math.inf), "f32[4, 8]", because="no plain scale"),
         declines(lambda x: by_hand(x / 1e37), HUGE, because="so small"),
@@ -219,7 +220,9 @@ def _op(program: Program, node: Node) -> str:
 
 def _sums(program: Program, node: Node, dim: Any) -> bool:
     call = program.call(node)
-    return call is not None and call.op == "sum" and equal(call.args.get("dim"), dim) and call.args.get("keepdim") is True
+    if call is None or call.op != "sum" or call.args.get("keepdim") is not True or "dtype" in call.args:
+        return False
+    return equal(call.args.get("dim"), dim)
 
 
 def never_negative(program: Program, node: Node) -> bool:

@@ -59,6 +59,7 @@ def run_example(subject: Rule | type[Pass], example: Example, dialect: str) -> O
 
 def _apply(subject: Rule | type[Pass], gm: GraphModule, example: Example) -> Tally:
     if isinstance(subject, Rule):
+        subject = type(subject)(**example.settings) if example.settings else subject
         program = Program(gm, freeze=example.options.get("freeze", False))
         return run_rules(Rewriter(program, subject.name), [subject], strict=True)
     return run_pass(subject, gm, options=example.options, is_inference=example.is_inference)

@@ -29,6 +29,8 @@ class Example:
     dialects: Sequence[str] = BOTH
     dynamic: bool = False
     options: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What a rule is made with, where it takes any settings of its own."""
     is_inference: bool = True
     same_values: bool = True
     """False where random numbers come from another stream: only shapes, dtypes, strides and sharing are compared."""
