@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 
 from ..ir.facts import known
+from ..ir.program import Value
 from ..match.pattern import Tensor
+from ..rewrite.emit import Emitter
 from ..rewrite.rule import Rule
 from ..testing import declines, fires
 
@@ -27,7 +29,7 @@ class BmmToMm(Rule):
         m.applies(a.rank == 3 and b.rank == 3 and known(a.shape[0] == 1) and known(b.shape[0] == 1))
 
     def rewrite(self, op, a, b):
-        return op.unsqueeze(op.matmul(op.squeeze(a, dim=[0]), op.squeeze(b, dim=[0])), 0)
+        return op.unsqueeze(op.matmul(_matrix(op, a), _matrix(op, b)), 0)
 
     examples = [
         fires(lambda a, b: torch.bmm(a, b), "f32[1, 4, 8]", "f32[1, 8, 2]"),
@@ -41,3 +43,12 @@ class BmmToMm(Rule):
         declines(lambda a, b: a @ b, "f32[1, 4, 8]", "f32[3, 8, 2]", dialects=("torch",)),
         declines(lambda a, b: a @ b, "f32[4, 8]", "f32[8, 2]"),
     ]
+
+
+def _matrix(op: Emitter, batch: Value) -> Value:
+    """The one matrix of a batch. A transposed one is transposed after the batch is gone, so that what made the batch
+    stands beside what undoes it."""
+    call = batch.call
+    if call is not None and call.op == "permute" and list(call.args["dims"]) == [0, 2, 1]:
+        return op.permute(op.squeeze(call.args["self"], dim=[0]), [1, 0])
+    return op.squeeze(batch, dim=[0])

@@ -155,9 +155,15 @@ def _is_broadcast(shape: Any, full: Any) -> bool:
 
 
 def _padded(op: Emitter, value: Value, rows: int, columns: int) -> Value:
-    """The value with zeros below and to the right; a padded one that is there already is taken."""
+    """The value with zeros below and to the right; a padded one that is there already is taken.
+
+    A transposed matrix stays one: its padding would lie in rows, and another of its dims be the inner one.
+    """
     if not rows and not columns:
         return value
+    if value.rank >= 2 and not _rows_lie_whole(value.tensor):
+        swap = [*range(value.rank - 2), value.rank - 1, value.rank - 2]
+        return op.permute(_padded(op, _transposed_back(op, value, swap), columns, rows), swap)
     pads = [0, columns, 0, rows] if rows else [0, columns]
     for user in value.node.users:
         call = op.program.call(user)
@@ -165,6 +171,13 @@ def _padded(op: Emitter, value: Value, rows: int, columns: int) -> Value:
             if call.args == {"self": value.node, "pad": pads}:
                 return Value(op.program, user)
     return op.constant_pad_nd(value, pads)
+
+
+def _transposed_back(op: Emitter, value: Value, swap: list[int]) -> Value:
+    call = value.call
+    if call is not None and call.op == "permute" and list(call.args["dims"]) == swap:
+        return Value(op.program, call.args["self"])
+    return op.permute(value, swap)
 
 
 def _cut(op: Emitter, product: Value, root: Value, padding: Padding) -> Value:
@@ -220,6 +233,8 @@ def _written_padded(m: Match, node: Node) -> bool:
     if m.program.computed_once(node):
         return True
     call = m.program.call(node)
+    if call is not None and call.op == "permute" and len(node.users) == 1:
+        return _written_padded(m, call.args["self"])
     return call is not None and is_pointwise(call.op) and call.op != "to" and len(node.users) == 1
 
 
@@ -252,13 +267,21 @@ def _plain_work(site: _Site) -> Callable[[], Any]:
 def _padded_work(site: _Site) -> Callable[[], Any]:
     a, b = _operands(site)
     grow, (a_free, b_free, cut_free) = site.padding, site.free
-    padded_a, padded_b = F.pad(a, (0, grow.k, 0, grow.m)), F.pad(b, (0, grow.n, 0, grow.k))
+
+    def pad(matrix: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+        if not rows and not columns:
+            return matrix
+        if _rows_lie_whole(matrix):
+            return F.pad(matrix, (0, columns, 0, rows))
+        return F.pad(matrix.mT, (0, rows, 0, columns)).mT
+
+    padded_a, padded_b = pad(a, grow.m, grow.k), pad(b, grow.k, grow.n)
 
     def work() -> Any:
-        left = padded_a if a_free else F.pad(a, (0, grow.k, 0, grow.m))
-        right = padded_b if b_free else F.pad(b, (0, grow.n, 0, grow.k))
+        left = padded_a if a_free else pad(a, grow.m, grow.k)
+        right = padded_b if b_free else pad(b, grow.k, grow.n)
         product = torch.matmul(left, right)
-        return product if cut_free else product[..., : site.m, : site.n].contiguous()
+        return product if cut_free or not (grow.m or grow.n) else product[..., : site.m, : site.n].contiguous()
 
     return work
 
