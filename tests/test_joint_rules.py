@@ -327,3 +327,19 @@ def test_each_can_be_removed_by_name(name):
     without = run_pass(PassPatterns, gm, options={"remove_passes": name}).fired
     assert with_it[name] and not without[name]
     assert all(without[other] for other in RULES if other != name)
+
+
+@pytest.mark.parametrize("codegen", ["eager", "inductor"])
+def test_a_weight_that_stays_is_padded_once(codegen):
+    model = torch.nn.Sequential(torch.nn.Linear(13, 11), torch.nn.ReLU(), torch.nn.Linear(11, 16)).eval()
+    options = {"freeze": True, "pass_patterns.pad_mm_always": True, "codegen": codegen}
+    compiled = torch.compile(model, backend=triptych.compile_fx, options=options)
+    x = torch.randn(6, 13)
+    with torch.no_grad(), watching() as sessions:
+        torch.testing.assert_close(compiled(x), model(x))
+    padded = calls(sessions[0].graphs["forward"], "constant_pad_nd")
+    assert len(padded) == 2 and all("constant" not in n.args[0].name for n in padded)  # only what comes in
+    with torch.no_grad():
+        for _ in range(2):
+            model[0].weight.mul_(2)  # and yet a weight that changes is seen
+            torch.testing.assert_close(compiled(x), model(x))

@@ -116,8 +116,14 @@ def compile_program(
             if frozen is not None:
                 inputs = frozen.inputs
             # nothing to partition, so the joint stage has its turn here
-            compiled = post_grad_stage(joint_stage(gm, inputs, is_inference=True), inputs, "inference")
-            return compiled if frozen is None else frozen.call(compiled)
+            gm = joint_stage(gm, inputs, is_inference=True)
+            again = freeze(gm, inputs, session, weights, again=True) if options.freeze else None
+            if again is not None:
+                inputs = again.inputs
+            compiled = post_grad_stage(gm, inputs, "inference")
+            for step in (again, frozen):  # the later one takes what the earlier one makes
+                compiled = compiled if step is None else step.call(compiled)
+            return compiled
 
         with tracing(example_inputs, codegen):
             autograd = _private.aot_autograd(

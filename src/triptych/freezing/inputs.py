@@ -8,7 +8,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from .. import _private
-from ..ir.weights import is_weight
+from ..ir.weights import FIXED, is_weight
 
 
 class WeightInputs:
@@ -20,6 +20,8 @@ class WeightInputs:
         self.inputs = [n for n in captured.graph.nodes if n.op == "placeholder"]
 
     def is_weight(self, node: Node) -> bool:
+        if FIXED in node.meta:  # computed from weights, once
+            return True
         origin = node.meta.get("desc")
         if isinstance(origin, _private.PlainAOTInput):
             return is_weight(self.inputs[origin.idx])
@@ -31,6 +33,8 @@ class WeightInputs:
         return isinstance(tensor, torch.Tensor) and tensor.is_inference()
 
     def _tensor(self, origin: Any) -> Any:
+        if origin is None:
+            return None
         if isinstance(origin, _private.PlainAOTInput):
             return getattr(self.inputs[origin.idx].meta.get("grapharg"), "example", None)
         owner, _, name = origin.target.rpartition(".")
