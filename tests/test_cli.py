@@ -163,7 +163,7 @@ def known(monkeypatch):
 
 
 def test_passes_lists_them_in_order(known):
-    lines = [line.split() for line in run("passes").output.splitlines() if line.strip()]
+    lines = [line.split() for line in run("passes", "--no-run").output.splitlines() if line.strip()]
     assert lines[1] == ["pre_grad", "1", "first_pass", "always", "makes", "things", "first"]
     assert lines[2] == ["2", "second_pass", "if", "added", "makes", "things", "second"]
     assert lines[3][0] == "joint"
@@ -186,10 +186,35 @@ def test_passes_as_data(known):
 def test_passes_real_list_agrees_with_the_pipeline():
     from triptych.pipeline import STAGES
 
-    data = json.loads(run("passes", "--json").output)
+    data = json.loads(run("passes", "--no-run", "--json").output)
     assert [info["name"] for info in data] == [e.name for entries in STAGES.values() for e in entries]
     for name in {info["name"] for info in data}:
         assert name in run("passes", name).output
+
+
+def test_passes_shows_each_on_an_example(monkeypatch):
+    ours = [i for i in triptych.list_passes("pre_grad") if i.name in ("remove_noop_pass", "apply_gumbel_max_trick")]
+    monkeypatch.setattr(triptych, "list_passes", lambda stage=None: ours)
+    lines = [line.split() for line in run("passes", "--stage", "pre_grad").output.splitlines()]
+    assert lines[0][-3:] == ["nodes", "forward", "gradient"]
+    assert lines[1][-5:] == ["4", "->", "3", "equal", "equal"]
+    assert any("x.view(4, 8) + 1" in " ".join(line) for line in lines)
+    assert any("if added" in " ".join(line) and line[-1] == "none" for line in lines)
+    first = json.loads(run("passes", "--stage", "pre_grad", "--json").output)[0]
+    assert first["run"] == {
+        "example": "x.view(4, 8) + 1", "rewrites": 1, "nodes_before": 4, "nodes_after": 3, "forward": "equal",
+        "gradient": "equal", "problem": "",
+    }  # fmt: skip
+
+
+def test_passes_fails_where_results_differ(known, monkeypatch):
+    from triptych import cli
+    from triptych.testing.gallery import Exhibit
+
+    wrong = Exhibit("x + 1", 1, 4, 3, "equal", "DIFFERS", "gradients differ")
+    monkeypatch.setattr(cli, "gallery", lambda infos: iter([wrong, None, None]))
+    result = run("passes", code=1)
+    assert "DIFFERS" in result.output and "differ from eager: first_pass" in result.stderr
 
 
 def test_an_unknown_pass_names_the_near_ones(known):

@@ -35,6 +35,10 @@ def test_first_pass_in_ten_minutes():
     assert "because" in str(namespace["example"]) and outcome.rewrites == 0
 
 
+def test_freeze():
+    run_guide(ROOT / "docs" / "freeze.md")
+
+
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
 def test_local_links_lead_somewhere(name):
     text = (ROOT / name).read_text()

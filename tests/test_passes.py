@@ -204,9 +204,6 @@ def test_options_and_names_are_exact(monkeypatch):
     assert Options.make(Options(codegen="eager"), mode="reduce-overhead").mode == "reduce-overhead"
     with pytest.raises(UnknownName, match="configured"):
         Options.make(Options(add_passes="configurd"))
-    for later in ("stabilize_relu",):
-        with pytest.raises(TriptychError, match=f"{later}=True is not available"):
-            Options.make({later: True})
     with pytest.raises(TriptychError, match="callable"):
         run("joint", aten(), joint_custom_pre_pass=[3])
 

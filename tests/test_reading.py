@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from triptych.ir.calls import read
+from triptych.ir.effects import effects
 from triptych.testing.capture import capture_torch
 
 
@@ -65,3 +66,19 @@ def test_einsum_takes_its_operands_as_a_list():
     gm, _ = capture_torch(lambda x, y: torch.einsum("ij,jk->ik", x, y), inputs)
     x, y, einsum, _ = gm.graph.nodes
     assert read(einsum).args == {"equation": "ij,jk->ik", "tensors": [x, y]}
+
+
+def test_an_operator_of_a_library_is_not_the_one_of_torch_with_its_name():
+    with torch.library._scoped_library("reading", "FRAGMENT") as library:
+        library.define("relu(Tensor x, float slope) -> Tensor")
+        library.define("relu.twice(Tensor x, Tensor slope) -> Tensor")
+        library.impl("relu", lambda x, slope: x * slope, "CompositeExplicitAutograd")
+        library.impl("relu.twice", lambda x, slope: x * slope, "CompositeExplicitAutograd")
+        graph = torch.fx.Graph()
+        x = graph.placeholder("x")
+        x.meta["example_value"] = torch.ones(3)
+        for slope in (2.0, x):
+            node = graph.call_function(torch.ops.reading.relu, (x, slope))
+            call = read(node)
+            assert call.op == "reading.relu" and call.args == {"x": x, "slope": slope} and not call.mutates
+            assert effects(node).pure and effects(node).aliases == ()

@@ -11,6 +11,7 @@ from .explain.explain import explain
 from .explain.why_not import find, why_not
 from .options import Options
 from .passes.catalogue import list_passes
+from .pre_grad.normalized_nodes import NormalizedLinearNode, NormalizedMatmulNode
 from .rewrite.rule import Match, Rule
 from .stages import joint_graph_passes, post_grad_passes, pre_grad_passes
 
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Match", "Options", "Rule", "RuleError", "TriptychError", "UnknownName", "VerificationError", "compile_fx",
-    "explain", "find", "joint_graph_passes", "list_passes", "make_backend", "post_grad_passes", "pre_grad_passes",
-    "why_not",
+    "Match", "NormalizedLinearNode", "NormalizedMatmulNode", "Options", "Rule", "RuleError", "TriptychError",
+    "UnknownName", "VerificationError", "compile_fx", "explain", "find", "joint_graph_passes", "list_passes",
+    "make_backend", "post_grad_passes", "pre_grad_passes", "why_not",
 ]  # fmt: skip
 
 _LATER = {"compile_fx": ".backend", "make_backend": ".backend"}

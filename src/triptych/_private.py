@@ -27,6 +27,10 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "InvokeQuant": "torch._higher_order_ops:InvokeQuant",
         "invoke_quant_packed": "torch._higher_order_ops:invoke_quant_packed",
         "invoke_quant": "torch._higher_order_ops:invoke_quant",
+        # the operators that exported programs quantize with; they are there once their module is
+        "quantized_operators": "torch.ao.quantization.fx._decomposed:quantized_decomposed_lib",
+        # a condition on sizes, which may be symbols: an operator of ours says so what it takes
+        "check": "torch:_check",
         # the memory format that torch's kernels read from a tensor's strides
         "memory_format_of": "torch._prims_common:suggest_memory_format",
         # facts are computed on fake values even while somebody is tracing around us

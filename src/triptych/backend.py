@@ -14,8 +14,9 @@ from .calling import compile_flat
 from .codegen.base import CodeGenerator, Compiled
 from .codegen.eager import CallableCodegen, EagerCodegen
 from .codegen.inductor import InductorCodegen, reset
-from .freezing import WeightInputs, freeze, warn_of_training
+from .freezing import freeze, warn_of_training
 from .ir.copies import snapshot
+from .ir.origins import Origins
 from .options import Options
 from .passes.manager import run_stage
 from .passes.session import Session, open_session
@@ -70,11 +71,11 @@ def compile_program(
 
     def compile(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         session = new_session(options)
+        session.origins = origins = Origins(gm)
         keep(session, "dynamo", gm)
         gm = run_stage("pre_grad", gm, session, graph="pre_grad", example_inputs=example_inputs)
         keep(session, "pre_grad", gm)
         codegen = choose_codegen(session, gm, example_inputs)
-        weights = WeightInputs(gm)
 
         def joint_stage(joint: GraphModule, inputs: Any, is_inference: bool = False) -> GraphModule:
             leaves = _private.pytree.tree_leaves(inputs)
@@ -112,12 +113,12 @@ def compile_program(
 
         def inference(gm: GraphModule, inputs: Sequence[Any]) -> Compiled:
             # before the joint stage: its passes see the graph without the work on weights
-            frozen = freeze(gm, inputs, session, weights) if options.freeze else None
+            frozen = freeze(gm, inputs, session, origins) if options.freeze else None
             if frozen is not None:
                 inputs = frozen.inputs
             # nothing to partition, so the joint stage has its turn here
             gm = joint_stage(gm, inputs, is_inference=True)
-            again = freeze(gm, inputs, session, weights, again=True) if options.freeze else None
+            again = freeze(gm, inputs, session, origins, again=True) if options.freeze else None
             if again is not None:
                 inputs = again.inputs
             compiled = post_grad_stage(gm, inputs, "inference")

@@ -10,10 +10,12 @@ import json
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import click
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +25,10 @@ from .explain.explanation import PRINTED_WIDTH
 from .passes.catalogue import PassInfo
 from .passes.record import PassRecord
 from .pipeline import STAGES
+from .testing.gallery import DIFFERS, Exhibit, gallery
+
+GALLERY_WIDTH = 160
+"""Of the table with examples, where it is not printed on a terminal."""
 
 
 class Failed(click.ClickException):
@@ -105,12 +111,17 @@ def demo(out: str, device: str) -> None:
         raise Failed("compiled results differ from eager")
 
 
-@command("passes", "The passes, or one of them.", "triptych passes remove_noop_pass")
+@command("passes", "The passes, or one of them.", "triptych passes --stage pre_grad")
 @click.argument("name", required=False)
 @click.option("--stage", help="Only this stage: " + ", ".join(STAGES) + ".")
+@click.option("--run/--no-run", "run", default=True, help="Run an example of each pass, or only list them.")
 @click.option("--json", "as_json", is_flag=True, help="Print data.")
-def passes(name: str | None, stage: str | None, as_json: bool) -> None:
-    """List the passes in the order in which they run, or show one: purpose, rules, examples, options."""
+def passes(name: str | None, stage: str | None, run: bool, as_json: bool) -> None:
+    """List the passes in the order in which they run, each alone on an example of its own.
+
+    Shown are the size of the graph before and after, and whether results and gradients are eager's. With a NAME, one
+    pass: purpose, rules, examples, options.
+    """
     import triptych
 
     infos = triptych.list_passes(stage)
@@ -119,12 +130,18 @@ def passes(name: str | None, stage: str | None, as_json: bool) -> None:
         if not chosen:
             raise UnknownName("pass", name, {info.name for info in infos})
         infos = chosen
-    if as_json:
-        click.echo(json.dumps([dataclasses.asdict(info) for info in infos], indent=2, default=repr))
-    elif name is not None:
+    if name is not None and not as_json:
         _pass_page(infos)
+        return
+    shown: list[Exhibit | None] = _gallery(infos) if run else [None] * len(infos)
+    if as_json:
+        data = [{**dataclasses.asdict(i), "run": e and dataclasses.asdict(e)} for i, e in zip(infos, shown)]
+        click.echo(json.dumps(data, indent=2, default=repr))
     else:
-        _pass_table(infos)
+        _pass_table(infos, shown, run)
+    wrong = sorted({i.name for i, e in zip(infos, shown) if e is not None and DIFFERS in (e.forward, e.gradient)})
+    if wrong:
+        raise Failed(f"results differ from eager: {', '.join(wrong)}")
 
 
 @command(
@@ -248,21 +265,44 @@ def _print_changes(records: list[PassRecord]) -> None:
         click.echo()
 
 
-def _pass_table(infos: list[PassInfo]) -> None:
+def _gallery(infos: list[PassInfo]) -> list[Exhibit | None]:
+    """Every pass on an example; with a bar beside what is printed, since it takes a moment."""
+    console = Console(stderr=True)
+    columns = (TextColumn("running {task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=len(infos))
+        made: list[Exhibit | None] = []
+        exhibits = gallery(infos)
+        for info in infos:
+            progress.update(task, description=info.name)
+            made.append(next(exhibits))
+            progress.advance(task)
+    return made
+
+
+def _pass_table(infos: list[PassInfo], exhibits: list[Exhibit | None], run: bool) -> None:
     console = Console()
     if not console.is_terminal:
-        console.width = PRINTED_WIDTH
+        console.width = GALLERY_WIDTH if run else PRINTED_WIDTH
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("stage", "step", "pass", "runs", "purpose"):
-        table.add_column(heading, overflow="fold", no_wrap=heading != "purpose")
+    measured = ("nodes", "forward", "gradient") if run else ()
+    what_heading = "what it does, and fires on" if run else "purpose"
+    for heading in ("stage", "step", "pass", "runs", what_heading, *measured):
+        folded = heading == what_heading
+        table.add_column(heading, overflow="fold", no_wrap=not folded, ratio=1 if folded else None)
     stage = None
-    for info in infos:
+    for info, exhibit in zip(infos, exhibits):
         if stage not in (None, info.stage):
             table.add_row()
         runs = "always" if info.default else "if added"
         shown = info.stage if info.stage != stage else ""
         style = "" if info.default else "dim"
-        table.add_row(shown, str(info.step), info.name, runs, Text(str(info.purpose)), style=style)
+        what = Text(str(info.purpose))
+        cells = [""] * len(measured)
+        if exhibit is not None and exhibit.example:
+            what.append("\n" + shorten(exhibit.example, GALLERY_WIDTH // 2, placeholder=" ..."), style="cyan")
+            cells = [f"{exhibit.nodes_before} -> {exhibit.nodes_after}", exhibit.forward, exhibit.gradient]
+        table.add_row(shown, str(info.step), info.name, runs, what, *cells, style=style)
         stage = info.stage
     console.print(table)
 

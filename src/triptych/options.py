@@ -39,7 +39,7 @@ class Options:
     post_grad_custom_pre_pass: CustomPasses = _doc("your passes early in stage 3", default=None)
     post_grad_custom_post_pass: CustomPasses = _doc("your passes late in stage 3", default=None)
     fallback_random: bool = _doc("keep eager's own random stream", default=False)
-    stabilize_relu: bool = _doc("replace NaN after every relu: other results on NaN (not available yet)", default=False)
+    stabilize_relu: bool = _doc("replace NaN after every relu by 0: other results on NaN", default=False)
     mode: str | None = _doc("torch.compile's mode: " + ", ".join(MODES), default=None)
     pass_options: Mapping[str, Any] = _doc("a pass's own options, as 'pass_name.option'", default_factory=dict)
 
@@ -48,8 +48,6 @@ class Options:
         _one_of("verify level", self.verify, VERIFY_LEVELS)
         if self.mode is not None:
             _one_of("mode", self.mode, MODES)
-        if self.stabilize_relu:
-            raise TriptychError("stabilize_relu=True is not available in this release: its pass is not there yet")
         for hook in HOOKS:
             self.custom_passes(hook)  # a wrong one is said now, not in the middle of a compile
         object.__setattr__(self, "add_passes", name_list(self.add_passes))

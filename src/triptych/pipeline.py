@@ -21,16 +21,48 @@ from .post_grad.eliminate_dead_code import EliminateDeadCode
 from .post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
 from .post_grad.remove_assert_ops import RemoveAssertOps
 from .post_grad.reorder_for_locality import ReorderForLocality
+from .pre_grad.apply_gumbel_max_trick import ApplyGumbelMaxTrick
 from .pre_grad.efficient_conv_bn_eval import EfficientConvBnEval
+from .pre_grad.einsum_to_pointwise_pass import EinsumToPointwisePass
+from .pre_grad.fuse_chunk_reshape_concat_pass import FuseChunkReshapeConcatPass
+from .pre_grad.fuse_chunk_reshape_unsqueeze_concat_pass import FuseChunkReshapeUnsqueezeConcatPass
+from .pre_grad.fuse_chunk_squeeze_cat_pass import FuseChunkSqueezeCatPass
 from .pre_grad.fuse_conv_bn import FuseConvBn
+from .pre_grad.fuse_parallel_linear_pass import FuseParallelLinearPass
+from .pre_grad.fuse_split_getitem_squeeze_cat import FuseSplitGetitemSqueezeCat
+from .pre_grad.fuse_split_linear_add_pass import FuseSplitLinearAddPass
 from .pre_grad.group_batch_fusion_passes import GroupBatchFusionPasses
+from .pre_grad.lce import (
+    UseMatmulFuseLceReplaceFirstLCE,
+    UseMatmulLceReplaceNormalLCE,
+    UseTritonLceReplaceNormalLCE,
+    UseTritonLceReplaceSimpleLCE,
+)
 from .pre_grad.merge_concats_pass import MergeConcatsPass
+from .pre_grad.merge_getitem_cat_pass import MergeGetitemCatPass
+from .pre_grad.merge_splits_pass import MergeSplitsPass
+from .pre_grad.merge_stack_tanh_unbind_pass import MergeStackTanhUnbindPass
+from .pre_grad.move_reshape_out_of_split_stack_pass import MoveReshapeOutOfSplitStackPass
+from .pre_grad.mutate_cat_pass import MutateCatPass
 from .pre_grad.normalization_pass_aten import NormalizationPassAten
 from .pre_grad.normalize_node_kwargs_pass import NormalizeNodeKwargsPass
+from .pre_grad.permute_fusions import LinearPermuteFusion, PermuteLinearFusion, PermuteMatmulFusion
+from .pre_grad.quant_lift_up import QuantLiftUp
+from .pre_grad.relu_nan_to_num import ReluNanToNum
+from .pre_grad.remove_identity import RemoveIdentity
 from .pre_grad.remove_noop_pass import RemoveNoopPass
 from .pre_grad.remove_reshape_pass import RemoveReshapePass
 from .pre_grad.remove_split_ops_pass import RemoveSplitOpsPass
+from .pre_grad.remove_split_with_size_one_pass import RemoveSplitWithSizeOnePass
+from .pre_grad.sink_cat_after_pointwise import SinkCatAfterPointwise
+from .pre_grad.split_cat_pass import SplitCatPass
+from .pre_grad.split_cat_to_slices_pass import SplitCatToSlicesPass
+from .pre_grad.split_stack_to_cats_pass import SplitStackToCatsPass
 from .pre_grad.stack_to_unsqueeze_pass import StackToUnsqueezePass
+from .pre_grad.unbind_cat_to_view_pass import UnbindCatToViewPass
+from .pre_grad.unbind_stack_pass import UnbindStackPass
+from .pre_grad.unbind_stack_to_slices_pass import UnbindStackToSlicesPass
+from .pre_grad.use_triton_dot_compress import UseTritonDotCompress
 
 
 @dataclass(frozen=True)
@@ -45,24 +77,59 @@ class Hook:
 
 Entry = type[Pass] | Hook
 
+PRE_GRAD_OPTIONAL: list[Entry] = [
+    FuseSplitGetitemSqueezeCat,
+    UseTritonDotCompress,
+    UseTritonLceReplaceSimpleLCE,
+    UseTritonLceReplaceNormalLCE,
+    UseMatmulFuseLceReplaceFirstLCE,  # before the next: several layers over one input are one product
+    UseMatmulLceReplaceNormalLCE,
+    ApplyGumbelMaxTrick,
+]
+"""Run only if added by name."""
+
 PRE_GRAD: list[Entry] = [
     NormalizationPassAten,  # first: what follows sees one spelling of each operation
     NormalizeNodeKwargsPass,
+    RemoveIdentity,  # nothing by their name, before what has to be proved
     RemoveNoopPass,
+    ReluNanToNum,
+    FuseChunkReshapeConcatPass,
     FuseConvBn,  # after the no-ops between the two are gone
     EfficientConvBnEval,
+    *PRE_GRAD_OPTIONAL,  # asked for by name: before others take the same layers
+    EinsumToPointwisePass,  # before batching: it batches pointwise operations
     GroupBatchFusionPasses,
+    NormalizeNodeKwargsPass,  # again, over what was produced so far
+    SinkCatAfterPointwise,  # before the passes that join pieces: what it joins may be pieces
+    FuseChunkSqueezeCatPass,
     MergeConcatsPass,
+    FuseSplitLinearAddPass,
     RemoveReshapePass,
+    FuseParallelLinearPass,
+    LinearPermuteFusion,  # these three after it: they write layers as products, which are not joined
+    PermuteLinearFusion,
+    PermuteMatmulFusion,
     RemoveSplitOpsPass,
     StackToUnsqueezePass,
+    FuseChunkReshapeUnsqueezeConcatPass,
+    RemoveSplitWithSizeOnePass,  # from here the split/cat family: names for parts of one rule
+    MergeSplitsPass,
+    MergeStackTanhUnbindPass,
+    MergeGetitemCatPass,
+    MutateCatPass,
+    SplitCatPass,
+    UnbindStackPass,
+    SplitCatToSlicesPass,
+    UnbindCatToViewPass,
+    SplitStackToCatsPass,
+    UnbindStackToSlicesPass,
+    MoveReshapeOutOfSplitStackPass,
+    QuantLiftUp,  # when the views are settled
     RemoveNoopPass,  # once more, over what the others left behind
     Hook("pre_grad_custom_pass"),
     StableTopologicalSort,  # last: whatever the user's passes did, the graph is in order
 ]
-
-PRE_GRAD_OPTIONAL: list[Entry] = []
-"""Run only if added by name."""
 
 JOINT: list[Entry] = [
     CanonicalizeAtenIrPasses,  # first: operand order and dims are settled before anything is matched
@@ -87,7 +154,7 @@ POST_GRAD: list[Entry] = [
     MoveConstructorsToGpu,  # last: the devices of all users are settled
 ]
 
-STAGES = {"pre_grad": (*PRE_GRAD, *PRE_GRAD_OPTIONAL), "joint": tuple(JOINT), "post_grad": tuple(POST_GRAD)}
+STAGES = {"pre_grad": tuple(PRE_GRAD), "joint": tuple(JOINT), "post_grad": tuple(POST_GRAD)}
 
 
 def stage_entries(stage: str) -> tuple[Entry, ...]:

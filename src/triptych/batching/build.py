@@ -26,7 +26,7 @@ class Builder:
     def build(self, op: Emitter, group: Group) -> Stacked:
         call = self.program.call(group.nodes[0])
         assert call is not None
-        operands = [self._operand(op, nodes) for nodes in zip(*(m.data for m in group.members))]
+        operands = [] if group.recipe.gathers else [self._operand(op, n) for n in zip(*(m.data for m in group.members))]
         made = self.built[group] = group.recipe.build(op, group, operands, call)
         return made
 
@@ -47,6 +47,8 @@ class Builder:
         if not wanted:
             return []
         made = self.built[group]
+        if made.axis is None:  # results of their own: nothing was stacked
+            return [op.getitem(made.value, self.plan.place[node][1]) for node in wanted]
         parts = op.unbind(made.value, dim=made.axis)
         values = []
         for node in wanted:
@@ -85,6 +87,8 @@ def estimate(program: Program, plan: Plan, groups: Sequence[Group]) -> tuple[flo
         model = device_model(first.device)
         alone, together = group.recipe.cost(model, group)
         before, after = before + alone, after + together
+        if group.recipe.gathers:
+            continue
         operands = [*zip(*(m.data for m in group.members)), *zip(*(m.weights for m in group.members))]
         for nodes in operands:
             if nodes[0] is None or all(n is nodes[0] for n in nodes) or program.computed_once(*nodes):

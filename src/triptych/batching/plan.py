@@ -128,6 +128,9 @@ def _pop_largest(largest: list[Any], held: dict[Hashable, list[Member]]) -> list
 
 def _parts(members: Sequence[Member], place: dict[Node, tuple[Group, int]], smallest: int) -> Iterable[Group]:
     """Equal operations by where their operands come from: one stack, one value for all, or a value each."""
+    if members[0].recipe.gathers:
+        yield Group(list(members))
+        return
     uses = Counter((i, operand) for m in members for i, operand in enumerate(m.data))
     parts: dict[Any, list[Member]] = defaultdict(list)
     turn: Counter[Any] = Counter()

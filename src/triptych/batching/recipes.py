@@ -16,6 +16,8 @@ from ..ir.facts import tensor_fact
 from ..ir.program import Program, Value
 from ..ir.text import type_of
 from ..ir.traits import is_pointwise, is_random
+from ..kernels.group_linear import MOST
+from ..kernels.registry import KERNEL_DTYPES
 from ..rewrite.emit import Emitter
 from .plan import Group, Member
 from .stacked import Stacked, broadcast, flat_rows, join, stack
@@ -36,6 +38,9 @@ class Recipe:
 
     leads: bool = True
     """May begin a chain; one that follows only takes values that are stacked already, for it saves nothing else."""
+
+    gathers: bool = False
+    """Takes the members' operands where they lie: nothing is stacked, before it or behind it."""
 
     def name(self, call: Call) -> str:
         return f"batch_{call.op}"
@@ -112,6 +117,47 @@ class BatchLinear(Recipe):
         shared = len({member.data for member in group.members}) == 1
         one = model.gemm(m, n * count, k, x.dtype) if shared else model.gemm(m, n, k, x.dtype, count)
         return count * model.gemm(m, n, k, x.dtype), one
+
+
+@dataclass(frozen=True)
+class GroupLinear(Recipe):
+    """linear(x_i, W_i, b_i) of any sizes -> one launch that reads each operand where it lies"""
+
+    gathers: bool = True
+
+    def name(self, call: Call) -> str:
+        return "group_linear"
+
+    def member(self, program: Program, node: Node, call: Call) -> Member | None:
+        found = BatchLinear().member(program, node, call)
+        if found is None or tensor_of(node).dtype not in KERNEL_DTYPES or not same_dtypes(found):
+            return None
+        made = tensor_of(node)
+        key = (self, made.dtype, made.device, found.weights[1] is None)
+        return Member(node, self, key, found.data, found.weights)
+
+    def build(self, op: Emitter, group: Group, operands: Sequence[Stacked], call: Call) -> Stacked:
+        given = [[m.data[0] for m in group.members], *zip(*(m.weights for m in group.members))]
+        xs, weights, biases = ([n for n in nodes if n is not None] for nodes in given)
+        return Stacked(op.call(torch.ops.triptych.group_linear.default, xs, weights, biases), None)
+
+    def cost(self, model: DeviceModel, group: Group) -> tuple[float, float]:
+        seconds = []
+        for member in group.members:
+            x, w = tensor_of(member.data[0]), tensor_of(member.weights[0])
+            n, k = (size_hint(s) for s in w.shape)
+            seconds.append(model.gemm(elements(x.shape[:-1]), n, k, x.dtype))
+        launches = -(-len(group) // MOST)
+        return sum(seconds), sum(s - model.launch for s in seconds) * SLOWER + launches * 2 * model.launch
+
+
+SLOWER = 2.0
+"""A kernel for any sizes is taken to need so much longer for the same work than the best one for each."""
+
+
+def same_dtypes(member: Member) -> bool:
+    operands = (*member.data, *(w for w in member.weights if w is not None))
+    return len({tensor_of(o).dtype for o in operands} | {tensor_of(member.node).dtype}) == 1
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 
 from .. import _private
 from ..cache import cache_key
+from ..ir.facts import fact
 from ..ir.weights import FIXED
 from ..passes.session import Session
 from .base import Compiled, Decompositions
@@ -24,8 +25,6 @@ OWN_PASSES_OFF: Mapping[str, Any] = {
     "use_joint_graph_passes": False,
     # done by our post-grad stage
     "reorder_for_locality": False,
-    # batched operations put many small weights together: one kernel that reads them all, not one for each
-    "max_pointwise_cat_inputs": 64,
 }
 
 
@@ -51,6 +50,7 @@ class InductorCodegen:
         with _private.inductor_config.patch(self.settings):
             if not self.session.options.fallback_random:
                 make_random_lowerable(gm)
+            cat_in_one_launch(gm)
             # Inductor's cache key reads the generated Python, so a stale one would serve a stale kernel.
             gm.recompile()
             if graph == "backward":
@@ -162,6 +162,27 @@ def make_random_lowerable(gm: GraphModule) -> None:
             module.graph.erase_node(node)
         if left:
             module.recompile()
+
+
+FEW_OPERANDS = 8
+"""So many operands of a cat Inductor copies by one kernel; of more it copies each by its own."""
+
+
+def cat_in_one_launch(gm: GraphModule) -> None:
+    """A cat of many inputs of the graph, on a GPU, by one launch of torch's own kernel.
+
+    What the graph computes is left to Inductor: it writes each result where it belongs in the cat.
+    """
+    aten = torch.ops.aten
+    for node in gm.graph.find_nodes(op="call_function", target=aten.cat.default):
+        tensors: Any = node.args[0]
+        facts = [fact(n) for n in tensors]
+        if len(tensors) <= FEW_OPERANDS or any(f.device.type != "cuda" or f.dtype != facts[0].dtype for f in facts):
+            continue
+        sources = [n.args[0] if n.target in (aten.unsqueeze.default, aten.view.default) else n for n in tensors]
+        if all(s.op in ("placeholder", "get_attr") for s in sources):
+            node.target = torch.ops.triptych.cat.default
+            node.args, node.kwargs = (tensors, node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)), {}
 
 
 @functools.cache

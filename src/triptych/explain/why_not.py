@@ -109,7 +109,7 @@ def _refusal(program: Program, rule: CompiledRule, match: Match) -> str | None:
     op = rewriter.emitter(max(roots), rule.name)
     try:
         rule.check(match)
-        rewriter.require_sound(roots, rule.rewrite(op, match), op, match.nodes, rule.rule)
+        rule.rewrite(op, match, lambda made: rewriter.require_sound(roots, made, op, match.nodes, rule.rule))
     except Refused as refused:
         return refused.reason
     except Exception as error:

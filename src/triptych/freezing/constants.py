@@ -78,10 +78,15 @@ class Constants:
 
     def _compute(self, weights: Sequence[torch.Tensor]) -> None:
         made = self.compute(*weights)
-        if not self.values:
-            self.values = [_memory_for(new, stride) for new, stride in zip(made, self.strides)]
-        for value, new in zip(self.values, made):
-            value.copy_(new)
+        if self.values:
+            for value, new in zip(self.values, made):
+                value.copy_(new)
+            return
+        taken = set(map(_place, weights))
+        for new, stride in zip(made, self.strides):
+            own = new.stride() == stride and _place(new) not in taken
+            self.values.append(new if own else _copied(new, stride))
+            taken.add(_place(new))
 
     def _note_gone(self, _: Any) -> None:
         self.changed = True
@@ -92,9 +97,13 @@ class Constants:
             self.changed = True
 
 
-def _memory_for(value: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """Memory for the value, laid out as the graph was compiled for."""
-    return torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device)
+def _place(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _copied(value: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """The value in memory of its own, laid out as the graph was compiled for."""
+    return torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device).copy_(value)
 
 
 _watched: weakref.WeakSet[Constants] = weakref.WeakSet()
@@ -105,11 +114,11 @@ def _watch(constants: Constants) -> None:
     global _hooked
     _watched.add(constants)
     if not _hooked:
-        register_optimizer_step_post_hook(_note_step)
+        # marked here and not where it is written: marking loads Dynamo
+        register_optimizer_step_post_hook(torch.compiler.disable(_note_step))
         _hooked = True
 
 
-@torch.compiler.disable
 def _note_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if _watched:
         stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}

@@ -13,11 +13,11 @@ from torch.fx import GraphModule
 from ..codegen.base import Compiled
 from ..codegen.eager import boxed
 from ..ir.facts import fact
+from ..ir.origins import Origins
 from ..ir.text import lines, source_line
 from ..passes.record import Decline, Listing, PassRecord
 from ..passes.session import Session
 from .constants import Constants
-from .inputs import WeightInputs
 from .split import Split, Steady, split_constants
 
 log = logging.getLogger("triptych")
@@ -46,7 +46,7 @@ class Frozen:
 
 
 def freeze(
-    gm: GraphModule, inputs: Sequence[Any], session: Session, weights: WeightInputs, again: bool = False
+    gm: GraphModule, inputs: Sequence[Any], session: Session, origins: Origins, again: bool = False
 ) -> Frozen | None:
     """Split off what is computed from weights alone, in place; None if there is nothing such.
 
@@ -58,7 +58,7 @@ def freeze(
         record.versions = (len(record.listing.deltas),) * 2
     started = time.perf_counter()
     limit = session.rewrite_limit
-    steady = Steady(gm, weights)
+    steady = Steady(gm, origins)
     steady.mark_fixed()
     split = split_constants(steady, None if limit is None else max(limit - session.rewrites, 0))
     record.seconds = time.perf_counter() - started

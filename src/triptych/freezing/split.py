@@ -12,8 +12,8 @@ from torch.fx import Graph, GraphModule, Node
 from .. import _private
 from ..ir.alias import Aliasing
 from ..ir.facts import fact, is_static, tensor_fact
+from ..ir.origins import Origins
 from ..ir.weights import FIXED
-from .inputs import WeightInputs
 
 DETERMINISTIC = frozenset(["aten", "prims", "triptych", "quantized_decomposed"])
 """Namespaces whose operations give the same result for the same operands; of a custom operator nobody knows."""
@@ -73,8 +73,8 @@ def split_constants(steady: Steady, limit: int | None = None) -> Split | None:
 class Steady:
     """Which values are the same on every call, and at which of them to cut."""
 
-    def __init__(self, gm: GraphModule, weights: WeightInputs) -> None:
-        self.gm, self.weights = gm, weights
+    def __init__(self, gm: GraphModule, origins: Origins) -> None:
+        self.gm, self.origins = gm, origins
         self.aliasing = Aliasing(gm.graph)
         self.declined: list[tuple[Node, str]] = []
         """Weights, and values made of them, that are left in the graph, each with the reason."""
@@ -84,7 +84,7 @@ class Steady:
         self._steady: set[Node] = set()
         for node in gm.graph.nodes:
             if node.op == "placeholder":
-                steady = weights.is_weight(node) and self._is_plain(node) and not self._is_written(node)
+                steady = origins.is_weight(node) and self._is_plain(node) and not self._is_written(node)
             elif node.op == "get_attr":
                 steady = isinstance(_attribute(gm, str(node.target)), torch.Tensor) and not self._is_written(node)
             else:
@@ -98,7 +98,7 @@ class Steady:
     def mark_fixed(self) -> None:
         """Weights lie in the same memory on every call: CUDA graphs need not copy them, and passes know them by it."""
         for node in self.gm.graph.nodes:
-            if node.op == "placeholder" and self.weights.is_weight(node):
+            if node.op == "placeholder" and self.origins.is_weight(node):
                 node.meta[FIXED] = True
 
     def _is_written(self, node: Node) -> bool:
@@ -112,7 +112,8 @@ class Steady:
         if known is None or not _private.is_ordinary(known) or not is_static(known.shape):
             self.declined.append((node, "no plain tensor of fixed shape"))
             return False
-        if self.weights.is_inference_tensor(node):
+        tensor = self.origins.tensor(node)
+        if tensor is not None and tensor.is_inference():
             self.declined.append((node, "an inference tensor: nobody could tell that it has changed"))
             return False
         return True

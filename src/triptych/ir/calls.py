@@ -45,6 +45,7 @@ OPERATORS: dict[Any, str] = {
     operator.mod: "remainder", operator.eq: "eq", operator.ne: "ne", operator.lt: "lt", operator.le: "le",
     operator.gt: "gt", operator.ge: "ge", operator.and_: "bitwise_and", operator.or_: "bitwise_or",
     operator.xor: "bitwise_xor", operator.invert: "bitwise_not", operator.not_: "not", operator.abs: "abs",
+    operator.pos: "positive",
     operator.iadd: "add_", operator.isub: "sub_", operator.imul: "mul_", operator.itruediv: "div_",
     operator.iand: "bitwise_and_", operator.ior: "bitwise_or_", operator.ixor: "bitwise_xor_",
     operator.setitem: "setitem", operator.getitem: "getitem", builtins.getattr: "getattr",
@@ -64,12 +65,14 @@ def read(node: Node) -> Call | None:
     """The call a node makes, or None for placeholders, attributes, outputs and modules we do not read."""
     if node.op == "call_function":
         target = node.target
+        if isinstance(target, _private.OpOverloadPacket):
+            if not of_a_library(target):
+                return _by_name(node, target.__name__)
+            target = overload_called(node)
         if isinstance(target, _private.OpOverload):
             sig = signature(target)
             bound = sig.bind(node.args, node.kwargs, check=False)
             return None if bound is None else _canonical(node, sig.name, bound, sig.mutates)
-        if isinstance(target, _private.OpOverloadPacket):
-            return _by_name(node, target.__name__)
         if target in OPERATORS:
             return _operator(node, OPERATORS[target])
         if isinstance(target, _private.HigherOrderOperator):
@@ -80,6 +83,18 @@ def read(node: Node) -> Call | None:
     if node.op == "call_module" and (called := module_call(node)) is not None:
         return Call(*called)
     return None
+
+
+def of_a_library(target: Any) -> bool:
+    """`torch.ops.mine.relu`: an operator that is not ATen's, whatever its name."""
+    return isinstance(target, _private.OpOverloadPacket) and not target._qualified_op_name.startswith("aten::")
+
+
+def overload_called(node: Node) -> Any:
+    """The overload that a call of a library's operator takes; None if none fits."""
+    packet: Any = node.target
+    named = (getattr(packet, name) for name in packet.overloads())
+    return next((o for o in named if signature(o).bind(node.args, node.kwargs) is not None), None)
 
 
 def _may_be_tensor(value: Any) -> bool:

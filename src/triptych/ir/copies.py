@@ -6,6 +6,9 @@ from typing import Any
 
 from torch.fx import Graph, GraphModule, Node
 
+DYNAMO_SOURCE = "_dynamo_source"
+"""Where an input came from in the user's code: AOTAutograd wants it on every input, and it is no meta."""
+
 
 def copy_graph(gm: GraphModule) -> Graph:
     """The graph as it is now; the meta of its nodes is copied, what stands in it is shared."""
@@ -16,6 +19,8 @@ def copy_graph(gm: GraphModule) -> Graph:
     graph.set_codegen(gm.graph._codegen)
     for old, new in copied.items():
         new.meta = dict(old.meta)
+        if (source := getattr(old, DYNAMO_SOURCE, None)) is not None:
+            setattr(new, DYNAMO_SOURCE, source)
     return graph
 
 

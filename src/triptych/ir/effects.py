@@ -12,7 +12,7 @@ import torch
 from torch.fx import Node
 
 from .. import _private
-from .calls import Call, op_parameters, read
+from .calls import Call, of_a_library, op_parameters, overload_called, read
 from .facts import fact
 from .modules import called_module
 from .schema import overloads, packet_tags
@@ -46,6 +46,8 @@ def effects(node: Node) -> Effects:
         target = node.target
         if isinstance(target, _private.OpOverload):
             return _from_schema(node, target)
+        if of_a_library(target) and (overload := overload_called(node)) is not None:
+            return _from_schema(node, overload)
         if target in _regions():
             return BARRIER
         if isinstance(target, _private.HigherOrderOperator):

@@ -39,7 +39,9 @@ def dialect_of(gm: GraphModule) -> str:
             made = value if isinstance(value, (list, tuple)) else (value,)
             if any(isinstance(v, torch.Tensor) for v in made) and not is_element:
                 return TORCH
-    return ATEN
+    # a graph of Dynamo's in which only operators are left, since rewrites put them there
+    inputs = [n.meta for n in gm.graph.nodes if n.op == "placeholder"]
+    return TORCH if any("example_value" in meta and "val" not in meta for meta in inputs) else ATEN
 
 
 class Program:
@@ -53,6 +55,8 @@ class Program:
         self.dialect = dialect_of(gm)
         self.fact_key = "val" if self.dialect == ATEN else "example_value"
         self._calls: dict[Node, Call | None] = {}
+        self.notes: dict[Node, Any] = {}
+        """What was worked out about a node alone, and would be again and again; forgotten when it changes."""
         self._aliasing: Aliasing | None = None
         self._sizes: dict[Any, list[tuple[Node, int | None]]] | None = None
         self.fake_mode = _private.fake_mode_of([fact(n) for n in self.graph.nodes if n.op == "placeholder"])
@@ -96,6 +100,7 @@ class Program:
     def changed(self, node: Node) -> None:
         """The arguments of a node are others now."""
         self._calls.pop(node, None)
+        self.notes.pop(node, None)
 
     def respelled(self, node: Node) -> None:
         """A node calls the same thing in other words."""
@@ -129,6 +134,7 @@ class Program:
 
     def erased(self, node: Node) -> None:
         self._calls.pop(node, None)
+        self.notes.pop(node, None)
         if self._aliasing is not None:
             self._aliasing.forget(node)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch.fx import Node
+import torch
+from torch.fx import Graph, Node
 
 from ..ir.order import predecessors
 from ..ir.program import Program
 from ..passes.base import Pass, PassRun
-from ..testing.examples import declines
+from ..testing.examples import declines, fires
 
 CYCLE = "no order has every value before its uses and keeps writes, draws and regions where they are"
 
@@ -18,6 +19,12 @@ CYCLE = "no order has every value before its uses and keeps writes, draws and re
 def _add_in_place(x):
     x.add_(1)
     return x.relu() + x
+
+
+def _out_of_order(graph: Graph) -> None:
+    """For examples: the first call stands after its first use."""
+    first = next(n for n in graph.nodes if n.op.startswith("call"))
+    next(iter(first.users)).append(first)
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,8 @@ class StableTopologicalSort(Pass):
             run.fired("move_up")
 
     examples = [
+        fires(lambda x: (x + 1).relu(), "f32[4]", prepare=_out_of_order),
+        fires(lambda x, y: torch.cat([x * 2, y, x.exp()]), "f32[4]", "f32[2]", prepare=_out_of_order),
         declines(lambda x: (x + 1).relu(), "f32[4]"),
         declines(_add_in_place, "f32[4]", dialects=("torch",)),
     ]

@@ -15,6 +15,8 @@ from .. import _private
 from ..errors import RuleError, TriptychError, VerificationError
 from ..ir.copies import copy_graph
 from ..ir.fingerprint import fingerprint
+from ..ir.numbers import Numbers
+from ..ir.origins import given_tensor
 from ..ir.program import Program
 from ..ir.text import lines, text
 from ..ir.verify import Contract, contract, verify
@@ -40,6 +42,7 @@ def run_stage(
     """Run one stage over one graph, in place; the record of every pass goes to the session."""
     runner = _StageRunner(stage, gm, session, graph, example_inputs, is_inference)
     before = contract(gm) if session.options.verify != "off" else None
+    runner.numbers = runner.open_numbers() if session.options.verify != "off" else None
     backup = copy_graph(gm) if session.options.verify == "final" else None
     for entry in steps(stage, session.options):
         if isinstance(entry, Hook):
@@ -50,9 +53,11 @@ def run_stage(
     if backup is not None and runner.changed:
         try:
             verify(gm, before)
+            runner.check_numbers(f"stage {stage}")
         except VerificationError as error:
             gm.graph = backup
-            _warn(session, f"stage {stage} was undone: {error}")
+            ran = ", ".join(dict.fromkeys(r.name for r in session.records if r.changed and r.stage == stage))
+            _warn(session, f"stage {stage} was undone ({ran}; verify='each' says which of them it was): {error}")
     if runner.changed:
         gm.recompile()
     return gm
@@ -67,6 +72,8 @@ class _StageRunner:
         self.inputs = inputs
         self.program = Program(gm, inputs, session.options.freeze)
         self.changed = False
+        self.numbers: Numbers | None = None
+        self.notes: set[str] = set()
         self.listing: Listing | None = None
         if session.observed:
             key = f"{stage}/{graph}"
@@ -137,6 +144,19 @@ class _StageRunner:
         self.program = Program(self.gm, self.inputs, self.session.options.freeze)
         self._close(record, before, backup)
 
+    def open_numbers(self) -> Numbers:
+        origins = self.session.origins
+        return Numbers(self.gm, self.inputs, given_tensor if origins is None else origins.tensor)
+
+    def check_numbers(self, what: str) -> None:
+        """Raise VerificationError if the graph computes something else than before; note what nobody can tell."""
+        reason = self.numbers.check() if self.numbers is not None else None
+        if reason is not None and reason not in self.notes:
+            self.notes.add(reason)
+            note = f"verify: {self.graph}, after {what}: {reason}"
+            self.session.warnings.append(note)
+            log.info("%s", note)
+
     def _put_in_order(self) -> None:
         """A user's pass may leave a value after its first use: that is mended, not held against it."""
         rewriter = Rewriter(Program(self.gm, self.inputs), StableTopologicalSort.name)
@@ -165,6 +185,7 @@ class _StageRunner:
     def _verify(self, record: PassRecord, before: Contract | None, backup: Graph | None) -> None:
         try:
             verify(self.gm, before)
+            self.check_numbers(record.name)
         except VerificationError as error:
             if backup is not None:
                 self.gm.graph = backup

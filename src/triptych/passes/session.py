@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from torch.fx import GraphModule
 
+from ..ir.origins import Origins
 from ..options import Options
 from .record import Listing, PassRecord
 
@@ -23,6 +24,8 @@ class Session:
     """Somebody is looking: keep listings, graphs and kernels."""
     rewrite_limit: int | None = None
     """Stop rewriting after this many rewrites: what a bisection turns."""
+    origins: Origins | None = None
+    """Where the inputs of the program come from."""
     records: list[PassRecord] = field(default_factory=list)
     graphs: dict[str, GraphModule] = field(default_factory=dict)
     kernels: dict[str, str] = field(default_factory=dict)

@@ -18,9 +18,12 @@ from ..batching.recipes import (
     BatchMatmul,
     BatchNormalization,
     BatchPointwise,
+    GroupLinear,
     Recipe,
 )
+from ..ir.facts import tensor_fact
 from ..ir.order import nearest_order, predecessors
+from ..kernels import triton_is_there
 from ..passes.base import Pass, PassRun
 from ..rewrite.rewriter import Edit, PlainTerms
 from ..testing import declines, fires
@@ -36,21 +39,32 @@ class GroupBatchFusionPasses(Pass):
     exact: ClassVar[bool] = False
     min_group: int = 4
     """Fewer like operations than this stay as they are."""
+    group_linear: bool | None = None
+    """Linears of different sizes in one launch: always, never, or (None) on a GPU where it pays."""
 
     def run(self, run: PassRun) -> None:
-        nodes = list(run.program.graph.nodes)
         free_draws = run.options.codegen == "inductor" and not run.options.fallback_random
-        recipes = self._recipes(free_draws)
+        pointwise = BatchPointwise(draws=free_draws)
+        recipes = (BatchLinear(), BatchMatmul(), BatchNormalization(), pointwise, BatchAlongDims())
+        self._batch(run, recipes, free_draws)
+        if self.group_linear or (self.group_linear is None and _kernel_runs(run)):
+            self._batch(run, (GroupLinear(),), free_draws, always=bool(self.group_linear))
+
+    def _batch(self, run: PassRun, recipes: Sequence[Recipe], free_draws: bool, always: bool = False) -> None:
+        nodes = list(run.program.graph.nodes)
         members = {n: m for n in nodes if (m := _member(run, n, recipes)) is not None}
         if len(members) < self.min_group:
             return
         plan = find_groups(predecessors(run.program, nodes, free_draws), members.get, self.min_group)
-        worth = [chain for chain in chains(_sensible(plan)) if _pays(run, plan, chain)]
+        worth = [chain for chain in chains(_sensible(plan)) if always or _pays(run, plan, chain)]
         if worth:
             _Batching(run, plan, nodes, free_draws).carry_out(worth)
 
-    def _recipes(self, free_draws: bool) -> Sequence[Recipe]:
-        return (BatchLinear(), BatchMatmul(), BatchNormalization(), BatchPointwise(draws=free_draws), BatchAlongDims())
+
+def _kernel_runs(run: PassRun) -> bool:
+    """Our own kernels need Triton, and somebody to call them from generated code."""
+    on_gpu = any(t.device.type == "cuda" for n in run.program.graph.nodes if (t := tensor_fact(n)) is not None)
+    return run.options.codegen == "inductor" and on_gpu and triton_is_there()
 
 
 def _member(run: PassRun, node: Node, recipes: Sequence[Recipe]) -> Member | None:
@@ -179,6 +193,11 @@ def _towers(x: Any, *weights: Any) -> Any:
     return torch.stack([torch.sigmoid(F.linear(h, w)) for h, w in zip(hidden, weights[:8])])
 
 
+def _of_any_sizes(*values: Any) -> Any:
+    half = len(values) // 2
+    return [F.linear(x, w).relu() for x, w in zip(values[:half], values[half:])]
+
+
 def _two_depths(*values: Any) -> Any:
     """Half of the towers are one layer deeper."""
     xs = [torch.tanh(F.linear(x, w)) for x, w in zip(values[:8], values[8:])]
@@ -209,6 +228,7 @@ def _members_returned(*values: Any) -> Any:
 
 
 X, W, B = ("f32[4, 16]",) * 8, ("f32[16, 16]",) * 8, ("f32[16]",) * 8
+SIZES = (*("f32[4, 16]", "f32[8, 2]", "f32[2, 3, 5]") * 2, *("f32[3, 16]", "f32[1, 2]", "f32[7, 5]") * 2)
 TORCH: dict[str, Any] = {"dialects": ["torch"]}
 GroupBatchFusionPasses.examples = [
     fires(_of_one_input, X[0], *W, *B, **TORCH),
@@ -230,6 +250,8 @@ GroupBatchFusionPasses.examples = [
     fires(_members_returned, *X, *W, **TORCH),
     fires(lambda *v: torch.cat([x @ w for x, w in zip(v[:8], v[8:])]), *X, *W),
     fires(lambda *v: torch.cat([x.sigmoid() for x in v]), *X * 4, options={"group_batch_fusion_passes.min_group": 32}),
+    fires(_of_any_sizes, *SIZES, options={"group_batch_fusion_passes.group_linear": True}, **TORCH),
+    declines(_of_any_sizes, *SIZES, **TORCH),
     declines(lambda x, a, b, c: torch.cat([F.linear(x, w) for w in (a, b, c)]), X[0], *W[:3], **TORCH),
     declines(_one_after_the_other, X[0], *W, **TORCH),
     declines(_of_one_input, X[0], *[f"f32[{n}, 16]" for n in range(8)], *[f"f32[{n}]" for n in range(8)], **TORCH),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,30 +13,16 @@ from torch.fx import Node
 from ..ir.facts import tensor_fact
 from ..ir.program import Program
 from ..passes.base import Pass, PassRun
+from ..pieces.nested import MOST_USERS, Nested, joined_operands
 from ..rewrite.emit import Emitter
 from ..rewrite.rule import Rule
 from ..testing import declines, fires
-from .pieces import take_up
 
 
-class CatOfCat(Rule):
+class CatOfCat(Nested):
     """cat([cat([a, b], d), c], d) -> cat([a, b, c], d)"""
 
-    def pattern(self, op, tensors, dim):
-        return op.cat(tensors, dim=dim)
-
-    def check(self, m, tensors, dim):
-        m.applies(isinstance(tensors, (list, tuple)), "operands that are not listed")
-        inner = [t for t in dict.fromkeys(tensors) if cat_operands(m.program, t.node, dim) is not None]
-        m.applies(inner, "no cat among the operands")
-        merged = [t for t in inner if _only_joined_further(m.program, t.node, dim)]
-        take_up(m, inner, merged)
-
-    def rewrite(self, op, tensors, dim, m):
-        flat: list[Any] = []
-        for t in tensors:
-            flat += cat_operands(m.program, t.node, dim) if t.node in m.nodes else [t]
-        return op.cat(flat, dim=dim)
+    inner = "cat"
 
     examples = [
         fires(lambda a, b, c: torch.cat([torch.cat([a, b]), c]), "f32[2]", "f32[3]", "f32[4]"),
@@ -72,20 +59,6 @@ def _write_after_cat(a: Any, b: Any) -> Any:
     return torch.cat([inner, b])
 
 
-def cat_operands(program: Program, node: Node, dim: Any) -> list[Any] | None:
-    """What a cat along this dim joins; None for any other value."""
-    call = program.call(node)
-    if call is None or call.op != "cat" or call.mutates or call.get("dim") != dim:
-        return None
-    tensors = call.args["tensors"]
-    return list(tensors) if isinstance(tensors, (list, tuple)) and tensors else None
-
-
-def _only_joined_further(program: Program, node: Node, dim: Any) -> bool:
-    """Every user is a cat along the same dim, so that nobody needs the value itself."""
-    return all(cat_operands(program, user, dim) is not None for user in node.users)
-
-
 RULES: Sequence[Rule] = (CatOfCat(),)
 
 
@@ -107,7 +80,7 @@ class MergeConcatsPass(Pass):
         """cat([a, b, c]) and cat([b, c]) -> the second is a slice of the first"""
         call = run.program.call(node)
         dim = call.get("dim") if call is not None and call.op == "cat" else None
-        operands = None if dim is None else cat_operands(run.program, node, dim)
+        operands = None if dim is None else joined_operands(run.program, node, "cat", dim)
         if operands is None or not node.users:
             return
         for other, at in _holders(run.program, node, operands, dim):
@@ -148,8 +121,8 @@ def _write_between_cats(a: Any, b: Any) -> Any:
 
 def _holders(program: Program, node: Node, operands: list[Any], dim: Any) -> Iterator[tuple[Node, int]]:
     """Cats that hold these operands side by side, and from which operand on."""
-    for user in operands[0].users:
-        held = cat_operands(program, user, dim) if user is not node else None
+    for user in itertools.islice(operands[0].users, MOST_USERS):
+        held = joined_operands(program, user, "cat", dim) if user is not node else None
         if held is None or (held == operands and not user < node):
             continue  # of two alike the later one goes
         for at in range(len(held) - len(operands) + 1):
@@ -160,7 +133,7 @@ def _holders(program: Program, node: Node, operands: list[Any], dim: Any) -> Ite
 
 def _slice_of(other: Node, operands: list[Any], at: int, dim: Any) -> Any:
     def make(op: Emitter) -> Any:
-        held = cat_operands(op.program, other, dim)
+        held = joined_operands(op.program, other, "cat", dim)
         assert held is not None
         if held == operands:
             return other

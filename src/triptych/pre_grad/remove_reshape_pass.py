@@ -5,16 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.fx import Node
 
 from ..ir.calls import Call
-from ..ir.facts import known, known_equal, tensor_fact
+from ..ir.facts import fact, known, known_equal, storage, tensor_fact
 from ..ir.program import Program
 from ..ir.traits import is_pointwise
 from ..match.pattern import Ints, Tensor
 from ..passes.base import Pass
+from ..pieces.plan import build, plan
+from ..pieces.read import SEEING, only_used_by, way_of
 from ..rewrite.refusal import NotConcerned, Refused
 from ..rewrite.rule import Match, Rule
 from ..testing import declines, fires
@@ -110,6 +113,50 @@ class MergePermutes(Rule):
         declines(lambda x: (y := x.permute(1, 2, 0), y.permute(1, 2, 0) + 1), "f32[4, 8, 2]"),
         declines(lambda x: x.t().t(), "f32[4, 8]", because="very tensor"),
     ]
+
+
+class FewerViews(Rule):
+    """a chain of reshapes, permutes and expands of x -> as few of them as make the same"""
+
+    interior_may_be_used = True
+
+    def pattern(self, op, x: Tensor, how):
+        return op.any_of(op.reshape(x, how), op.permute(x, how), op.squeeze(x, dim=how), op.unsqueeze(x, how))
+
+    def check(self, m, x):
+        way = way_of(m.program, m.root.node, SEEING, SEEING)
+        m.applies(way is not None and len(way.nodes) > 2, "no chain")
+        steps = plan(way.map)
+        gone = only_used_by(way.nodes[1:], m.root.node)
+        m.applies(steps is not None and len(steps) <= len(gone), "no shorter")
+        m.cover(way.nodes)
+
+    def rewrite(self, op, m, x):
+        way = way_of(m.program, m.root.node, SEEING, SEEING)
+        made = build(op, m.program.value(way.source), plan(way.map))
+        apart = storage(made.fact) != storage(fact(way.source))
+        m.require(not apart or storage(m.root.fact) != storage(fact(way.source)), "would have to be copied")
+        return made
+
+    examples = [
+        fires(lambda x: x.unsqueeze(0).transpose(1, 2).squeeze(0).t() + 1, "f32[4, 8]"),
+        fires(lambda x: x.unflatten(1, (2, 4)).transpose(1, 2).flatten(1).unflatten(1, (4, 2)).mT.flatten(1) + 1,
+              "f32[4, 8]"),
+        fires(lambda x: x.t().unsqueeze(1).transpose(0, 2).squeeze(1) + 1, "f32[4, 8]", dynamic=True),
+        fires(lambda x: x.permute(2, 0, 1)[None].permute(0, 2, 3, 1).squeeze(0) + 1, "f32[2, 3, 4]"),
+        declines(lambda x: x.view(4, 2, 4).transpose(1, 2).reshape(4, 8) + 1, "f32[4, 8]"),
+        declines(lambda x: (lambda y: (y, y.transpose(0, 1).flatten(1)))(x.view(4, 2, 4)), "f32[4, 8]"),
+        declines(lambda x: x.view(4, 2, 4).transpose(0, 1).reshape(8, 4).view(2, 4, 4).permute(1, 0, 2) + 1,
+                 "f32[4, 8]", dialects=("torch",), because="stride"),
+        declines(lambda x: _write_between(x), "f32[4, 8]", dialects=("torch",), because="in between"),
+    ]  # fmt: skip
+
+
+def _write_between(x: Any) -> Any:
+    """For examples: the first of the views is a copy, made before the write."""
+    copy = x.t().reshape(-1)
+    x.add_(1)
+    return copy.view(2, 4, 4).transpose(0, 1).reshape(4, 8) + 1
 
 
 @dataclass
@@ -267,4 +314,4 @@ class RemoveReshapePass(Pass):
         return RULES
 
 
-RULES: list[Rule] = [MergeReshapes(), MergePermutes(), ReshapeAcrossPointwise(), PermuteAcrossPointwise()]
+RULES: list[Rule] = [MergeReshapes(), MergePermutes(), FewerViews(), ReshapeAcrossPointwise(), PermuteAcrossPointwise()]

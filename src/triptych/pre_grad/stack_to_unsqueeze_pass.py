@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
-from ..ir.facts import fact
 from ..match.pattern import Tensor
 from ..passes.base import Pass
-from ..rewrite.emit import Emitter
-from ..rewrite.rule import Match, Rule
+from ..pieces.nested import Nested
+from ..pieces.read import TAKING
+from ..pieces.rule import PutTogether
+from ..pieces.samples import then_write, write_between
+from ..rewrite.rule import Rule
 from ..testing import declines, fires
-from .pieces import Run, copied, only_used_by, operand_pieces, runs, take_up
 
 
 class StackOfOne(Rule):
@@ -39,17 +40,11 @@ class StackOfOne(Rule):
     ]
 
 
-class StackOfPieces(Rule):
-    """stack of the pieces of x -> x, its dims in another order or one of them in two"""
+class StackOfPieces(PutTogether):
+    """stack of the pieces of x -> x, its dims in another order or one of them in two; a copy of it; or a cat"""
 
-    def pattern(self, op, tensors, dim):
-        return op.stack(tensors, dim=dim)
-
-    def check(self, m, tensors):
-        _only_run(m, tensors)
-
-    def rewrite(self, op, tensors, dim, m):
-        return _stacked(op, _only_run(m, tensors), dim)
+    joins = ("stack",)
+    taken = TAKING
 
     examples = [
         fires(lambda x: torch.stack(x.unbind(1), dim=1) + 1, "f32[4, 3, 2]"),
@@ -61,59 +56,31 @@ class StackOfPieces(Rule):
         fires(lambda x: torch.stack(x[1:3].unbind()) * 2, "f32[4, 3]"),
         fires(lambda x: torch.stack([x[1], x[2]]) * 2, "f32[4, 3]"),
         fires(lambda x: torch.stack(x.unbind(1), 1) * 2, "f32[4, 3]", dynamic=True, dialects=["torch"]),
-        declines(lambda x: torch.stack(x.unbind()), "f32[4, 3]", because="leaves the graph"),
-        declines(lambda x: torch.stack(x.unbind(), 1) * 2, "f32[4, 3]", because="stride"),
-        declines(lambda x: torch.stack([x[1], x[0]]) * 2, "f32[2, 3]", because="order"),
-        declines(lambda x: torch.stack([x[0], x[2]]) * 2, "f32[3, 3]", because="order"),
-        declines(lambda x: _write(torch.stack(x.unbind()), x), "f32[3]", dialects=["torch"],
-                 because="written"),
-        declines(lambda x, y: torch.stack([x[0], y[0]]) * 2, "f32[3]", "f32[3]"),
-    ]
-
-
-class CopyOfStackedPieces(Rule):
-    """stack of the pieces of x -> a copy of x so seen, where it must be memory of its own or lie otherwise"""
-
-    def pattern(self, op, tensors, dim):
-        return op.stack(tensors, dim=dim)
-
-    def check(self, m, tensors):
-        _only_run(m, tensors, m.applies)
-
-    def rewrite(self, op, tensors, dim, m):
-        return copied(op, _stacked(op, _only_run(m, tensors), dim), m.root.tensor)
-
-    examples = [
+        fires(lambda x: torch.stack([x[0], x[2]]) * 2, "f32[3, 3]"),
+        fires(lambda x: torch.stack([x[2], x[1], x[0]]) * 2, "f32[3, 3]"),
+        # in memory of their own, or in another order
         fires(lambda x: torch.stack(x.unbind(), 1) * 2, "f32[4, 3]"),
         fires(lambda x: torch.stack(x.unbind(-1), 0), "f32[4, 3, 2]"),
         fires(lambda x: torch.stack(x.unbind()), "f32[4, 3]"),
         fires(lambda x: torch.stack(x.chunk(3, 1)), "f32[4, 6]"),
         fires(lambda x: torch.stack(x.split(2, dim=1), -1), "f32[4, 6]"),
         fires(lambda x: torch.stack(x.split([3, 3], 1)), "f32[4, 6]", dynamic=True),
-        fires(lambda x: _write(torch.stack(x.unbind()), x), "f32[3]", dialects=["torch"]),
-        declines(lambda x: torch.stack([x[1], x[0]]), "f32[2, 3]"),
+        fires(lambda x: then_write(torch.stack(x.unbind()), x), "f32[3]", dialects=["torch"]),
+        # among others
+        fires(lambda x, y: torch.stack([y, *x.unbind(), y]) * 2, "f32[4, 3]", "f32[3]"),
+        declines(lambda x, y: torch.stack([x[0], y[0]]) * 2, "f32[3]", "f32[3]"),
         declines(lambda x, y: torch.stack([x, y]), "f32[2, 3]", "f32[2, 3]"),
-    ]
+        declines(lambda x: (lambda a, b, c, d: torch.stack([a, b, d]) * a * b * d)(*x.unbind()), "f32[4]",
+                 because="nothing is saved"),
+        declines(lambda x: write_between(x.unbind(), x, torch.stack) * 2, "f32[3]", dialects=["torch"],
+                 because="in between"),
+    ]  # fmt: skip
 
 
-class StackIntoCat(Rule):
+class StackIntoCat(Nested):
     """cat([stack([a, b], d), c], d) -> cat([unsqueeze(a, d), unsqueeze(b, d), c], d)"""
 
-    def pattern(self, op, tensors, dim):
-        return op.cat(tensors, dim=dim)
-
-    def check(self, m, tensors, dim):
-        m.applies(isinstance(tensors, (list, tuple)) and len(tensors) > 1, "one operand, or not listed")
-        stacks = [t for t in dict.fromkeys(tensors) if _stack_operands(t, dim)]
-        m.applies(stacks, "no stack among the operands")
-        own = [t for t in stacks if list(t.node.users) == [m.root.node]]
-        take_up(m, stacks, own)
-
-    def rewrite(self, op, tensors, dim, m):
-        flat: list[Any] = []
-        for t in tensors:
-            flat += [op.unsqueeze(x, dim) for x in _stack_operands(t, dim)] if t.node in m.nodes else [t]
-        return op.cat(flat, dim=dim)
+    inner = "stack"
 
     examples = [
         fires(lambda a, b, c: torch.cat([torch.stack([a, b]), c]), "f32[3]", "f32[3]", "f32[4, 3]"),
@@ -130,57 +97,13 @@ class StackIntoCat(Rule):
     ]  # fmt: skip
 
 
-def _stack_operands(value: Any, dim: Any) -> list[Any]:
-    call = value.call
-    if call is None or call.op != "stack" or call.mutates or call.get("dim") != dim:
-        return []
-    tensors = call.args["tensors"]
-    return list(tensors) if isinstance(tensors, (list, tuple)) else []
-
-
-def _only_run(m: Match, tensors: Any, in_order: Callable[[Any, str], None] | None = None) -> Run:
-    """The run that all operands of a stack are; the site is left alone if they are none."""
-    pieces = operand_pieces(m.program, tensors)
-    m.applies(len(pieces) > 1 and None not in pieces, "no pieces")
-    sources = {(p.source, p.dim, p.single) for p in pieces if p is not None}
-    m.applies(len(sources) == 1, "pieces of several values")
-    found = runs(pieces)
-    (in_order or m.require)(len(found) == 1, "the pieces are not side by side in this order")
-    (run,) = found
-    assert run is not None
-    m.cover(only_used_by(run.nodes, [m.root.node]))
-    return run
-
-
-def _stacked(op: Emitter, run: Run, dim: int) -> Any:
-    """The run with the dim that counts its pieces at the place where the stack has it."""
-    value = run.build(op)
-    known = fact(getattr(value, "node", value))
-    shape, rank = list(known.shape), known.dim()
-    if not run.single:
-        count = len(run.pieces)
-        size = run.pieces[0].end - run.pieces[0].start
-        value = op.reshape(value, [*shape[: run.dim], count, size, *shape[run.dim + 1 :]])
-        rank += 1
-    if run.dim == dim:
-        return value
-    dims = [d for d in range(rank) if d != run.dim]
-    return op.permute(value, [*dims[:dim], run.dim, *dims[dim:]])
-
-
-def _write(x: Any, y: Any) -> Any:
-    """For examples: a write that the first value must not see."""
-    y.add_(1)
-    return x * 2
-
-
 def _write_after_stack(a: Any, b: Any, c: Any) -> Any:
     stacked = torch.stack([a, b])
     a.add_(1)
     return torch.cat([stacked, c])
 
 
-RULES: Sequence[Rule] = (StackOfOne(), StackOfPieces(), CopyOfStackedPieces(), StackIntoCat())
+RULES: Sequence[Rule] = (StackOfOne(), StackOfPieces(), StackIntoCat())
 
 
 @dataclass(frozen=True)

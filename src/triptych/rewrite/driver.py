@@ -93,12 +93,16 @@ def run_rules(rewriter: Rewriter, rules: Sequence[Rule], *, strict: bool = False
     return tally
 
 
+MOST_USERS = 100
+"""A value with more users than these is not followed to them whenever one of them changes: keeps runs linear."""
+
+
 def _neighbourhood(touched: list[Node], reach: int) -> list[Node]:
     """Nodes a pattern could now match at: what changed and, as deep as patterns go, its users."""
     seen = dict.fromkeys(n for n in touched if not n._erased)
     edge = list(seen)
     for _ in range(reach - 1):
-        edge = [u for n in edge for u in n.users if u not in seen]
+        edge = [u for n in edge if len(n.users) <= MOST_USERS for u in n.users if u not in seen]
         seen.update(dict.fromkeys(edge))
     return list(seen)
 
@@ -140,7 +144,7 @@ def _apply(
 def _rewrite(rewriter: Rewriter, rule: CompiledRule, match: Match, roots: tuple[Node, ...]) -> None:
     op = rewriter.emitter(max(roots), rule.name)
     try:
-        rewriter.replace(roots, rule.rewrite(op, match), op, match.nodes, rule.rule)
+        rule.rewrite(op, match, lambda made: rewriter.replace(roots, made, op, match.nodes, rule.rule))
     except Exception:
         op.discard()
         raise

@@ -35,6 +35,11 @@ STALE_META = (
 )  # fmt: skip
 """What a node knows of its own value: a new node computes its own."""
 
+SIZE_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
+    "Add": operator.add, "Mul": operator.mul, "FloorDiv": operator.floordiv, "CleanDiv": operator.floordiv,
+}  # fmt: skip
+"""What symbolic sizes are computed with, by the name that the symbols know it by."""
+
 AS_TENSOR_OVERLOAD = frozenset("add sub mul div maximum minimum".split())
 """AOTAutograd writes a number operand of these into the `.Tensor` overload; so do we."""
 
@@ -77,6 +82,13 @@ class Emitter:
                 return node
         return self.node("get_attr", path, (), {}).node
 
+    def constant(self, value: torch.Tensor) -> Node:
+        """A tensor that is known now: a buffer of the graph's module, which has it on its device once and for all."""
+        names = (f"constant_{number}" for number in itertools.count())
+        name = next(n for n in names if not hasattr(self.program.gm, n))
+        self.program.gm.register_buffer(name, value, persistent=False)
+        return self.attribute(name)
+
     def again(self, node: Node, operands: Mapping[Node, Node]) -> Value:
         """The call a node makes, in its own words and with its own source line, on other operands."""
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: operands.get(n, n))
@@ -117,9 +129,9 @@ class Emitter:
             if self.program.dialect == ATEN:
                 return self.node("call_function", aten.sym_size.int, (node, dim), {}).node
             return self.node("call_method", "size", (node, dim), {}).node
-        if expr.is_Add or expr.is_Mul:
+        combine = SIZE_ARITHMETIC.get(type(expr).__name__)
+        if combine is not None:
             parts = [self._expression(part) for part in expr.args]
-            combine = operator.add if expr.is_Add else operator.mul
             return functools.reduce(lambda a, b: self.node("call_function", combine, (a, b), {}).node, parts)
         raise Refused(f"no node computes the size {expr}")
 

@@ -125,7 +125,7 @@ def _aten_reshape(op: Emitter, a: dict[str, Any]) -> Value:
     shape = list(a["shape"])
     try:
         return op.node("call_function", aten.view.default, (a["self"], shape), {})
-    except RuntimeError:  # the memory cannot be seen in this shape
+    except (RuntimeError, ValueError):  # the memory cannot be seen in this shape
         op.drop_last()
         copy = op.node("call_function", aten.clone.default, (a["self"],), {"memory_format": torch.contiguous_format})
         return op.node("call_function", aten._unsafe_view.default, (copy.node, shape), {})

@@ -21,6 +21,7 @@ from ..ir.program import ATEN, Program, Value
 from ..ir.text import RULE
 from ..ir.traits import is_gemm, is_pointwise
 from .emit import Emitter
+from .layout import follow
 from .refusal import Refused
 from .spelling import Spelling
 
@@ -71,6 +72,8 @@ class Rewriter:
         self.limit = limit
         self.rewrites = 0
         self.touched: list[Node] = []
+        self._relaid: dict[Node, Any] = {}
+        """What becomes of values computed from those that lie otherwise in memory than what they replace."""
         """Nodes made or given other operands by the last rewrite: what a worklist looks at again."""
 
     # ---- rewriting ----
@@ -90,6 +93,7 @@ class Rewriter:
 
     def replace_all(self, edits: Sequence[Edit]) -> None:
         """Several replacements that hang together, the later built on the earlier: all of them or none."""
+        self._relaid = {}
         try:
             self._check_limit(len(edits))
             made = [self.require_sound(e.olds, e.new, e.op, e.covered, e.terms) for e in edits]
@@ -102,6 +106,9 @@ class Rewriter:
         for edit, news in zip(edits, made):
             for was, now in zip(edit.olds, news):
                 self._swap(was, now)
+        for node, value in self._relaid.items():
+            set_fact(node, value, self.program.fact_key)
+            self.program.respelled(node)
         for edit in reversed(edits):
             self._erase_unused((*edit.covered, *edit.op.made), edit.terms.takes_random)
 
@@ -113,14 +120,19 @@ class Rewriter:
         if len(olds) != len(news):
             raise Refused(f"{len(olds)} values replaced by {len(news)}")
         made = [self._node_of(n) for n in news]
+        fresh = set(op.made)
         self._check_order(olds, made, covered, op, terms)
+        relaid: dict[Node, Any] = {}
         for was, now in zip(olds, made):
             if terms.returns_operand:
                 continue
-            self._check_value(was, now, terms)
-            self._check_memory(was, now, now in op.made)
-            if now not in op.made:
+            if self._check_value(was, now, terms):
+                relaid[was] = fact(now)
+            self._check_memory(was, now, now in fresh)
+            if now not in fresh:
                 self._check_identity(was, now)
+        if relaid:
+            self._relaid |= follow(self.program, relaid)
         return made
 
     def respell(self, node: Node, spelling: Spelling) -> None:
@@ -252,19 +264,21 @@ class Rewriter:
             if user < place and user not in covered:
                 raise Refused(f"{user.name} uses the value before the replacement can stand")
 
-    def _check_value(self, was: Node, now: Node, terms: Terms) -> None:
+    def _check_value(self, was: Node, now: Node, terms: Terms) -> bool:
+        """Is it as good as what it replaces? True where it lies otherwise in memory, which must not be seen."""
         old, new = fact(was), fact(now)
         if old is None or new is None:
             if not terms.without_facts:
                 raise Refused("shape and dtype are not known")
             if not self._strides_unseen(was, lambda op: is_pointwise(op) or is_gemm(op)):
                 raise Refused("strides are not known and could be seen")
-            return
+            return False
         if problem := difference(old, new, strides=False):
             raise Refused(problem)
         problem = difference(old, new)
-        if problem and (terms.keeps_strides or not self._strides_unseen(was, is_gemm)):
+        if problem and terms.keeps_strides:
             raise Refused(problem)
+        return problem is not None
 
     def _strides_unseen(self, node: Node, users: Callable[[str], bool]) -> bool:
         """Is every user an operation of that kind, whose result does not tell how this operand lies in memory?"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch.fx import Node
 
@@ -16,6 +16,8 @@ from ..match.matcher import Found
 from ..match.pattern import Pattern, build_pattern
 from ..passes.record import Decision
 from .refusal import NotConcerned, Refused
+
+_Accepted = TypeVar("_Accepted")
 
 
 class Match:
@@ -68,6 +70,13 @@ def _as_value(program: Program, raw: Any) -> Any:
     return raw
 
 
+class FirstOf:
+    """What a rewrite returns that has several ways to write its result, best first: the first sound one is taken."""
+
+    def __init__(self, *ways: Callable[[], Any]) -> None:
+        self.ways = ways
+
+
 class Rule:
     """Subclass this, with a docstring whose first line is the formula.
 
@@ -89,6 +98,8 @@ class Rule:
     """What is dropped hands back its very operand (`nn.Identity`): nothing about the value differs, known or not."""
     keeps_strides: ClassVar[bool] = True
     """False: the result may lie otherwise in memory where nobody can see it."""
+    without_gradient: ClassVar[bool] = False
+    """The values stay, and the gradient may not: fires only where none is wanted, which its check asks."""
     examples: ClassVar[list[Any]] = []
 
     @classmethod
@@ -136,10 +147,18 @@ class CompiledRule:
         self._default_checks(match)
         self.rule.check(match, **{name: match[name] for name in self._check})
 
-    def rewrite(self, op: Any, match: Match) -> tuple[Any, ...]:
+    def rewrite(self, op: Any, match: Match, accept: Callable[[tuple[Any, ...]], _Accepted]) -> _Accepted:
+        """Build what stands there instead and hand it to `accept`, which raises Refused where it is not sound."""
         given = {name: match if name == "m" else match[name] for name in self._rewrite}
         made = self.rule.rewrite(op, **given)
-        return made if isinstance(made, tuple) else (made,)
+        if not isinstance(made, FirstOf):
+            return accept(made if isinstance(made, tuple) else (made,))
+        for way in made.ways[:-1]:
+            try:
+                return accept((way(),))
+            except Refused:
+                op.discard()
+        return accept((made.ways[-1](),))
 
     def _default_checks(self, match: Match) -> None:
         rule = self.rule

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
+from .. import joint, post_grad
 from ..ir.facts import storage
 from ..ir.program import Program
 from ..ir.text import text
@@ -21,6 +23,8 @@ from ..rewrite.rewriter import Rewriter
 from ..rewrite.rule import Rule
 from .capture import capture
 from .examples import Example, make_inputs
+
+GRADIENT_TOLERANCE = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,13 @@ class Outcome:
         return [d.reason for d in self.tally.declines.values()]
 
 
-def run_example(subject: Rule | type[Pass], example: Example, dialect: str) -> Outcome:
+def run_example(subject: Rule | type[Pass], example: Example, dialect: str, device: str = "cpu") -> Outcome:
     """Capture, run, compare with the graph before; raises AssertionError if anything is not as declared."""
-    gm, inputs = capture(example.program, make_inputs(example), dialect, example.dynamic)
+    inputs = [v.to(device) if isinstance(v, torch.Tensor) else v for v in make_inputs(example)]
+    gm, inputs = capture(example.program, inputs, dialect, example.dynamic)
     original = copy.deepcopy(gm)
+    if example.prepare is not None:
+        example.prepare(gm.graph)
     before = text(gm)
     tally = _apply(subject, gm, example)
     gm.graph.lint()
@@ -54,7 +61,18 @@ def run_example(subject: Rule | type[Pass], example: Example, dialect: str) -> O
     outcome = Outcome(tally, before, text(gm), len(original.graph.nodes), len(gm.graph.nodes))
     _check_outcome(subject, example, outcome)
     compare_graphs(original, gm, inputs, subject.exact, example.same_values)
+    if outcome.rewrites and example.same_values and _keeps_gradients(subject, tally, dialect):
+        compare_gradients(original, gm, inputs)
     return outcome
+
+
+def _keeps_gradients(subject: Rule | type[Pass], tally: Tally, dialect: str) -> bool:
+    """Does autograd see what was rewritten? It is done with an ATen graph, and with all that stages 2 and 3 get."""
+    where = subject.__module__
+    if dialect == "aten" or where.startswith((joint.__name__, post_grad.__name__)):
+        return False
+    rules = [subject] if isinstance(subject, Rule) else subject().rules()
+    return not any(rule.without_gradient for rule in rules if rule.name in tally.fired)
 
 
 def _apply(subject: Rule | type[Pass], gm: GraphModule, example: Example) -> Tally:
@@ -94,7 +112,11 @@ def _check_outcome(subject: Any, example: Example, outcome: Outcome) -> None:
 
 
 def compare_graphs(
-    before: GraphModule, after: GraphModule, inputs: Sequence[Any], exact: bool = True, values: bool = True
+    before: Callable[..., Any],
+    after: Callable[..., Any],
+    inputs: Sequence[Any],
+    exact: bool = True,
+    values: bool = True,
 ) -> None:
     """Same outputs, mutated inputs and memory sharing; bit for bit unless `exact` is off."""
     first, second = _clone(inputs), _clone(inputs)
@@ -106,6 +128,75 @@ def compare_graphs(
     compare(list(_tensors(first)), list(_tensors(second)), exact, values)
     want, got = _sharing(first, expected), _sharing(second, actual)
     assert want == got, f"memory is shared otherwise: {want} became {got}"
+
+
+def compare_gradients(before: Callable[..., Any], after: Callable[..., Any], inputs: Sequence[Any]) -> bool:
+    """Same gradients, of a random projection of all that comes out, by all floats that go in.
+
+    False where there is nothing to compare: no float, or a write that autograd forbids.
+    """
+    by = differentiable(before, inputs)
+    expected = gradients(before, inputs, by)
+    if not expected:
+        return False
+    actual = gradients(after, inputs, by)
+    assert actual is not None, "autograd forbids what it allowed before"
+    for want, got in zip(expected, actual):
+        relative = GRADIENT_TOLERANCE.get(want.dtype, 1e-5)
+        # sums in another order: what cancels is as wrong as the largest term
+        absolute = relative * max(1.0, want.nan_to_num(0, 0, 0).abs().max().item() if want.numel() else 0.0)
+        torch.testing.assert_close(
+            got, want, rtol=relative, atol=absolute, equal_nan=True, msg=lambda m: f"gradients differ: {m}"
+        )
+    return True
+
+
+def gradients(
+    program: Callable[..., Any], inputs: Sequence[Any], by: Sequence[int] | None = None
+) -> list[torch.Tensor] | None:
+    """By the inputs at these places, else all floats; empty where nothing that comes out has one, None where
+    autograd forbids a write."""
+    try:
+        return _gradients(program, inputs, differentiable(program, inputs) if by is None else by)
+    except RuntimeError as error:
+        if "in-place" in str(error) or "inplace" in str(error):
+            return None
+        raise
+
+
+def differentiable(program: Callable[..., Any], inputs: Sequence[Any]) -> list[int]:
+    """The places of floats, less those that may have no gradient, as running statistics may not."""
+    floats = [i for i, value in enumerate(inputs) if _is_float(value)]
+
+    def allowed(places: list[int]) -> bool:
+        try:
+            _gradients(program, inputs, places)
+        except RuntimeError as error:
+            return "not differentiable with respect to" not in str(error)
+        return True
+
+    return floats if allowed(floats) else [i for i in floats if allowed([i])]
+
+
+def _gradients(program: Callable[..., Any], inputs: Sequence[Any], places: Sequence[int]) -> list[torch.Tensor]:
+    leaves = {i: inputs[i].detach().clone().requires_grad_() for i in places}
+    # the program gets copies, which it may write: of a leaf, autograd would forbid that
+    given = [leaves[i].clone() if i in leaves else _clone([value])[0] for i, value in enumerate(inputs)]
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # operators without a gradient of their own
+        outputs = program(*given)
+        if not any(t.requires_grad for t in _tensors(outputs)):
+            return []
+        made = [t for t in _tensors([outputs, given]) if t.requires_grad]
+        seeds = [torch.randn(t.shape, generator=torch.Generator().manual_seed(i)) for i, t in enumerate(made)]
+        directions = [s.to(t.dtype).to(t.device) for s, t in zip(seeds, made)]
+        found = torch.autograd.grad(made, list(leaves.values()), directions, allow_unused=True)
+    return [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves.values(), found)]
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.dtype.is_floating_point or value.dtype.is_complex)
 
 
 def _clone(values: Sequence[Any]) -> list[Any]:
@@ -143,7 +234,18 @@ def compare(
         if exact:
             assert torch.equal(_bits(want), _bits(got)), f"values differ by {_gap(want, got)}"
         else:
-            torch.testing.assert_close(got, want, equal_nan=True)
+            rtol = ROUNDING.get(want.dtype, 0.0)
+            torch.testing.assert_close(got, want, rtol=rtol, atol=rtol * _size(want), equal_nan=True)
+
+
+ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+"""What a sum in another order may differ by, of the size of its terms."""
+
+
+def _size(tensor: torch.Tensor) -> float:
+    """The largest finite number in it: what cancels in a sum leaves an error of the size of what cancelled."""
+    finite = tensor[torch.isfinite(tensor)].abs()
+    return finite.max().item() if finite.numel() else 0.0
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

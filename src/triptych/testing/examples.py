@@ -32,6 +32,8 @@ class Example:
     settings: dict[str, Any] = field(default_factory=dict)
     """What a rule is made with, where it takes any settings of its own."""
     is_inference: bool = True
+    prepare: Callable[[torch.fx.Graph], None] | None = None
+    """Done to the captured graph first: for passes about what no program can say, such as a wrong order."""
     same_values: bool = True
     """False where random numbers come from another stream: only shapes, dtypes, strides and sharing are compared."""
 

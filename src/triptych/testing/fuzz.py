@@ -25,8 +25,9 @@ class _Value:
 class ProgramBuilder:
     """Builds a torch-level graph step by step, running every step to know what is legal next."""
 
-    def __init__(self, choose: Choose, inputs: list[torch.Tensor]) -> None:
+    def __init__(self, choose: Choose, inputs: list[torch.Tensor], taking_apart: bool = False) -> None:
         self.choose = choose
+        self.taking_apart = taking_apart
         self.graph = Graph()
         self.inputs = [t.clone() for t in inputs]
         self.pool: list[_Value] = []
@@ -46,7 +47,8 @@ class ProgramBuilder:
         return self.pool[max(self.choose(size), self.choose(size))]
 
     def _step(self) -> None:
-        kinds = (self._unary, self._view, self._binary, self._join, self._pieces, self._write, self._noop)
+        every = (self._unary, self._view, self._binary, self._join, self._pieces, self._write, self._noop)
+        kinds = (self._rejoin, self._rejoin, self._view, self._write, *every[3:]) if self.taking_apart else every
         kinds[self.choose(len(kinds))]()
 
     def _add(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
@@ -63,8 +65,9 @@ class ProgramBuilder:
         )
         node = self.graph.create_node(kind, target, plain_args, plain_kwargs)
         if isinstance(result, (tuple, list)):
+            all_of_them = self.taking_apart and self.choose(3)
             for i, piece in enumerate(result):
-                if self.choose(3):
+                if all_of_them or self.choose(3):
                     part = self.graph.call_function(operator.getitem, (node, i))
                     self.pool.append(_Value(part, piece))
         elif isinstance(result, torch.Tensor):
@@ -150,8 +153,76 @@ class ProgramBuilder:
             join = (torch.cat, torch.stack)[self.choose(2)]
             self._add("call_function", join, (pieces,), {"dim": self.choose(rank)})
 
-    def _write(self) -> None:
+    def _rejoin(self) -> None:
+        """Take apart, do the same to each piece, write or not, and put together in some order, among others or not."""
+        source = self._pick()
+        taken = pieces = self._taken_apart(source)
+        for _ in range(self.choose(3)):
+            pieces = self._each(pieces)
+        if not self.choose(3):
+            self._write([source, *taken, *pieces])
+        if not pieces:
+            return
+        order = (
+            pieces, pieces, pieces, pieces[::-1], pieces[1:], pieces[::2], pieces * 2, [*pieces[1:], pieces[0]],
+            [pieces[self.choose(len(pieces))] for _ in range(1 + self.choose(6))],
+        )[self.choose(9)]  # fmt: skip
+        operands = list(order) or pieces
+        if not self.choose(3):
+            alike = [v for v in self.pool if v.tensor.shape == operands[0].tensor.shape]
+            operands.insert(self.choose(len(operands) + 1), alike[self.choose(len(alike))])
+        rank = operands[0].tensor.dim()
+        join = (torch.cat, torch.stack)[self.choose(2)]
+        dim = self.choose(rank + 1) * (1 if self.choose(3) else -1)
+        self._add("call_function", join, (operands,), {"dim": dim})
+
+    def _taken_apart(self, x: _Value) -> list[_Value]:
+        rank = x.tensor.dim()
+        if not rank:
+            return [x]
+        dim = self.choose(rank)
+        size = x.tensor.shape[dim]
+        first = self.choose(size + 1)
+        forms: list[tuple[str, Any, tuple[Any, ...]]] = [
+            ("call_method", "chunk", (x, 1 + self.choose(4), dim - rank)), ("call_method", "unbind", (x, dim)),
+            ("call_function", torch.split, (x, 1 + self.choose(2), dim)), ("call_method", "unbind", (x, dim - rank)),
+            ("call_method", "split", (x, [first, size - first], dim)),
+            ("call_function", torch.tensor_split, (x, 1 + self.choose(3), dim)),
+        ]  # fmt: skip
+        before = len(self.pool)
+        if self.choose(4):
+            self._add(*forms[self.choose(len(forms))])
+            return self.pool[before:]
+        step = 1 + self.choose(2)
+        for start in range(0, size, step):
+            index = (*(slice(None),) * dim, slice(start, start + step) if self.choose(4) else start)
+            self._add("call_function", operator.getitem, (x, index))
+        return self.pool[before:]
+
+    def _each(self, pieces: list[_Value]) -> list[_Value]:
+        """The same step for every piece."""
+        if not pieces:
+            return []
+        rank = pieces[0].tensor.dim()
+        dim = self.choose(rank + 1)
+        shape = list(pieces[0].tensor.shape)
+        forms: list[tuple[str, Any, tuple[Any, ...]]] = [
+            ("call_method", "squeeze", (dim,)), ("call_method", "squeeze", ()), ("call_method", "unsqueeze", (dim,)),
+            ("call_method", "reshape", (-1,)), ("call_method", "flatten", ()), ("call_method", "reshape", (2, -1)),
+            ("call_method", "reshape", (*shape[:dim], -1)), ("call_function", torch.transpose, (0, -1)),
+            ("call_method", "contiguous", ()), ("call_function", torch.flip, ([0],)),
+            ("call_method", "expand", (2, *shape)), ("call_method", "clone", ()), ("call_function", torch.relu, ()),
+        ]  # fmt: skip
+        kind, target, rest = forms[self.choose(len(forms))]
+        before = len(self.pool)
+        for piece in pieces:
+            self._add(kind, target, (piece, *rest))
+        return self.pool[before:] or pieces
+
+    def _write(self, among: list[_Value] | None = None) -> None:
         x, y = self._pick(), self._pick()
+        if among and self.choose(4):
+            x = among[self.choose(len(among))]
         forms: list[tuple[str, Any, tuple[Any, ...]]] = [
             ("call_method", "add_", (x, 1)), ("call_method", "mul_", (x, y)), ("call_method", "relu_", (x,)),
             ("call_method", "copy_", (x, y)), ("call_method", "zero_", (x,)), ("call_method", "fill_", (x, 3)),
@@ -177,6 +248,9 @@ def random_inputs(choose: Choose) -> list[torch.Tensor]:
     return inputs
 
 
-def random_program(choose: Choose, steps: int = 10) -> tuple[GraphModule, list[torch.Tensor]]:
+def random_program(
+    choose: Choose, steps: int = 10, taking_apart: bool = False
+) -> tuple[GraphModule, list[torch.Tensor]]:
+    """A program and its inputs; with `taking_apart`, mostly of pieces, of what is made of them and of writes."""
     inputs = random_inputs(choose)
-    return ProgramBuilder(choose, inputs).build(steps), inputs
+    return ProgramBuilder(choose, inputs, taking_apart).build(steps), inputs

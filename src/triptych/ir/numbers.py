@@ -1,0 +1,265 @@
+"""Does a graph still compute the same? Outputs, written inputs and gradients of the graph before and after a pass."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from .. import _private
+from ..errors import VerificationError
+from .alias import Aliasing
+from .calls import read
+from .copies import copy_graph
+from .facts import fact
+from .origins import given_tensor
+from .program import ATEN, dialect_of
+from .running import Result, run_graph
+from .samples import Given, Unsampled, hint, samples
+from .text import target_name
+
+LIMIT = 2**30
+"""Graphs whose values take more bytes than this are not run."""
+
+FACTOR = 8.0
+"""How many times the rounding error of the graph before, seen from a run in float64, the graph after may have."""
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+"""Where there is no run in float64: how far values may be apart, relative to the value or the largest of its tensor."""
+
+ROUNDED_INTEGERS = 0.01
+"""Integers that come from floating-point numbers (an argmax, a mask) may flip where two values are all but equal."""
+
+
+@dataclass
+class _Reference:
+    """A run of the graph as it was."""
+
+    inputs: list[Any]
+    how: dict[str, bool]
+    result: Result
+    exact: Result | None = None
+    """The same in float64, where that can be run."""
+    note: str | None = None
+
+
+class Numbers:
+    """The numbers of a graph as it was, to hold the graph after a pass against."""
+
+    def __init__(self, gm: GraphModule, example_inputs: Sequence[Any], given: Given = given_tensor) -> None:
+        self.gm, self.example_inputs, self.given = gm, example_inputs, given
+        self.dialect = dialect_of(gm)
+        self.differentiate = self.dialect != ATEN and torch.is_grad_enabled()
+        self.rebase()
+
+    def rebase(self) -> None:
+        """Take the graph as it is now for the one to compare with."""
+        self.graph = copy_graph(self.gm)
+        self.aliasing = Aliasing(self.graph)
+        self._references: dict[bool, _Reference | str] = {}
+
+    def check(self) -> str | None:
+        """Compare the graph as it is now. Raises VerificationError; returns what could not be compared, and why."""
+        with _private.without_dispatch_modes():  # AOTAutograd has fake tensors made around us
+            return self._check()
+
+    def _check(self) -> str | None:
+        aliasing = Aliasing(self.gm.graph)
+        if _draws(self.graph, self.aliasing) != _draws(self.gm.graph, aliasing):
+            self.rebase()
+            return "numbers were not compared: other random numbers are drawn"
+        writes = _writes_inputs(self.graph, self.aliasing) or _writes_inputs(self.gm.graph, aliasing)
+        reference = self._reference(writes)
+        if isinstance(reference, str):
+            return f"numbers were not compared: {reference}"
+        try:
+            after = run_graph(self.gm, self.gm.graph, reference.inputs, **reference.how)
+        except torch.OutOfMemoryError as error:
+            return f"numbers were not compared: {error}"
+        except Exception as error:
+            raise VerificationError(f"the graph runs no more: {type(error).__name__}: {error}") from error
+        compare(reference.result, after, reference.exact, self._from_floats())
+        return reference.note
+
+    def _reference(self, writes: bool) -> _Reference | str:
+        """What the graph as it was computes; the reason if it cannot be run."""
+        if writes not in self._references:
+            try:
+                self._references[writes] = self._run_before(writes)
+            except Unsampled as error:
+                self._references[writes] = str(error)
+            except Exception as error:
+                self._references[writes] = f"the graph cannot be run on the inputs at hand: {_first_line(error)}"
+        return self._references[writes]
+
+    def _run_before(self, writes: bool) -> _Reference | str:
+        if (size := _bytes(self.graph)) > LIMIT:
+            return f"its values take {size / 2**30:.1f} GiB, more than is run for a check"
+        if any("c10d" in str(n.target) for n in self.graph.nodes):
+            return "it talks to other processes"
+        how = {"writes": writes, "gradients": self.differentiate, "autocast": self.dialect != ATEN}
+        try:
+            return self._sampled(how)
+        except Unsampled:
+            raise
+        except Exception as error:
+            if not self.differentiate:
+                raise
+            reference = self._sampled({**how, "gradients": False})
+            reference.note = f"gradients were not compared: {_first_line(error)}"
+            return reference
+
+    def _sampled(self, how: dict[str, bool]) -> _Reference:
+        """Run on inputs at will, or, if that fails or gives no numbers, on timid ones."""
+        result = None
+        with contextlib.suppress(Exception):
+            inputs = samples(self.graph, self.example_inputs, self.given)
+            result = run_graph(self.gm, self.graph, inputs, **how)
+        if result is None or _mostly_undefined(result):
+            inputs = samples(self.graph, self.example_inputs, self.given, timid=True)
+            result = run_graph(self.gm, self.graph, inputs, **how)
+        reference = _Reference(inputs, how, result)
+        with contextlib.suppress(Exception):  # some operation insists on its dtype
+            reference.exact = run_graph(self.gm, self.graph, inputs, **how, wide=True)
+        return reference
+
+    def _from_floats(self) -> bool:
+        """Does anything in the graph round?"""
+        values = [fact(n) for n in self.graph.nodes]
+        return any(v is None or (isinstance(v, torch.Tensor) and v.dtype.is_floating_point) for v in values)
+
+
+def compare(before: Result, after: Result, exact: Result | None = None, from_floats: bool = True) -> None:
+    """Raise VerificationError, naming what differs and by how much, unless both computed the same."""
+    if len(before.outputs) != len(after.outputs):
+        raise VerificationError(f"{len(before.outputs)} outputs became {len(after.outputs)}")
+    renamed = dict(zip(before.outputs, after.outputs))
+    for kind in ("outputs", "written", "gradients"):
+        was, now = getattr(before, kind), getattr(after, kind)
+        truth = getattr(exact, kind) if exact is not None else {}
+        scale = max(map(_largest, was.values()), default=0.0)
+        for name, want in was.items():
+            problem = _difference(want, now.get(renamed.get(name, name)), truth.get(name), scale, from_floats)
+            if problem:
+                raise VerificationError(f"{name} {problem}")
+
+
+def _difference(want: Any, got: Any, truth: Any, scale: float, from_floats: bool) -> str | None:
+    if not isinstance(want, torch.Tensor) or not isinstance(got, torch.Tensor):
+        if want is None and isinstance(got, torch.Tensor):
+            return None if not got.abs().max() else "is there and was not"
+        if got is None and isinstance(want, torch.Tensor):
+            return None if not want.numel() or not want.abs().max() else f"is gone: it was {_largest(want):.4g} at most"
+        return None if _same_number(want, got) else f"is {got}, and was {want}"
+    if want.shape != got.shape or want.dtype != got.dtype:
+        return f"is {got.dtype}{list(got.shape)}, and was {want.dtype}{list(want.shape)}"
+    if not want.numel() or torch.equal(want, got):
+        return None
+    if not (want.dtype.is_floating_point or want.dtype.is_complex):
+        off = int((want != got).sum())
+        if from_floats and off <= max(1, ROUNDED_INTEGERS * want.numel()):
+            return None
+        return f"differs in {off} of {want.numel()} elements"
+    return _float_difference(want, got, truth, scale)
+
+
+def _float_difference(want: torch.Tensor, got: torch.Tensor, truth: Any, scale: float) -> str | None:
+    dtype = want.dtype
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    want, got = want.to(wide), got.to(wide)
+    allowed = _allowed(want, truth, dtype, scale)
+    if allowed is None:
+        truth, rate = want, TOLERANCE.get(dtype, 1e-4)
+        allowed = rate * want.abs().nan_to_num(0.0, 0.0) + rate / 10 * _largest(want) + rate / 100 * scale
+    error = (got - truth).abs()
+    error[(got == want) | (got.isnan() & want.isnan())] = 0.0
+    error[~want.isfinite() & ~truth.isfinite() & ~got.isfinite()] = 0.0
+    error = error.nan_to_num(nan=math.inf, posinf=math.inf)
+    excess = error - allowed
+    if not bool((excess > 0).any()):
+        return None
+    worst = int(excess.flatten().argmax())
+    place = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), want.shape))
+    count = int((excess > 0).sum())
+    limit = allowed.expand_as(error).flatten()[worst].item() if isinstance(allowed, torch.Tensor) else allowed
+    return (
+        f"differs: {got.flatten()[worst].item():.6g} at {place}, before {want.flatten()[worst].item():.6g}; "
+        f"{count} of {want.numel()} elements are off by more than {limit:.2g}"
+    )
+
+
+def _allowed(want: torch.Tensor, truth: Any, dtype: torch.dtype, scale: float) -> Any:
+    """The error that the graph before has itself, some times over; None where the truth is not to be had."""
+    if not isinstance(truth, torch.Tensor) or truth.shape != want.shape:
+        return None
+    own = (want - truth).abs()
+    own = own[want.isfinite() & truth.isfinite()]
+    largest = _largest(truth)
+    own_error = float(own.max()) if own.numel() else 0.0
+    rate = TOLERANCE.get(dtype, 1e-4)
+    if own_error > rate * max(largest, scale):
+        return None  # the run in float64 took another way: no measure
+    epsilon = torch.finfo(dtype).eps
+    return FACTOR * own_error + 4 * epsilon * largest + epsilon * scale
+
+
+def _same_number(want: Any, got: Any) -> bool:
+    if not isinstance(want, (int, float)) or not isinstance(got, (int, float)):
+        return (want is None) == (got is None)
+    return math.isclose(want, got, rel_tol=1e-5) or (math.isnan(want) and math.isnan(got))
+
+
+def _largest(value: Any) -> float:
+    if (
+        not isinstance(value, torch.Tensor)
+        or not value.numel()
+        or not (value.is_floating_point() or value.is_complex())
+    ):
+        return 0.0
+    return float(value.abs().to(torch.float64).nan_to_num(0.0, 0.0, 0.0).max())
+
+
+def _mostly_undefined(result: Result) -> bool:
+    """Numbers that say nothing: a logarithm of made-up negatives."""
+    floats = [v for _, _, v in result.values() if isinstance(v, torch.Tensor) and v.is_floating_point() and v.numel()]
+    return any(float(v.isfinite().double().mean()) < 0.5 for v in floats)
+
+
+def _writes_inputs(graph: Graph, aliasing: Aliasing) -> bool:
+    return any(n.op in ("placeholder", "get_attr") and aliasing.written(n) for n in graph.nodes)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+def _bytes(graph: Graph) -> int:
+    """What the values of the graph take, all together."""
+    total = 0
+    for node in graph.nodes:
+        value = fact(node)
+        for tensor in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(tensor, torch.Tensor):
+                total += math.prod(hint(s) for s in tensor.shape) * tensor.dtype.itemsize
+    return total
+
+
+def _draws(graph: Graph, aliasing: Aliasing) -> list[tuple[str, Any]]:
+    """The random draws in their order: the same list draws the same numbers."""
+    return [(target_name(n), _shape(n)) for n in graph.nodes if aliasing.effects(n).random and not _drops_none(n)]
+
+
+def _drops_none(node: Node) -> bool:
+    """`dropout` with a probability of 0 hands its operand back, in training too."""
+    call = read(node)
+    return call is not None and call.op.rstrip("_").endswith("dropout") and call.args.get("p") == 0.0
+
+
+def _shape(node: Node) -> Any:
+    value = fact(node)
+    return str(tuple(value.shape)) if isinstance(value, torch.Tensor) else None

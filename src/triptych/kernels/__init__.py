@@ -1,0 +1,11 @@
+"""Triton kernels as registered operators, `torch.ops.triptych.*`, each with a form for any device.
+
+Importing this registers the operators; Triton itself is imported when the first of them runs on a GPU.
+"""
+
+from __future__ import annotations
+
+from . import cat, dot_compress, group_linear, lce, parallel_linear  # noqa: F401  (registers them)
+from .registry import on_gpu, triton_is_there
+
+__all__ = ["on_gpu", "triton_is_there"]

@@ -1,0 +1,35 @@
+"""triptych::cat: many tensors put together by one launch of torch's own kernel.
+
+Inductor copies more than a few operands one by one, each by a kernel of its own; the weights of batched operations
+are many and small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .registry import register
+
+Tensor = torch.Tensor
+
+
+def anywhere(tensors: Sequence[Tensor], dim: int) -> Tensor:
+    return torch.cat(list(tensors), dim)
+
+
+def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    tensors, ctx.dim = inputs
+    ctx.sizes = [t.shape[ctx.dim] for t in tensors]
+
+
+def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    return list(grad.split(ctx.sizes, ctx.dim)), None
+
+
+register(
+    "cat(Tensor[] tensors, int dim) -> Tensor",
+    anywhere=anywhere, cuda=anywhere, fake=anywhere, backward=backward, save=save,
+)  # fmt: skip

@@ -1,0 +1,57 @@
+"""How an operator of ours is registered: a schema, one form for any device, one for CUDA, what is known without
+running it, and its gradient."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+LIBRARY = torch.library.Library("triptych", "FRAGMENT")
+
+KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""What the Triton kernels compute in; other dtypes take the form for any device."""
+
+
+def register(
+    schema: str,
+    *,
+    anywhere: Callable[..., Any],
+    cuda: Callable[..., Any],
+    fake: Callable[..., Any],
+    backward: Callable[..., Any],
+    save: Callable[..., None],
+) -> None:
+    """`anywhere` is the definition of the operator: what `cuda` computes is the same up to rounding."""
+    name = f"triptych::{schema.partition('(')[0]}"
+    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    torch.library.impl(LIBRARY, name.partition("::")[2], "CompositeExplicitAutograd")(anywhere)
+    torch.library.impl(LIBRARY, name.partition("::")[2], "CUDA")(cuda)
+    torch.library.register_fake(name, fake, lib=LIBRARY)
+    torch.library.register_autograd(name, backward, setup_context=save, lib=LIBRARY)
+
+
+@functools.cache
+def triton_is_there() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def on_gpu(*tensors: torch.Tensor | None) -> bool:
+    """Do Triton kernels run on these?"""
+    given = [t for t in tensors if t is not None]
+    return (
+        triton_is_there()
+        and all(t.device.type == "cuda" and t.dtype == given[0].dtype for t in given)
+        and given[0].dtype in KERNEL_DTYPES
+    )
+
+
+def dot_precision(dtype: torch.dtype) -> str:
+    """float32 products are exact to float32 unless the user allows TF32."""
+    if dtype != torch.float32:
+        return "tf32"  # of no meaning for 16-bit operands
+    # also says what `allow_tf32` and `set_float32_matmul_precision` were set to, which raise where this one was set
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"

@@ -1,0 +1,37 @@
+"""Single rows of one source in no order: one gather."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..ir.facts import known_equal
+from .index_map import IndexMap
+from .join import Block, progressions_joined
+from .plan import Step, plan
+
+
+def gathered(blocks: Sequence[Block], axis: int) -> list[Step] | None:
+    """`index_select` and the steps after it that make all blocks, put together, of their source."""
+    first = blocks[0].map
+    if any(b.map.source is not first.source for b in blocks):
+        return None
+    dims = range(len(first.sizes))
+    varied = [d for d in dims if not all(known_equal(b.map.offsets[d], first.offsets[d]) for b in blocks)]
+    if len(varied) != 1:
+        return None
+    (dim,) = varied
+    rows = [b.map.offsets[dim] for b in blocks]
+    single = all(f.dim != dim for b in blocks for f in b.map.factors)
+    if not single or not all(isinstance(row, int) for row in rows):
+        return None
+    picked = [replace(b, map=_row(b.map, dim, number, len(rows))) for number, b in enumerate(blocks)]
+    found = progressions_joined(picked, axis)
+    steps = plan(found[0].map) if len(found) == 1 else None
+    return None if steps is None else [("index_select", {"dim": dim, "index": rows}), *steps]
+
+
+def _row(chosen: IndexMap, dim: int, number: int, count: int) -> IndexMap:
+    """The map of the row that was chosen, over the rows chosen."""
+    offsets = (*chosen.offsets[:dim], number, *chosen.offsets[dim + 1 :])
+    return replace(chosen, sizes=(*chosen.sizes[:dim], count, *chosen.sizes[dim + 1 :]), offsets=offsets)

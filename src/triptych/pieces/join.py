@@ -1,0 +1,107 @@
+"""Putting together: blocks along an axis, and which of them are one block of their source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..ir.facts import known_equal
+from .index_map import Axis, Factor, IndexMap, same_axis
+from .read import Way
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Operands that stand next to each other in a concatenation and are one index map."""
+
+    map: IndexMap
+    ways: tuple[Way, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.ways)
+
+
+Pair = Callable[[IndexMap, IndexMap, int], "IndexMap | None"]
+
+
+def side_by_side(left: IndexMap, right: IndexMap, axis: int) -> IndexMap | None:
+    """One map for two of which the second goes on where the first ends."""
+    places = _distance(left, right, axis)
+    if places is None:
+        return None
+    for outer, inner, count, more in _outer_factors(left.axes[axis], right.axes[axis]):
+        wanted = {} if outer.dim is None else {outer.dim: outer.step * count}
+        if _same_places(places, wanted):
+            return left.with_axis(axis, [Factor(outer.dim, outer.step, count + more), *inner])
+    return None
+
+
+def repeated(left: IndexMap, right: IndexMap, axis: int) -> IndexMap | None:
+    """One map for two that differ in nothing but where they begin: a further factor counts them."""
+    places = _distance(left, right, axis)
+    if places is None or len(places) > 1 or not same_axis(left.axes[axis], right.axes[axis]):
+        return None
+    dim, step = next(iter(places.items()), (None, 0))
+    return left.with_axis(axis, [Factor(dim, step, 2), *left.axes[axis]])
+
+
+def _distance(left: IndexMap, right: IndexMap, axis: int) -> dict[int, Any] | None:
+    """How much later the second begins, in the dims where it does; None if they differ beyond the axis."""
+    if left.source is not right.source or len(left.axes) != len(right.axes):
+        return None
+    if not all(d == axis or same_axis(a, b) for d, (a, b) in enumerate(zip(left.axes, right.axes))):
+        return None
+    return {d: b - a for d, (a, b) in enumerate(zip(left.offsets, right.offsets)) if not known_equal(a, b)}
+
+
+def _same_places(places: dict[int, Any], wanted: dict[int, Any]) -> bool:
+    return places.keys() == wanted.keys() and all(known_equal(places[d], wanted[d]) for d in wanted)
+
+
+def _outer_factors(left: Axis, right: Axis) -> list[tuple[Factor, Axis, Any, Any]]:
+    """Ways to see both axes as a number of steps of one outer factor over the same inner ones."""
+    found: list[tuple[Factor, Axis, Any, Any]] = []
+    if left and right and left[0].same_walk(right[0]) and same_axis(left[1:], right[1:]):
+        found.append((left[0], left[1:], left[0].size, right[0].size))
+    if left and same_axis(left[1:], right):
+        found.append((left[0], right, left[0].size, 1))
+    if right and same_axis(left, right[1:]):
+        found.append((right[0], left, 1, right[0].size))
+    return found
+
+
+def neighbours_joined(blocks: Sequence[Block], axis: int) -> list[Block]:
+    """Blocks that lie side by side in their source, and in this order, made one."""
+    return _joined(blocks, axis, (side_by_side, _next_row))
+
+
+def progressions_joined(blocks: Sequence[Block], axis: int) -> list[Block]:
+    """Equal blocks at equal distances made one as well, and runs of such runs."""
+    current = list(blocks)
+    while True:
+        found = _joined(current, axis, (side_by_side, repeated))
+        if len(found) == len(current):
+            return found
+        current = found
+
+
+def _next_row(left: IndexMap, right: IndexMap, axis: int) -> IndexMap | None:
+    """Two single rows, the second of which comes next."""
+    places = _distance(left, right, axis)
+    if places is None or left.axes[axis] or right.axes[axis]:
+        return None
+    return repeated(left, right, axis) if known_equal(list(places.values()), [1]) else None
+
+
+def _joined(blocks: Sequence[Block], axis: int, pairs: Sequence[Pair]) -> list[Block]:
+    found: list[Block] = []
+    for block in blocks:
+        last = found[-1] if found else None
+        both = None if last is None else next((p for f in pairs if (p := f(last.map, block.map, axis))), None)
+        if last is None or both is None:
+            found.append(block)
+        else:
+            found[-1] = replace(last, map=both, ways=(*last.ways, *block.ways))
+    return found

@@ -1,0 +1,85 @@
+"""Concatenations inside of others along the same axis: their blocks are blocks of the outer one."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from torch.fx import Node
+
+from ..ir.program import Program
+from ..rewrite.rule import Match, Rule
+
+
+def joined_operands(program: Program, node: Node, how: str, dim: Any) -> list[Node] | None:
+    """What a cat (or a stack) along this dim joins; None for any other value."""
+    call = program.call(node)
+    if call is None or call.op != how or call.mutates or call.get("dim") != dim:
+        return None
+    tensors = call.args["tensors"]
+    return list(tensors) if isinstance(tensors, (list, tuple)) and tensors else None
+
+
+MOST_USERS = 32
+"""Users looked at from one value: keeps the passes linear."""
+FEW = 64
+"""Operands up to which a nest of concatenations is flattened from within; a larger one only at once, as a whole."""
+MOST_OPERANDS = 100_000
+
+
+class Nested(Rule, ABC):
+    """cat([cat([a, b], d), c], d) -> cat([a, b, c], d)"""
+
+    inner: ClassVar[str]
+
+    def pattern(self, op, tensors, dim):
+        return op.cat(tensors, dim=dim)
+
+    def check(self, m, tensors, dim):
+        m.applies(isinstance(tensors, (list, tuple)) and len(tensors) > 1, "one operand, or not listed")
+        inner = [t for t in dict.fromkeys(tensors) if joined_operands(m.program, t.node, self.inner, dim)]
+        m.applies(inner, f"no {self.inner} among the operands")
+        own = [t for t in inner if _only_joined_further(m.program, t.node, dim)]
+        m.require(own, f"{inner[0].node.name} is used elsewhere, and would be made all the same")
+        same = [t for t in own if t.dtype is not None and t.dtype == m.root.dtype]
+        m.require(same, f"{own[0].dtype} is converted to {m.root.dtype} on the way")
+        operands, taken = self._flat(m, tensors, dim)
+        few = len(operands) <= FEW
+        m.applies(few or not _only_joined_further(m.program, m.root.node, dim), "goes into a larger one whole")
+        m.require(few or len(operands) <= 4 * len(set(operands)), "the same values again and again")
+        m.cover(taken)
+
+    def rewrite(self, op, tensors, dim, m):
+        operands, _ = self._flat(m, tensors, dim)
+        return op.cat([op.unsqueeze(node, dim) if stacked else node for node, stacked in operands], dim=dim)
+
+    def _flat(self, m: Match, tensors: Any, dim: Any) -> tuple[list[tuple[Node, bool]], dict[Node, None]]:
+        """All operands, each with whether it was stacked, and the inner concatenations that are no more."""
+        operands: list[tuple[Node, bool]] = []
+        taken: dict[Node, None] = {}
+        work: list[Iterator[Node]] = [iter([t.node for t in tensors])]
+        while work and len(operands) <= MOST_OPERANDS:
+            node = next(work[-1], None)
+            if node is None:
+                work.pop()
+                continue
+            inside = joined_operands(m.program, node, self.inner, dim)
+            value = m.program.value(node)
+            if inside is None or value.dtype != m.root.dtype or not _only_joined_further(m.program, node, dim):
+                operands.append((node, False))
+                continue
+            taken[node] = None
+            if self.inner == "cat":
+                work.append(iter(inside))
+            else:
+                operands += [(x, True) for x in inside]
+        m.require(not work, f"more than {MOST_OPERANDS} operands")
+        return operands, taken
+
+
+def _only_joined_further(program: Program, node: Node, dim: Any) -> bool:
+    """Every user is a cat along the same dim, so that nobody needs the value itself."""
+    users = list(itertools.islice(node.users, MOST_USERS + 1))
+    return 0 < len(users) <= MOST_USERS and all(joined_operands(program, u, "cat", dim) is not None for u in users)

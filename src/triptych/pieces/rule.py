@@ -1,0 +1,192 @@
+"""The one rule of taking apart and putting together, of which the split/cat passes are views."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch.fx import Node
+
+from ..ir.facts import fact, known_equal, storage
+from ..ir.program import Program
+from ..rewrite.emit import Emitter
+from ..rewrite.refusal import Refused
+from ..rewrite.rule import FirstOf, Match, Rule
+from .gather import gathered
+from .join import Block, neighbours_joined, progressions_joined
+from .layout import copied
+from .plan import Step, build, plan
+from .read import TAKING, Way, only_used_by, way_of
+
+KERNEL = 4
+"""What a pass over memory weighs, where a node that only looks at memory weighs 1."""
+COPYING_STEPS = ("flip", "index_select")
+"""Steps of a plan that copy; a reshape does where the memory cannot be seen so, which its fact tells."""
+NOTHING_SAVED = "nothing is saved: the pieces are used elsewhere, or took as few operations"
+
+
+@dataclass(frozen=True, eq=False)
+class Operand:
+    """A part of the new concatenation: steps from a source, or an operand that stays as it is."""
+
+    source: Node
+    steps: Sequence[Step]
+    ways: tuple[Way, ...]
+    """Those that it takes the place of."""
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """What can stand for a concatenation, and what both weigh."""
+
+    operands: Sequence[Operand]
+    covered: tuple[Node, ...]
+    before: int
+    after: int
+
+    @property
+    def is_one(self) -> bool:
+        return len(self.operands) == 1
+
+
+class PutTogether(Rule, ABC):
+    """cat(pieces of x) -> a view of x, a copy of one, or a cat of fewer operands"""
+
+    joins: ClassVar[tuple[str, ...]] = ("cat", "stack")
+    taken: ClassVar[frozenset[str]] = TAKING
+    """By which operations the pieces are taken from their source: each has one of these on its way."""
+    between: ClassVar[frozenset[str]] = frozenset()
+    """What may be done to a piece before it is put together; anything else makes it a value of its own."""
+    needs: ClassVar[frozenset[str]] = frozenset()
+    """What must be done to it: one of these, if any are named."""
+    alone: ClassVar[bool | None] = None
+    """True: only where all operands are one part of a value; False: only among other tensors."""
+
+    gathers: ClassVar[bool] = False
+    """Rows in no order become one `index_select`; its index is a constant of the graph."""
+
+    def pattern(self, op, tensors, dim):
+        return op.one_of(self.joins, tensors, dim=dim)
+
+    def check(self, m, tensors, dim):
+        m.cover(self.form(m, tensors, dim).covered)
+
+    def rewrite(self, op, tensors, dim, m):
+        form = self.form(m, tensors, dim)
+        if form.is_one:
+            return FirstOf(lambda: _view(op, form), lambda: _copy(op, form, m))
+        return op.cat([_part(op, operand) for operand in form.operands], dim=dim)
+
+    def form(self, m: Match, tensors: Any, dim: Any) -> Form:
+        """The best there is; the site is left alone, with a reason where it had pieces, if nothing is better."""
+        m.applies(isinstance(tensors, (list, tuple)) and len(tensors) > 1 and m.root.known, "nothing to put together")
+        blocks = list(self._blocks(m, tensors, dim))
+        pieces = [b for b in blocks if b.ways[0].nodes]
+        m.applies(len(pieces) > 1 or pieces == blocks, "no pieces")
+        sources = {b.map.source for b in blocks}
+        m.applies(len(sources) < len(tensors) and (len(sources) == 1 or not self.alone), "pieces of several values")
+        near = neighbours_joined(blocks, dim)
+        stacked = dim if m.root.op == "stack" else None
+        forms = [_weighed(m, found, stacked) for found in (near, progressions_joined(near, dim))]
+        if self.gathers and (steps := gathered(blocks, dim)) is not None:
+            ways = tuple(w for b in blocks for w in b.ways)
+            forms.append(_weighing(m, [Operand(ways[0].source, steps, ways)]))
+        fewer = [f for f in forms if len(f.operands) < len(tensors)]
+        m.require(fewer, "the pieces are not side by side, in this order or at equal distances")
+        best = min(fewer, key=lambda f: f.after)
+        m.require(best.is_one or not self.alone, "the pieces make up no one part of the value")
+        m.applies(not best.is_one or self.alone is not False, "no other tensors beside")
+        m.require(best.after < best.before, NOTHING_SAVED)
+        return best
+
+    def _blocks(self, m: Match, tensors: Sequence[Any], dim: int) -> Iterator[Block]:
+        """The operands one by one; a cat's empty ones left out."""
+        filled = [t for t in tensors if m.root.op == "stack" or not _is_empty(t, dim, m.root)]
+        for t in filled or tensors[:1]:
+            way = self.way(m.program, t.node)
+            m.applies(way is not None, "an operand of unknown shape")
+            assert way is not None
+            target = way.map.unsqueeze(dim) if m.root.op == "stack" else way.map
+            yield Block(target, (way,))
+
+    def way(self, program: Program, node: Node) -> Way | None:
+        """The way of a piece that this rule looks at; of any other value, itself."""
+        way = way_of(program, node, self.taken | self.between)
+        fits = way is not None and way.ops & self.taken and (way.ops & self.needs or not self.needs)
+        return way if fits else way_of(program, node, frozenset())
+
+
+def _weighed(m: Match, blocks: Sequence[Block], stacked: int | None) -> Form:
+    operands = [o for b in blocks for o in _operands(b, stacked, len(blocks) == 1)]
+    return _weighing(m, operands)
+
+
+def _weighing(m: Match, operands: Sequence[Operand]) -> Form:
+    covered = tuple(dict.fromkeys(n for o in operands for w in o.ways for n in w.nodes))
+    gone = only_used_by(covered, m.root.node)
+    before = KERNEL + len(m["tensors"]) + len(gone)
+    after = sum(len(o.steps) + (KERNEL if _copies(o) else 0) for o in operands)
+    after += KERNEL + len(operands) if len(operands) > 1 else 0
+    return Form(operands, tuple(dict.fromkeys((*covered, *gone))), before, after)
+
+
+def _is_empty(value: Any, dim: int, root: Any) -> bool:
+    """Adds nothing to a cat, its dtype neither."""
+    known = value.tensor
+    if known is None or known.dtype != root.dtype:
+        return False
+    return known_equal(known.shape[dim], 0) if known.dim() > dim else known_equal(tuple(known.shape), (0,))
+
+
+def _operands(block: Block, stacked: int | None, is_only: bool) -> Iterator[Operand]:
+    """A joined block as one operand, if it can be had by views; else what it was joined from."""
+    steps = plan(block.map) if block.count > 1 or is_only else None
+    if steps is not None and (is_only or all(name not in COPYING_STEPS for name, _ in steps)):
+        yield Operand(block.map.source, steps, block.ways)
+        return
+    for way in block.ways:
+        node = way.nodes[0] if way.nodes else way.source
+        if stacked is None:
+            yield Operand(node, [], ())
+            continue
+        direct = plan(way.map.unsqueeze(stacked)) if way.nodes else None
+        if direct is not None and len(direct) <= 1:
+            yield Operand(way.source, direct, (way,))
+        else:
+            yield Operand(node, [("unsqueeze", {"dim": stacked})], ())
+
+
+def _part(op: Emitter, operand: Operand) -> Any:
+    value = build(op, operand.source, operand.steps)
+    if _is_copy(value, operand):
+        raise Refused("a part would have to be copied before it is put together with the others")
+    return value
+
+
+def _view(op: Emitter, form: Form) -> Any:
+    (operand,) = form.operands
+    value = build(op, operand.source, operand.steps)
+    _require_less(form, form.after + (KERNEL if _is_copy(value, operand) and not _copies(operand) else 0))
+    return value
+
+
+def _copy(op: Emitter, form: Form, m: Match) -> Any:
+    value = copied(op, _view(op, form), m.root.tensor)
+    _require_less(form, form.after + KERNEL + 1)
+    return value
+
+
+def _require_less(form: Form, weight: int) -> None:
+    if weight >= form.before:
+        raise Refused(NOTHING_SAVED)
+
+
+def _copies(operand: Operand) -> bool:
+    return any(name in COPYING_STEPS for name, _ in operand.steps)
+
+
+def _is_copy(value: Any, operand: Operand) -> bool:
+    """Did one of the steps (a reshape, a flip) have to copy?"""
+    return bool(operand.steps) and storage(value.fact) != storage(fact(operand.source))

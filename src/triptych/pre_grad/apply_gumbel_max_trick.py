@@ -1,0 +1,161 @@
+"""apply_gumbel_max_trick: a sample from a softmax without the softmax."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch.fx import Node
+
+from ..ir.calls import Call
+from ..ir.facts import fact, known_equal, tensor_fact
+from ..ir.program import Program
+from ..passes.base import Pass, PassRun
+from ..rewrite.emit import Emitter
+from ..rewrite.refusal import Refused
+from ..testing import declines, fires
+
+WIDE = (torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """argmax(softmax(logits) / noise): the nodes of one sample, last first."""
+
+    argmax: Node
+    quotient: Node
+    softmax: Node
+    logits: Node
+    noise: Node
+
+
+@dataclass(frozen=True)
+class ApplyGumbelMaxTrick(Pass):
+    """Samples from logits as they are: argmax(softmax(x) / q), q drawn from the exponential distribution, becomes
+    argmax(x - log(q)) with the same draw.
+
+    The same sample but for near ties that round the other way, and for rows with a NaN or +inf, of which the softmax
+    is all NaN and the first element is taken: that is why it runs only if added.
+    """
+
+    name: ClassVar[str] = "apply_gumbel_max_trick"
+    default: ClassVar[bool] = False
+    exact: ClassVar[bool] = False
+
+    def run(self, run: PassRun) -> None:
+        for node in list(run.program.graph.nodes):
+            call = run.program.call(node)
+            if call is None or call.op != "argmax" or run.spent:
+                continue
+            try:
+                draw = _draw(run.program, node, call)
+                if draw is not None:
+                    self._rewrite(run, draw)
+            except Refused as refused:
+                run.declined("gumbel_max", node, refused.reason)
+
+    def _rewrite(self, run: PassRun, draw: Draw) -> None:
+        _require_replaceable(run.program, draw)
+        self._free_the_softmax(run, draw)
+        _require_unused(draw.softmax, [draw.quotient])
+
+        def make(op: Emitter) -> Any:
+            x: Any = draw.logits
+            if fact(x).dtype != fact(draw.softmax).dtype:
+                x = op.to(x, dtype=fact(draw.softmax).dtype)
+            noisy = op.sub(x, op.log(draw.noise))
+            return op.again(draw.argmax, {draw.quotient: noisy.node})
+
+        if run.replace("gumbel_max", draw.argmax, make, covered=(draw.quotient,)) and not draw.softmax.users:
+            run.rewriter.erase(draw.softmax)
+
+    def _free_the_softmax(self, run: PassRun, draw: Draw) -> None:
+        """empty_like(softmax(x)) -> empty_like(x): what is drawn asks for the shape alone"""
+        for user in _asking_for_the_shape(run.program, draw.softmax):
+            run.replace("shape_of_logits", user, functools.partial(_empty_like, node=user, draw=draw))
+
+    examples = [
+        fires(lambda x: _sample(torch.softmax(x, -1)), "f32[4, 50]"),
+        fires(lambda x: _sample(x.softmax(dim=1), keepdim=False), "f32[4, 50]"),
+        fires(lambda x: _sample(torch.nn.functional.softmax(x / 0.7, -1)), "f64[3, 4, 20]"),
+        fires(lambda x: _sample(torch.softmax(x, -1, dtype=torch.float32)), "bf16[4, 50]"),
+        fires(lambda x: torch.argmax(x.softmax(0) / torch.empty(8).exponential_(), 0), "f32[8]"),
+        fires(lambda x: torch.argmax(x.softmax(-1).div(torch.empty_like(x).exponential_(lambd=2.0)), axis=-1),  # type: ignore[call-arg]
+              "f32[4, 8]"),
+        fires(lambda x: _sample(torch.softmax(x, -1)), "f32[4, 50]", dynamic=True),
+        declines(lambda x: (p := torch.softmax(x, -1), _sample(p)), "f32[4, 50]", because="used elsewhere"),
+        declines(lambda x: torch.argmax(x.softmax(1) / torch.empty_like(x).exponential_(), 0), "f32[4, 8]",
+                 because="another dim"),
+        declines(lambda x: torch.argmax(x.softmax(1) / torch.empty_like(x).exponential_()), "f32[4, 8]",
+                 because="another dim"),
+        declines(lambda x, q: torch.argmax(x.softmax(1) / q, 1), "f32[4, 8]", "f32[4, 8]"),
+        declines(lambda x: _sample(torch.softmax(x, -1)), "bf16[4, 50]", because="rounds too coarsely"),
+        declines(lambda x: torch.argmax(x.softmax(1) / torch.empty(1, 8).exponential_(), 1), "f32[4, 8]",
+                 because="broadcast"),
+        declines(lambda x: _written_logits(x), "f32[4, 8]", because="writes", dialects=["torch"]),
+        declines(lambda x: x.softmax(-1).argmax(-1), "f32[4, 8]"),
+    ]  # fmt: skip
+
+
+def _sample(probs: Any, keepdim: bool = True) -> Any:
+    """For examples: as sampling loops write it."""
+    q = torch.empty_like(probs).exponential_(1)
+    return torch.argmax(probs / q, dim=-1, keepdim=keepdim)
+
+
+def _written_logits(x: Any) -> Any:
+    probs = x.softmax(-1)
+    x.add_(1)
+    return torch.argmax(probs / torch.empty_like(x).exponential_(), -1)
+
+
+def _draw(program: Program, argmax: Node, call: Call) -> Draw | None:
+    """The sample that an argmax takes; None if it takes none, Refused if it cannot be taken otherwise."""
+    quotient = call.args["self"]
+    divided = program.call(quotient) if isinstance(quotient, Node) else None
+    if divided is None or divided.op != "div" or divided.mutates or divided.args.keys() != {"self", "other"}:
+        return None
+    softmax, noise = divided.args["self"], divided.args["other"]
+    of, drawn = (program.call(n) if isinstance(n, Node) else None for n in (softmax, noise))
+    if of is None or drawn is None or of.op != "softmax" or drawn.op not in ("exponential", "exponential_"):
+        return None
+    if call.args.get("dim") != of.args["dim"]:
+        raise Refused("the sample is taken along another dim than the softmax")
+    return Draw(argmax, quotient, softmax, of.args["self"], noise)
+
+
+def _require_replaceable(program: Program, draw: Draw) -> None:
+    probs, noise = tensor_fact(draw.softmax), tensor_fact(draw.noise)
+    if probs is None or noise is None or tensor_fact(draw.logits) is None:
+        raise Refused("shape and dtype are not known")
+    if probs.dtype not in WIDE or noise.dtype != probs.dtype:
+        raise Refused(f"{probs.dtype} rounds too coarsely for the same sample")
+    if not known_equal(probs.shape, noise.shape):
+        raise Refused("the draw is broadcast")
+    _require_unused(draw.quotient, [draw.argmax])
+    _require_unused(draw.softmax, [draw.quotient, *_asking_for_the_shape(program, draw.softmax)])
+    if writer := program.aliasing.written_between([draw.logits], draw.softmax, draw.argmax):
+        raise Refused(f"{writer.name} writes the logits after the softmax")
+    if barrier := program.aliasing.barrier_between(draw.softmax, draw.argmax):
+        raise Refused(f"{barrier.name} stands between the matched nodes")
+
+
+def _require_unused(node: Node, beside: list[Node]) -> None:
+    if any(user not in beside for user in node.users):
+        raise Refused(f"{node.name} is used elsewhere, and would be made all the same")
+
+
+def _asking_for_the_shape(program: Program, node: Node) -> list[Node]:
+    """Users that make an empty tensor like the node, and read nothing of it."""
+    calls = {user: program.call(user) for user in node.users}
+    return [user for user, call in calls.items() if call is not None and call.op == "empty_like"]
+
+
+def _empty_like(op: Emitter, node: Node, draw: Draw) -> Any:
+    dtype = {} if "dtype" in node.kwargs else {"dtype": fact(draw.softmax).dtype}
+    if fact(draw.logits).dtype == fact(draw.softmax).dtype:
+        dtype = {}
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: draw.logits if n is draw.softmax else n)
+    return op.node(node.op, node.target, args, {**kwargs, **dtype})

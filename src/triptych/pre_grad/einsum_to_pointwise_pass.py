@@ -1,0 +1,202 @@
+"""einsum_to_pointwise_pass: an einsum in which no two matrices meet is multiplications, which fuse with what is
+around them; a product would be a kernel of its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from ..ir.facts import known_equal
+from ..ir.program import Value
+from ..passes.base import Pass, PassRun
+from ..rewrite.emit import Emitter
+from ..rewrite.rule import Match, Rule
+from ..testing import declines, fires
+
+NARROW = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Equation:
+    """Indices of the operands and of the result."""
+
+    operands: tuple[str, ...]
+    result: str
+    sizes: dict[str, list[Any]]
+    """The size of an index in each operand that has it."""
+
+    @property
+    def contracted(self) -> list[str]:
+        """Indices that several operands have and the result has not."""
+        return [i for i, sizes in self.sizes.items() if len(sizes) > 1 and i not in self.result]
+
+    def is_one(self, index: str) -> bool:
+        return all(known_equal(size, 1) for size in self.sizes[index])
+
+
+def read_equation(m: Match, equation: Any, tensors: Any) -> Equation:
+    """The equation by its indices; what it can say beyond that is none of these rules'."""
+    m.applies(isinstance(equation, str) and "..." not in equation, "no equation of plain indices")
+    m.applies(isinstance(tensors, (list, tuple)) and all(isinstance(t, Value) and t.is_tensor for t in tensors), "")
+    left, arrow, result = equation.replace(" ", "").partition("->")
+    operands = tuple(left.split(","))
+    m.applies(len(operands) == len(tensors), "another number of operands")
+    counts = Counter("".join(operands))
+    if not arrow:
+        result = "".join(sorted(i for i, count in counts.items() if count == 1))
+    m.applies(all(len(o) == t.rank for o, t in zip(operands, tensors)), "another number of dims")
+    m.require(all(len(set(o)) == len(o) for o in operands), "takes a diagonal")
+    sizes: dict[str, list[Any]] = {}
+    for indices, tensor in zip(operands, tensors):
+        for index, size in zip(indices, tensor.shape):
+            sizes.setdefault(index, []).append(size)
+    return Equation(operands, result, sizes)
+
+
+def multiplied(op: Emitter, found: Equation, tensors: Sequence[Value], wide: Any = None) -> Any:
+    """The operands side by side, (indices of the result, contracted ones), and multiplied."""
+    order = [*found.result, *found.contracted]
+    product: Any = None
+    for indices, value in zip(found.operands, tensors):
+        made = _aligned(op, indices, op.to(value, dtype=wide) if wide else value, order)
+        product = made if product is None else op.mul(product, made)
+    return product
+
+
+def _aligned(op: Emitter, indices: str, value: Any, order: Sequence[str]) -> Any:
+    alone = [d for d, index in enumerate(indices) if index not in order]
+    if alone:  # as einsum does it: what only one operand has is summed first
+        value = op.sum(value, dim=alone)
+    rest = [i for i in indices if i in order]
+    dims = [rest.index(i) for i in order if i in rest]
+    if dims != sorted(dims):
+        value = op.permute(value, dims)
+    for d, index in enumerate(order):
+        if index not in rest:
+            value = op.unsqueeze(value, d)
+    return value
+
+
+class EinsumToProduct(Rule):
+    """einsum("bi,bj->bij", a, b) -> a[:, :, None] * b[:, None, :], where nothing is summed over two operands"""
+
+    keeps_strides = False
+
+    def pattern(self, op, equation, tensors):
+        return op.einsum(equation, tensors)
+
+    def check(self, m, equation, tensors):
+        found = read_equation(m, equation, tensors)
+        m.applies(len(tensors) <= 2, "several products, in an order of einsum's own")
+        m.require(not found.contracted, "two operands meet in a sum")
+
+    def rewrite(self, op, equation, tensors, m):
+        return multiplied(op, read_equation(m, equation, tensors), tensors)
+
+    examples = [
+        fires(lambda a, b: torch.einsum("i,j->ij", a, b).sum(0), "f32[4]", "f32[5]", dialects=["torch"]),
+        fires(lambda a, b: torch.einsum("bi, bj -> bij", a, b) + 1, "f32[2, 4]", "f32[2, 5]", dialects=["torch"]),
+        fires(lambda a, b: torch.einsum("bhd,d->bhd", a, b), "f32[2, 3, 4]", "f32[4]", dialects=["torch"]),
+        fires(lambda a, b: torch.einsum("ij,i->ji", [a, b]).sum(), "f32[2, 4]", "f32[2]", dialects=["torch"]),
+        fires(lambda a, b: torch.einsum("i,j", a, b).relu(), "f32[4]", "f32[5]", dialects=["torch"]),
+        fires(lambda a, b: torch.einsum("ij,k->ik", a, b).sum(), "f32[2, 4]", "f32[3]", dialects=["torch"]),
+        fires(lambda a: torch.einsum("ij->j", a), "f32[2, 4]", dialects=["torch"]),
+        fires(lambda a, b: torch.einsum("i,i->i", a, b), "i64[4]", "i64[4]", dialects=["torch"]),
+        fires(lambda a, b: torch.einsum("bi,bj->bij", a, b) * 2, "bf16[2, 4]", "bf16[2, 5]", dialects=["torch"],
+              dynamic=True),
+        fires(lambda a, b: torch.einsum("bi,bj->bij", a, b), "f32[0, 4]", "f32[0, 5]", dialects=["torch"]),
+        declines(lambda a, b: torch.einsum("ij,jk->ik", a, b), "f32[2, 4]", "f32[4, 5]", dialects=["torch"],
+                 because="meet in a sum"),
+        declines(lambda a: torch.einsum("ii->i", a), "f32[4, 4]", dialects=["torch"], because="diagonal"),
+        declines(lambda a, b: torch.einsum("...i,i->...i", a, b), "f32[2, 4]", "f32[4]", dialects=["torch"]),
+        declines(lambda a, b: torch.einsum("i,j->ij", a, b), "f32[4]", "f32[5]", dialects=["aten"]),
+    ]  # fmt: skip
+
+
+class EinsumOverOne(Rule):
+    """einsum("bik,bkj->bij", a, b) -> a * b, where k is 1, and products of several operands; up to rounding"""
+
+    exact = False
+    keeps_strides = False
+
+    def pattern(self, op, equation, tensors):
+        return op.einsum(equation, tensors)
+
+    def check(self, m, equation, tensors):
+        found = read_equation(m, equation, tensors)
+        m.applies(len(tensors) > 2 or found.contracted, "nothing is contracted")
+        m.require(all(found.is_one(i) for i in found.contracted), "two operands meet in a sum")
+
+    def rewrite(self, op, equation, tensors, m):
+        found = read_equation(m, equation, tensors)
+        product = multiplied(op, found, tensors)
+        ones = range(len(found.result), len(found.result) + len(found.contracted))
+        return op.squeeze(product, dim=list(ones)) if found.contracted else product
+
+    examples = [
+        fires(lambda a, b: torch.einsum("bik,bkj->bij", a, b), "f32[2, 4, 1]", "f32[2, 1, 5]", dialects=["torch"]),
+        fires(lambda a, b, c: torch.einsum("i,j,k->ijk", a, b, c) + 1, "f32[2]", "f32[3]", "f32[4]",
+              dialects=["torch"]),
+        fires(lambda a, b: torch.einsum("ik,jk->ij", a, b), "bf16[4, 1]", "bf16[5, 1]", dialects=["torch"]),
+        declines(lambda a, b: torch.einsum("bik,bkj->bij", a, b), "f32[2, 4, 3]", "f32[2, 3, 5]", dialects=["torch"],
+                 because="meet in a sum"),
+        declines(lambda a, b: torch.einsum("i,j->ij", a, b), "f32[4]", "f32[5]", dialects=["torch"]),
+    ]  # fmt: skip
+
+
+class EinsumToSum(Rule):
+    """einsum("bhd,bhd->bh", a, b) -> (a * b).sum(-1), a batch of single dot products; up to rounding"""
+
+    exact = False
+    keeps_strides = False
+
+    def pattern(self, op, equation, tensors):
+        return op.einsum(equation, tensors)
+
+    def check(self, m, equation, tensors):
+        found = read_equation(m, equation, tensors)
+        m.applies(len(tensors) == 2 and any(not found.is_one(i) for i in found.contracted), "nothing is contracted")
+        apart = [i for i in found.result if len(found.sizes[i]) == 1 and not found.is_one(i)]
+        m.require(not apart, f"rows or columns of a product: {', '.join(apart)}")
+        m.require(m.root.is_float and all(t.dtype == m.root.dtype for t in tensors), "no sums of floats")
+
+    def rewrite(self, op, equation, tensors, m):
+        found = read_equation(m, equation, tensors)
+        # a product sums 16-bit numbers in 32 bits
+        product = multiplied(op, found, tensors, torch.float32 if m.root.dtype in NARROW else None)
+        summed = op.sum(product, dim=list(range(len(found.result), len(found.result) + len(found.contracted))))
+        return op.to(summed, dtype=m.root.dtype) if m.root.dtype in NARROW else summed
+
+    examples = [
+        fires(lambda a, b: torch.einsum("bhd,bhd->bh", a, b), "f32[2, 3, 8]", "f32[2, 3, 8]", dialects=["torch"]),
+        fires(lambda a, b: torch.einsum("bd,bd->b", a, b), "bf16[8, 64]", "bf16[8, 64]", dialects=["torch"]),
+        fires(lambda a, b: torch.einsum("i,i->", a, b), "f32[8]", "f32[8]", dialects=["torch"]),
+        fires(lambda a, b: torch.einsum("bhd,dbh->hb", a, b).sum(), "f32[2, 3, 8]", "f32[8, 2, 3]",
+              dialects=["torch"]),
+        fires(lambda a, b: torch.einsum("bd,bd->b", a, b), "f32[8, 64]", "f32[8, 64]", dialects=["torch"],
+              dynamic=True),
+        declines(lambda a, b: torch.einsum("ij,jk->ik", a, b), "f32[2, 4]", "f32[4, 5]", dialects=["torch"],
+                 because="rows or columns"),
+        declines(lambda a, b: torch.einsum("ij,j->i", a, b), "f32[2, 4]", "f32[4]", dialects=["torch"],
+                 because="rows or columns"),
+        declines(lambda a, b: torch.einsum("i,i->", a, b), "i64[8]", "i64[8]", dialects=["torch"], because="floats"),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EinsumToPointwisePass(Pass):
+    """An einsum that contracts nothing, or only dims of size 1, is a multiplication; a batch of single dot products
+    is one with a sum, where kernels are generated that do both at once. Up to rounding where something is summed."""
+
+    name: ClassVar[str] = "einsum_to_pointwise_pass"
+
+    def rules(self) -> Sequence[Rule]:
+        return (EinsumToProduct(), EinsumOverOne(), EinsumToSum())
+
+    def run(self, run: PassRun) -> None:
+        fuses = run.options.codegen == "inductor"
+        run.run_rules([r for r in self.rules() if fuses or not isinstance(r, EinsumToSum)])

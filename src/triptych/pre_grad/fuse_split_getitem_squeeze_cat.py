@@ -1,0 +1,55 @@
+"""fuse_split_getitem_squeeze_cat: split into ones, some of the pieces, squeeze, cat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from ..passes.base import Pass
+from ..pieces.read import TAKING
+from ..pieces.rule import PutTogether
+from ..pieces.samples import then_write, write_between
+from ..rewrite.rule import Rule
+from ..testing import declines, fires
+
+
+class SplitGetitemSqueezeCat(PutTogether):
+    """cat([squeeze(split(x, 1, d)[i], d) for i in rows]) -> one gather (or reshape) of x"""
+
+    joins = ("cat", "stack")
+    taken = TAKING
+    between = frozenset(["squeeze", "clone", "contiguous"])
+    alone = True
+    gathers = True
+
+    examples = [
+        fires(lambda x: torch.cat([x.split(1, 1)[i].squeeze(1) for i in (0, 1, 4)], -1) + 1, "f32[4, 5, 2]"),
+        fires(lambda x: torch.cat([x.chunk(5)[i].squeeze(0) for i in (3, 1, 4, 1)]), "bf16[5, 2]"),
+        fires(lambda x: torch.stack([x.split(1, -1)[i].squeeze(-1) for i in (4, 0, 1)], 1), "i64[3, 5]"),
+        fires(lambda x: torch.cat([x.split(1, 1)[i].squeeze(1) for i in (1, 2, 3)], -1), "f32[4, 5, 2]"),
+        fires(lambda x: torch.cat([x.unbind(1)[i] for i in (0, 3, 4)], 1), "f32[4, 5, 2]", dynamic=True,
+              dialects=["torch"]),
+        fires(lambda x: then_write(torch.cat([x.split(1)[i].squeeze(0) for i in (0, 1, 4)]), x), "f32[5, 2]",
+              dialects=["torch"]),
+        declines(lambda x: write_between([x.split(1)[i].squeeze(0) for i in (0, 1, 4)], x, torch.cat), "f32[5, 2]",
+                 dialects=["torch"], because="in between"),
+        declines(lambda x, y: torch.cat([y, *[x.split(1)[i].squeeze(0) for i in (0, 1, 4)]]), "f32[5, 2]", "f32[2]"),
+        declines(lambda x: torch.cat([x.split([1, 2, 3, 1])[i] for i in (0, 2, 3)]), "f32[7]", because="no one part"),
+    ]  # fmt: skip
+
+
+RULES: Sequence[Rule] = (SplitGetitemSqueezeCat(),)
+
+
+@dataclass(frozen=True)
+class FuseSplitGetitemSqueezeCat(Pass):
+    """Some of the rows of a value, put together in any order, are one gather."""
+
+    name: ClassVar[str] = "fuse_split_getitem_squeeze_cat"
+    default: ClassVar[bool] = False
+
+    def rules(self) -> Sequence[Rule]:
+        return RULES

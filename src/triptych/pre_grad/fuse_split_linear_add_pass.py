@@ -1,0 +1,224 @@
+"""fuse_split_linear_add_pass: a sum of linear layers over the pieces of one value is one layer over the value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch.fx import Node
+
+from ..cost import bytes_of, device_model, size_hint
+from ..cost.sizes import elements
+from ..ir.facts import known_equal, tensor_fact
+from ..ir.program import Program
+from ..match.pattern import Tensor
+from ..passes.base import Pass
+from ..pieces.read import only_used_by, way_of
+from ..rewrite.rule import Match, Rule
+from ..testing import declines, fires
+from .parallel import Member, emit_linear, member_of, tensor_of, total_bytes
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A part of a value's last dim."""
+
+    source: Node
+    start: Any
+    end: Any
+    nodes: tuple[Node, ...]
+    """What makes it."""
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """A sum taken apart: layers over pieces of one value, in the pieces' order, and what else is added."""
+
+    layers: tuple[tuple[Member, _Piece], ...]
+    others: tuple[Node, ...]
+    adds: tuple[Node, ...]
+
+    @property
+    def source(self) -> Node:
+        return self.layers[0][1].source
+
+    @property
+    def members(self) -> list[Member]:
+        return [member for member, _ in self.layers]
+
+    @property
+    def biases(self) -> list[Node]:
+        return [m.bias for m in self.members if m.bias is not None]
+
+    @property
+    def whole(self) -> bool:
+        """Every piece is there once, and together they are the value."""
+        bounds = [0, *(piece.end for _, piece in self.layers)]
+        ends = known_equal(bounds[-1], tensor_of(self.source).shape[-1])
+        return ends and all(known_equal(end, p.start) for end, (_, p) in zip(bounds, self.layers))
+
+    def nodes(self, root: Node) -> list[Node]:
+        inner = [n for member, piece in self.layers for n in (*member.inner, *piece.nodes)]
+        gone = [*self.adds, *(m.node for m in self.members)]
+        return [n for n in (*gone, *only_used_by(inner, *gone)) if n is not root]
+
+
+TWO = ("f32[512, 16]", "f32[4, 8]", "f32[4, 8]")
+
+
+class FuseSplitLinearAdd(Rule):
+    """linear(x_1, W_1, b_1) + linear(x_2, W_2, b_2) + ... -> linear(x, cat(W_i, 1), b_1 + b_2 + ...), up to rounding
+
+    The x_i are all pieces of x along its last dim, each of them once, in any order.
+    """
+
+    exact = False
+    interior_may_be_used = True
+
+    def pattern(self, op, a: Tensor, b: Tensor):
+        return op.add(a, b)
+
+    def check(self, m):
+        found = _taken_apart(m.program, m.root.node)
+        m.applies(found is not None and len(found.layers) > 1, "no sum of linear layers over pieces of one value")
+        assert found is not None
+        m.require(found.whole, "the layers are not over all pieces of the value, once each")
+        m.require(len({member.turned for member in found.members}) == 1, "weights lie in different ways")
+        m.cover(found.nodes(m.root.node))
+        m.pays(*_costs(m, found))
+
+    def rewrite(self, op, m):
+        found = _taken_apart(m.program, m.root.node)
+        first = found.members[0]
+        weight = op.cat([member.weight for member in found.members], dim=0 if first.turned else 1)
+        bias: Any = found.biases[0] if found.biases else None
+        for other in found.biases[1:]:
+            bias = op.add(bias, other)
+        value = emit_linear(op, first, found.source, weight, bias)
+        for other in found.others:
+            value = op.add(value, other)
+        return value
+
+    examples = [
+        fires(lambda x, w, v: (lambda a, b: F.linear(a, w) + F.linear(b, v))(*x.chunk(2, -1)), *TWO,
+              dialects=["torch"]),
+        fires(lambda x, w, v: (lambda a, b: torch.add(b @ v.t(), a.matmul(w.mT)))(*x.split([8, 8], dim=1)), *TWO),
+        fires(lambda x, w, v: (lambda a, b: F.linear(b, v) + F.linear(a, w))(x[:, :8], x.narrow(1, 8, 8)), *TWO,
+              dialects=["torch"]),
+        fires(lambda x, w, v: (lambda a, b: (a @ w.t()).add(b @ v.t()) + 1)(*x.chunk(2, 1)), *TWO, dynamic=True),
+        fires(lambda x, b, w, c, v, u: (lambda p, q, r: F.linear(p, w, b) + (F.linear(q, v, bias=c) + r @ u.t()))(
+              *x.split([4, 4, 8], -1)), "f32[64, 4, 16]", "f32[8]", "f32[8, 4]", "f32[8]", "f32[8, 4]", "f32[8, 8]",
+              dialects=["torch"]),
+        fires(lambda x, w, v: (lambda a, b: x.sum() + F.linear(a, w) + F.linear(b, v))(*x.chunk(2, -1)), *TWO,
+              dialects=["torch"]),
+        fires(lambda x, w, v: (lambda a, b: a @ w + b @ v)(*x.chunk(2, 1)), "bf16[512, 16]", "bf16[8, 4]",
+              "bf16[8, 4]"),
+        fires(lambda x, w, v: (lambda a, b: (F.linear(a, w) + F.linear(b, v), a * 2))(*x.chunk(2, -1)), *TWO,
+              dialects=["torch"]),
+        declines(lambda x, w, v: (lambda a, b: F.linear(a, w) + F.linear(a, v))(*x.chunk(2, -1)), *TWO,
+                 dialects=["torch"], because="once each"),
+        declines(lambda x, w, v: (lambda a, b, c: F.linear(a, w) + F.linear(c, v))(*x.split([4, 4, 8], -1)),
+                 "f32[512, 16]", "f32[4, 4]", "f32[4, 8]", dialects=["torch"], because="once each"),
+        declines(lambda x, c, w, v: (lambda a, b: torch.addmm(c, a, w) + b @ v)(*x.chunk(2, 1)), "f32[512, 16]",
+                 "f32[512, 4]", "f32[8, 4]", "f32[8, 4]"),
+        declines(lambda x, w, v: (lambda a, b: F.linear(a, w) + F.linear(b, v))(*x.chunk(2, 0)), "f32[8, 16]",
+                 "f32[4, 16]", "f32[4, 16]", dialects=["torch"]),
+        declines(lambda x, w, v: (lambda a, b: (y := F.linear(a, w)) + F.linear(b, v) * y)(*x.chunk(2, -1)), *TWO,
+                 dialects=["torch"]),
+        declines(lambda x, w, v: (lambda a, b: torch.add(F.linear(a, w), F.linear(b, v), alpha=2))(*x.chunk(2, -1)),
+                 *TWO, dialects=["torch"]),
+        declines(lambda x, w, v: (lambda a, b: (F.linear(a, w), x.add_(1), F.linear(b, v)))(*x.chunk(2, -1))[0], *TWO,
+                 dialects=["torch"]),
+        declines(lambda x, w, v: (lambda a, b: _write_between(F.linear(a, w), x, b, v))(*x.chunk(2, -1)), *TWO,
+                 dialects=["torch"], because="in between"),
+        declines(lambda x, w, v: (lambda a, b: F.linear(a, w) + F.linear(b, v))(*x.chunk(2, -1)), "f32[1, 512]",
+                 "f32[256, 256]", "f32[256, 256]", dialects=["torch"], because="would cost"),
+    ]  # fmt: skip
+
+
+def _taken_apart(program: Program, root: Node) -> _Sum | None:
+    """The terms of a sum, through additions that nobody else uses."""
+    adds, leaves = [root], []
+    for add in adds:  # grows while it is read
+        for term in _terms(program, add):
+            if len(term.users) == 1 and _is_like(term, root) and _is_add(program, term):
+                adds.append(term)
+            else:
+                leaves.append(term)
+    found = {leaf: layer for leaf in leaves if (layer := _layer(program, leaf, root)) is not None}
+    sources = [piece.source for _, piece in found.values()]
+    layers = [layer for layer in found.values() if layer[1].source is sources[0]]
+    if len(layers) < 2 or len(set(leaves)) < len(leaves):
+        return None
+    others = [leaf for leaf in leaves if leaf not in {member.node for member, _ in layers}]
+    ordered = sorted(layers, key=lambda layer: size_hint(layer[1].start))
+    return _Sum(tuple(ordered), tuple(others), tuple(adds))
+
+
+def _is_add(program: Program, node: Node) -> bool:
+    call = program.call(node)
+    if call is None or call.op != "add" or call.mutates or "alpha" in call.args:
+        return False
+    return all(tensor_fact(call.args[side]) is not None for side in ("self", "other"))
+
+
+def _terms(program: Program, add: Node) -> list[Node]:
+    call = program.call(add)
+    assert call is not None
+    return [call.args["self"], call.args["other"]]
+
+
+def _is_like(node: Node, root: Node) -> bool:
+    value, whole = tensor_fact(node), tensor_fact(root)
+    if value is None or whole is None:
+        return False
+    return value.dtype == whole.dtype and known_equal(value.shape, whole.shape)
+
+
+def _layer(program: Program, node: Node, root: Node) -> tuple[Member, _Piece] | None:
+    """A linear layer over a piece of a value's last dim, whose result only the sum uses."""
+    member = member_of(program, node)
+    if member is None or len(node.users) != 1 or not _is_like(node, root):
+        return None
+    way, weight = way_of(program, member.x, frozenset(["split", "slice"])), tensor_fact(member.weight)
+    if way is None or not way.nodes or weight is None or weight.dim() != 2:
+        return None
+    if member.bias is not None and tensor_of(member.bias).dim() != 1:
+        return None
+    part = way.map.part_along(len(way.map.sizes) - 1)
+    return None if part is None else (member, _Piece(way.source, *part, way.nodes))
+
+
+def _costs(m: Match, found: _Sum) -> tuple[float, float]:
+    """Seconds for the layers and their additions, and for one layer over joined weights."""
+    source, result = tensor_of(found.source), tensor_of(m.root.node)
+    model, dtype = device_model(source.device), source.dtype
+    rows, out = elements(source.shape[:-1]), size_hint(result.shape[-1])
+    parts = [size_hint(piece.end - piece.start) for _, piece in found.layers]
+    addition = model.copy(3 * bytes_of(result))
+    before = sum(model.gemm(rows, out, k, dtype) for k in parts) + (len(parts) - 1) * addition
+    after = model.gemm(rows, out, sum(parts), dtype)
+    weights = [member.weight for member in found.members]
+    if not m.program.computed_once(*weights, *found.biases):
+        after += model.copy(2 * total_bytes(weights))
+        after += max(len(found.biases) - 1, 0) * model.launch
+    return before, after
+
+
+def _write_between(first: Any, x: Any, piece: Any, weight: Any) -> Any:
+    x.add_(1)
+    return first + F.linear(piece, weight)
+
+
+@dataclass(frozen=True)
+class FuseSplitLinearAddPass(Pass):
+    """A sum of linear layers over the pieces of one value is one layer over the value, with the weights side by
+    side: one product, and the sums it makes anyway. Up to rounding."""
+
+    name: ClassVar[str] = "fuse_split_linear_add_pass"
+
+    def rules(self) -> Sequence[Rule]:
+        return (FuseSplitLinearAdd(),)

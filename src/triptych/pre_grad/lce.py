@@ -1,0 +1,315 @@
+"""Linear compressed embeddings: a linear layer over the feature axis of x: (batch, n, d), y[b] = W x[b] + bias.
+
+In user code `linear(x.transpose(1, 2), W, b).transpose(1, 2)`. Four optional passes, by name: a Triton kernel that
+reads x where it lies, for layers without and with bias and epilogue; one product with W on the left; and one product
+for several layers over one x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch.fx import Node
+
+from ..cost import bytes_of, device_model, size_hint
+from ..ir.facts import is_static, known_equal, tensor_fact
+from ..ir.program import Program, Value
+from ..match.pattern import Tensor
+from ..passes.base import Pass, PassRun
+from ..rewrite.emit import Emitter
+from ..rewrite.rewriter import PlainTerms
+from ..rewrite.rule import Match, Rule
+from ..testing import declines, fires
+from .normalized_nodes import NormalizedLinearNode
+from .parallel import (
+    Group,
+    Member,
+    copied_pieces,
+    joining_cost,
+    pieces_cost,
+    placed,
+    take_pieces,
+    tensor_of,
+    undisturbed,
+)  # fmt: skip
+from .permute_fusions import each_batch
+
+TURNED = [0, 2, 1]
+SIMPLE = ("f32[2, 8, 5]", "f32[3, 8]")
+NORMAL = ("f32[2, 8, 5]", "f32[3, 8]", "f32[3]")
+SEVERAL = ("f32[2, 8, 16]", "f32[3, 8]", "f32[4, 8]", "f32[5, 8]")
+EPILOGUES = ("relu", "sigmoid", "tanh", "gelu", "silu")
+
+
+def layer(op: Any, x: Any, w: Any, **bias: Any) -> Any:
+    """The pattern of such a layer before it is turned back."""
+    return op.linear(op.permute(x, TURNED), w, **bias)
+
+
+def check_kernel(m: Match, x: Value, w: Value, b: Value | None = None) -> None:
+    m.applies(x.rank == 3 and w.rank == 2 and (b is None or b.rank == 1), "no layer over features")
+    turned = NormalizedLinearNode(_linear(m)).get_input()  # a view: it may be used elsewhere
+    inside = [n for n in m.nodes if n is not m.root.node and n is not turned]
+    used = next((n for n in inside if any(user not in m.nodes for user in n.users)), None)
+    m.require(used is None, f"{used.name if used else ''} is used outside the pattern")
+    m.require(x.is_float and x.dtype == w.dtype == m.root.dtype, f"computes in {m.root.dtype}, of {x.dtype}")
+
+
+def _linear(m: Match) -> Node:
+    return next(n for n in m.nodes if (call := m.program.call(n)) is not None and call.op == "linear")
+
+
+def lies_turned(m: Match) -> bool:
+    """Does the value that is replaced lie as the layer leaves it, features last?"""
+    _, features, places = m.root.stride
+    return not (known_equal(places, 1) and known_equal(features, m.root.shape[2]))
+
+
+class SimpleLce(Rule):
+    """linear(x.transpose(1, 2), W).transpose(1, 2) -> triptych.lce(x, W), no copy of x; up to rounding"""
+
+    exact = False
+    interior_may_be_used = True
+
+    def pattern(self, op, x: Tensor, w: Tensor):
+        return op.permute(layer(op, x, w), TURNED)
+
+    def check(self, m, x, w):
+        check_kernel(m, x, w)
+
+    def rewrite(self, op, x, w, m):
+        return op.call(torch.ops.triptych.lce.default, x, w, None, "none", lies_turned(m))
+
+    examples = [
+        fires(lambda x, w: F.linear(x.transpose(1, 2), w).transpose(1, 2), *SIMPLE, dialects=["torch"]),
+        fires(lambda x, w: F.linear(x.permute(0, 2, 1), weight=w).mT.relu(), *SIMPLE, dialects=["torch"]),
+        fires(lambda x, w: F.linear(x.swapaxes(-1, -2), w, None).movedim(-1, 1), *SIMPLE, dialects=["torch"]),
+        fires(lambda x, w: F.linear(x.mT, w).mT, "bf16[2, 8, 5]", "bf16[3, 8]", dialects=["torch"]),
+        fires(lambda x, w: F.linear(x.mT, w).mT, *SIMPLE, dialects=["torch"], dynamic=True),
+        fires(lambda x, w: F.linear(x.mT, w).mT, "f32[0, 8, 5]", "f32[3, 8]", dialects=["torch"]),
+        fires(lambda x, w: (t := x.mT, F.linear(t, w).mT), *SIMPLE, dialects=["torch"]),
+        declines(lambda x, w: (y := F.linear(x.mT, w), y.mT + 1), *SIMPLE, dialects=["torch"], because="outside"),
+        declines(lambda x, w, b: F.linear(x.mT, w, b).mT, *NORMAL, dialects=["torch"]),
+        declines(lambda x, w: F.linear(x, w).mT, "f32[2, 8, 8]", "f32[3, 8]", dialects=["torch"]),
+        declines(lambda x, w: F.linear(x.mT, w), *SIMPLE, dialects=["torch"]),
+        declines(lambda x, w: F.linear(x.permute(1, 2, 0), w).permute(0, 2, 1), "f32[8, 2, 5]", "f32[3, 8]",
+                 dialects=["torch"]),
+        declines(lambda x, w: (y := F.linear(x.mT, w), x.add_(1), y.mT)[2], *SIMPLE, dialects=["torch"],
+                 because="in between"),
+    ]  # fmt: skip
+
+
+class NormalLce(Rule):
+    """f(linear(x.transpose(1, 2), W, b).transpose(1, 2)) -> triptych.lce(x, W, b, f); up to rounding
+
+    f is relu, sigmoid, tanh, gelu, silu or nothing, and may stand before the last transpose.
+    """
+
+    exact = False
+    interior_may_be_used = True
+
+    def pattern(self, op, x: Tensor, w: Tensor, b):
+        inner = layer(op, x, w, bias=b)
+        plain = op.permute(inner, TURNED)
+        return op.any_of(op.one_of(EPILOGUES, plain), op.permute(op.one_of(EPILOGUES, inner), TURNED), plain)
+
+    def check(self, m, x, w, b):
+        check_kernel(m, x, w, b)
+        epilogue = _epilogue(m)
+        m.applies(b is not None or epilogue != "none", "neither bias nor epilogue")
+        taken_up = epilogue == "none" and [u for u in m.root.users if u.op in EPILOGUES and len(m.root.users) == 1]
+        m.applies(not taken_up, "the epilogue comes along")
+
+    def rewrite(self, op, x, w, b, m):
+        return op.call(torch.ops.triptych.lce.default, x, w, b, _epilogue(m), lies_turned(m))
+
+    examples = [
+        fires(lambda x, w, b: F.linear(x.transpose(1, 2), w, b).transpose(1, 2), *NORMAL, dialects=["torch"]),
+        fires(lambda x, w, b: F.relu(F.linear(x.transpose(1, 2), w, b).transpose(1, 2)), *NORMAL, dialects=["torch"]),
+        fires(lambda x, w, b: F.linear(x.mT, w, bias=b).sigmoid().mT, *NORMAL, dialects=["torch"]),
+        fires(lambda x, w, b: torch.tanh(F.linear(x.permute(0, 2, 1), w, b).mT), *NORMAL, dialects=["torch"]),
+        fires(lambda x, w, b: F.gelu(F.linear(x.mT, w, b).mT), *NORMAL, dialects=["torch"]),
+        fires(lambda x, w: F.silu(F.linear(x.mT, w).mT), *SIMPLE, dialects=["torch"]),
+        fires(lambda x, w, b: F.linear(x.mT, w, b).relu().mT, "bf16[2, 8, 5]", "bf16[3, 8]", "bf16[3]",
+              dialects=["torch"]),
+        fires(lambda x, w, b: F.linear(x.mT, w, b).mT.relu(), *NORMAL, dialects=["torch"], dynamic=True),
+        fires(lambda x, w, b: F.linear(x.mT, w, b).mT.softmax(1), *NORMAL, dialects=["torch"]),
+        declines(lambda x, w: F.linear(x.mT, w).mT, *SIMPLE, dialects=["torch"]),
+        declines(lambda x, w, b: F.gelu(F.linear(x.mT, w, b), approximate="tanh").mT, *NORMAL, dialects=["torch"]),
+        declines(lambda x, w, b: (y := F.linear(x.mT, w, b), y.mT.relu()), *NORMAL, dialects=["torch"],
+                 because="outside"),
+        declines(lambda x, w, b: F.linear(x.mT, w, b).mT, "i64[2, 8, 5]", "i64[3, 8]", "i64[3]", dialects=["torch"],
+                 because="computes in"),
+    ]  # fmt: skip
+
+
+def _epilogue(m: Match) -> str:
+    """The pointwise operation among the matched nodes."""
+    ops = [call.op for n in m.nodes if (call := m.program.call(n)) is not None]
+    return next((op for op in ops if op in EPILOGUES), "none")
+
+
+class MatmulLce(Rule):
+    """linear(x.transpose(1, 2), W, b).transpose(1, 2) -> matmul(W, x) + b[:, None]; up to rounding"""
+
+    exact = False
+    interior_may_be_used = True
+    keeps_strides = False
+
+    def pattern(self, op, x: Tensor, w: Tensor, b):
+        return op.permute(layer(op, x, w, bias=b), TURNED)
+
+    def check(self, m, x, w, b):
+        check_kernel(m, x, w, b)
+
+    def rewrite(self, op, x, w, b, m):
+        return product(op, x, w, b)
+
+    examples = [
+        fires(lambda x, w, b: F.linear(x.transpose(1, 2), w, b).transpose(1, 2).sum(1), *NORMAL, dialects=["torch"]),
+        fires(lambda x, w: F.linear(x.permute(0, 2, 1), w).mT.contiguous() * 2, *SIMPLE, dialects=["torch"]),
+        fires(lambda x, w, v: v @ F.linear(x.mT, w).mT.relu(), *SIMPLE, "f32[4, 3]", dialects=["torch"]),
+        fires(lambda x, w, b: F.linear(x.mT, w, b).mT.reshape(-1, 5).sum(0), *NORMAL, dialects=["torch"],
+              dynamic=True),
+        fires(lambda x, w: F.linear(x.mT, w).mT.flatten(1), "bf16[2, 8, 5]", "bf16[3, 8]", dialects=["torch"]),
+        declines(lambda x, w: F.linear(x.mT, w).mT, *SIMPLE, dialects=["torch"], because="stride"),
+        declines(lambda x, w: F.linear(x.mT, w).mT.relu(), *SIMPLE, dialects=["torch"], because="stride"),
+        declines(lambda x, w: F.linear(x, w).mT.sum(1), "f32[2, 8, 8]", "f32[3, 8]", dialects=["torch"]),
+    ]  # fmt: skip
+
+
+def product(op: Emitter, x: Any, w: Any, b: Any) -> Any:
+    """W x + b for every batch element; in training as torch would have it, so that the weight's gradient is one sum."""
+    known = op.program.value(getattr(w, "node", w))
+    free = not op.program.is_training or not tensor_of(known.node).requires_grad
+    y = op.matmul(each_batch(op, known, tensor_of(getattr(x, "node", x)).shape[0]) if free else known, x)
+    return y if b is None else op.add(y, op.unsqueeze(b, 1))
+
+
+@dataclass(frozen=True)
+class UseTritonLceReplaceSimpleLCE(Pass):
+    """A linear layer over the feature axis, without bias, is a Triton kernel that reads x where it lies instead of a
+    transposed copy. Up to rounding."""
+
+    name: ClassVar[str] = "use_triton_lce_replace_simple_LCE"
+    default: ClassVar[bool] = False
+
+    def rules(self) -> Sequence[Rule]:
+        return (SimpleLce(),)
+
+
+@dataclass(frozen=True)
+class UseTritonLceReplaceNormalLCE(Pass):
+    """A linear layer over the feature axis, with a bias or a pointwise operation after it, is a Triton kernel that
+    reads x where it lies and applies both before it writes. Up to rounding."""
+
+    name: ClassVar[str] = "use_triton_lce_replace_normal_LCE"
+    default: ClassVar[bool] = False
+
+    def rules(self) -> Sequence[Rule]:
+        return (NormalLce(),)
+
+
+@dataclass(frozen=True)
+class UseMatmulLceReplaceNormalLCE(Pass):
+    """A linear layer over the feature axis is a product with the weight on the left: no transposes, no copies, no
+    kernel of our own. Up to rounding."""
+
+    name: ClassVar[str] = "use_matmul_lce_replace_normal_LCE"
+    default: ClassVar[bool] = False
+
+    def rules(self) -> Sequence[Rule]:
+        return (MatmulLce(),)
+
+
+# ---- several layers over one x ----
+
+
+def _sums(*values: Any) -> Any:
+    """For examples: something that does not show how values lie in memory."""
+    return [v.sum(1) for v in values]
+
+
+@dataclass(frozen=True)
+class UseMatmulFuseLceReplaceFirstLCE(Pass):
+    """Several linear layers over the feature axis of one x are one product with the weights one below the other,
+    taken apart along the features. Up to rounding."""
+
+    name: ClassVar[str] = "use_matmul_fuse_lce_replace_first_LCE"
+    default: ClassVar[bool] = False
+    exact: ClassVar[bool] = False
+
+    def run(self, run: PassRun) -> None:
+        found: dict[tuple[Any, ...], list[Member]] = {}
+        for node in run.program.graph.nodes:
+            if (member := _member(run.program, node)) is not None:
+                weight = tensor_of(member.weight)
+                key = (member.x, member.bias is None, weight.dtype, weight.device, tensor_of(node).dtype)
+                found.setdefault(key, []).append(member)
+        for members in found.values():
+            for part in undisturbed(run.program, members):
+                group = placed(part) if len(part) > 1 else None
+                if group is not None:
+                    self._fuse(run, group)
+                elif len(members) > 1:
+                    run.declined("fused_lce", part[0].node, "something is written or used between the layers")
+
+    def _fuse(self, run: PassRun, group: Group) -> None:
+        program, x = run.program, tensor_of(group.members[0].x)
+        batch, inner, places = x.shape
+        copied = copied_pieces(program, group, [batch, sum(group.sizes), places], 1)
+        model = device_model(x.device)
+        sizes = [size_hint(s) for s in (places, inner, batch)]
+        before = sum(model.gemm(out, sizes[0], sizes[1], x.dtype, batch=sizes[2]) for out in group.sizes)
+        if any(tensor_of(w).requires_grad for w in group.weights):  # torch then folds the batch into rows, with a copy
+            before += len(group.members) * model.copy(2 * bytes_of(x))
+        after = model.gemm(sum(group.sizes), sizes[0], sizes[1], x.dtype, batch=sizes[2])
+        after += joining_cost(program, group) + pieces_cost(program, group, copied)
+        if not run.pays("fused_lce", group.anchor, before, after):
+            return
+
+        def make(op: Emitter) -> list[Any]:
+            bias = op.cat(group.biases) if group.biases else None
+            whole = product(op, group.members[0].x, op.cat(group.weights), bias)
+            return take_pieces(op, whole, group, 1, copied)
+
+        run.replace("fused_lce", group.nodes, make, group.anchor, group.covered(), PlainTerms(keeps_strides=False))
+
+    examples = [
+        fires(lambda x, w, v, u: _sums(F.linear(x.mT, w).mT, F.linear(x.mT, v).mT, F.linear(x.mT, u).mT), *SEVERAL,
+              dialects=["torch"]),
+        fires(lambda x, w, v, u: _sums(*[F.linear(x.transpose(1, 2), i).permute(0, 2, 1) for i in (w, v, u)]),
+              *SEVERAL, dialects=["torch"]),
+        fires(lambda x, w, b, v, c: _sums(F.linear(x.mT, w, b).mT, F.linear(x.mT, v, bias=c).mT), "f32[64, 64, 64]",
+              "f32[1, 64]", "f32[1]", "f32[2, 64]", "f32[2]", dialects=["torch"]),
+        declines(lambda x, w, v, u: _sums(F.linear(x.mT, w).mT), *SEVERAL, dialects=["torch"]),
+        declines(lambda x, w, v, u: _sums(F.linear(x.mT, w).mT, F.linear(x.relu().mT, v).mT), *SEVERAL,
+                 dialects=["torch"]),
+        declines(lambda x, w, v, u: (F.linear(x.mT, w).mT.sum(), x.add_(1), F.linear(x.mT, v).mT.sum())[::2],
+                 *SEVERAL, dialects=["torch"], because="between"),
+        declines(lambda x, w, v: _sums(F.linear(x.mT, w).mT, F.linear(x.mT, v).mT), "f32[1, 256, 2]",
+                 "f32[256, 256]", "f32[256, 256]", dialects=["torch"], because="would cost"),
+    ]  # fmt: skip
+
+
+def _member(program: Program, node: Node) -> Member | None:
+    """A layer over features, turned back."""
+    back = program.call(node)
+    if back is None or back.op != "permute" or list(back.args["dims"]) != TURNED:
+        return None
+    inner = back.args["self"]
+    call = program.call(inner)
+    if call is None or call.op != "linear":
+        return None
+    there = program.call(call.args["input"])
+    if there is None or there.op != "permute" or list(there.args["dims"]) != TURNED:
+        return None
+    weight = tensor_fact(call.args["weight"])
+    if weight is None or weight.dim() != 2 or not is_static(weight.shape):
+        return None
+    inside = (inner, call.args["input"])
+    return Member(node, there.args["self"], call.args["weight"], call.args.get("bias"), inner=inside)

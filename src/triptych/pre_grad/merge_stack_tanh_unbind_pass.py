@@ -1,0 +1,136 @@
+"""merge_stack_tanh_unbind_pass: pieces stacked for the sake of one pointwise operation, and taken apart again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import getitem
+from typing import Any, ClassVar
+
+import torch
+from torch.fx import Node
+
+from ..ir.effects import node_operands
+from ..ir.program import Program
+from ..ir.traits import is_pointwise
+from ..passes.base import Pass, PassRun
+from ..pieces.join import Block, neighbours_joined
+from ..pieces.nested import joined_operands
+from ..pieces.plan import Step, build, plan
+from ..pieces.read import Way, way_of
+from ..rewrite.emit import Emitter
+from ..rewrite.rewriter import PlainTerms
+from ..testing import declines, fires
+
+WHAT = "merge_stack_tanh_unbind"
+
+
+@dataclass(frozen=True, eq=False)
+class _Site:
+    """unbind(f(stack(pieces of a source, d)), d)"""
+
+    unbind: Node
+    applied: list[Node]
+    """The pointwise operations, last first."""
+    stack: Node
+    ways: list[Way]
+    part: Sequence[Step]
+    """How the part of the source that the pieces make up is had."""
+
+    @property
+    def covered(self) -> list[Node]:
+        on_the_way = [n for way in self.ways for n in way.nodes]
+        return [self.unbind, *self.applied, self.stack, *dict.fromkeys(on_the_way)]
+
+
+def _applied_to(program: Program, node: Node) -> Node | None:
+    """The operand of a pointwise operation of one tensor."""
+    call = program.call(node)
+    if call is None or call.mutates or not is_pointwise(call.op) or "memory_format" in call.args:
+        return None
+    operands = list(node_operands((node.args, node.kwargs)))
+    return operands[0] if len(operands) == 1 and program.aliasing.effects(node).pure else None
+
+
+def _site(program: Program, unbind: Node) -> _Site | None:
+    call = program.call(unbind)
+    if call is None or call.op != "unbind" or call.mutates or not isinstance(call.args["self"], Node):
+        return None
+    at, applied = call.args["self"], []
+    while (operand := _applied_to(program, at)) is not None and len(at.users) == 1:
+        applied.append(at)
+        at = operand
+    stacked = joined_operands(program, at, "stack", call.get("dim"))
+    if stacked is None or len(at.users) != 1 or not applied:
+        return None
+    found = [way_of(program, t, frozenset(["split", "unbind"])) for t in stacked]
+    ways = [w for w in found if w is not None and len(w.nodes) == 2]
+    if len(ways) < len(stacked) or len({w.nodes[1] for w in ways}) > 1:
+        return None
+    taken = program.call(ways[0].nodes[1])
+    assert taken is not None
+    dim = taken.get("dim")
+    maps = [w.map.unsqueeze(dim) if taken.op == "unbind" else w.map for w in ways]
+    blocks = neighbours_joined([Block(m, (w,)) for m, w in zip(maps, ways)], dim)
+    part = plan(blocks[0].map) if len(blocks) == 1 else None
+    return None if part is None else _Site(unbind, applied, at, ways, part)
+
+
+def _pieces_of_the_whole(program: Program, site: _Site, users: Sequence[Node]) -> Callable[[Emitter], list[Any]]:
+    taken = program.call(site.ways[0].nodes[1])
+    assert taken is not None
+
+    def make(op: Emitter) -> list[Any]:
+        value = op.program.value(site.ways[0].source)
+        value = build(op, value, site.part)
+        before = site.stack
+        for node in reversed(site.applied):
+            value = op.again(node, {before: value.node})
+            before = node
+        dim = taken.get("dim")
+        if taken.op == "unbind":
+            pieces = op.unbind(value, dim=dim)
+        else:
+            pieces = op.split(value, [w.map.shape[dim] for w in site.ways], dim=dim)
+        return [op.getitem(pieces, user.args[1] % len(site.ways)) for user in users]  # type: ignore[operator]
+
+    return make
+
+
+@dataclass(frozen=True)
+class MergeStackTanhUnbindPass(Pass):
+    """Pieces of a value that are stacked, put through tanh (or any pointwise operation) and unbound again are the
+    pieces of tanh of the value."""
+
+    name: ClassVar[str] = "merge_stack_tanh_unbind_pass"
+
+    def run(self, run: PassRun) -> None:
+        for node in list(run.program.graph.nodes):
+            site = None if node._erased else _site(run.program, node)
+            users = [] if site is None else list(node.users)
+            if site is None or not users or not all(u.target is getitem for u in users):
+                continue
+            make = _pieces_of_the_whole(run.program, site, users)
+            run.replace(WHAT, users, make, node, site.covered, PlainTerms(keeps_strides=False))
+
+    examples: ClassVar[list[Any]] = [
+        fires(lambda x: [r + 1 for r in torch.stack(x.split(2)).tanh().unbind()], "f32[6, 4]"),
+        fires(lambda x: [r + 1 for r in torch.unbind(torch.tanh(torch.stack(x.unbind()[1:])))], "f32[6, 4]"),
+        fires(lambda x: [r + 1 for r in torch.stack(x.chunk(3)).mul(2).relu().unbind(0)[:2]], "f32[6]"),
+        fires(lambda x, w: [r @ w for r in torch.stack(x.chunk(3, 1)).tanh().unbind()], "f32[4, 6]", "f32[2, 2]"),
+        fires(lambda x: [r + 1 for r in torch.stack(x.split(2)).sigmoid().unbind()], "f32[6, 4]", dynamic=True,
+              dialects=["torch"]),
+        fires(lambda x: [r + 1 for r in torch.stack(x.split(2, 1)).tanh().unbind()], "f32[4, 6]"),
+        declines(lambda x: torch.stack(x.split(2, 1)).tanh().unbind(), "f32[4, 6]", because="leaves the graph"),
+        declines(lambda x: (lambda s: [s.sum(), *s.unbind()])(torch.stack(x.split(2)).tanh()), "f32[6, 4]"),
+        declines(lambda x, y: [r + 1 for r in torch.stack([*x.split(2), y]).tanh().unbind()], "f32[6, 4]",
+                 "f32[2, 4]"),
+        declines(lambda x: [r + 1 for r in torch.stack(x.split(2)).tanh().unbind(1)], "f32[6, 4]"),
+        declines(lambda x: _write_between(x.split(2), x), "f32[6]", dialects=["torch"], because="in between"),
+    ]  # fmt: skip
+
+
+def _write_between(pieces: Any, x: Any) -> Any:
+    stacked = torch.stack(pieces)
+    x.add_(1)
+    return [row + 1 for row in stacked.tanh().unbind()]

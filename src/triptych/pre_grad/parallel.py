@@ -1,0 +1,212 @@
+"""Products that share an operand: who they are, where one product can stand for all of them, and what is taken from
+its result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..cost import device_model, size_hint
+from ..cost.sizes import bytes_of, elements
+from ..ir.facts import fact, tensor_fact
+from ..ir.program import ATEN, Program
+from ..rewrite.emit import Emitter
+from ..rewrite.layout import follow
+from ..rewrite.refusal import Refused
+from .normalized_nodes import linear_parts, turned_matrix
+
+
+@dataclass(frozen=True)
+class Member:
+    """One of several products over the same input."""
+
+    node: Node
+    """What is replaced."""
+    x: Node
+    weight: Node
+    bias: Node | None
+    turned: bool = False
+    """The weight lies as (in, out)."""
+    inner: tuple[Node, ...] = ()
+    """What else is done with once the product is."""
+
+    @property
+    def out(self) -> Any:
+        weight = tensor_fact(self.weight)
+        assert weight is not None
+        return weight.shape[1 if self.turned else 0]
+
+    @property
+    def operands(self) -> list[Node]:
+        return [n for n in (self.x, self.weight, self.bias) if n is not None]
+
+
+def member_of(program: Program, node: Node) -> Member | None:
+    """A linear layer in any spelling: `linear`, `x @ w`, `x @ w.t()`, `addmm`."""
+    call = program.call(node)
+    if call is None or call.mutates:
+        return None
+    if (parts := linear_parts(call)) is not None:
+        x, weight, bias = parts
+        if call.op == "linear" and (straight := turned_matrix(weight)) is not None:
+            return Member(node, x, straight, bias, turned=True, inner=(weight,))
+        inner = (call.args["mat2"],) if call.op == "addmm" else ()
+        return Member(node, x, weight, bias, inner=inner)
+    if call.op == "matmul":
+        x, weight, bias = call.args["self"], call.args["other"], None
+    elif call.op == "addmm" and set(call.args) == {"self", "mat1", "mat2"}:
+        x, weight, bias = call.args["mat1"], call.args["mat2"], call.args["self"]
+    else:
+        return None
+    if (straight := turned_matrix(weight)) is not None and bias is None:
+        return Member(node, x, straight, None, inner=(weight,))
+    return Member(node, x, weight, bias, turned=True)
+
+
+def op_of(program: Program, node: Node) -> str:
+    call = program.call(node)
+    return call.op if call is not None else ""
+
+
+def emit_linear(op: Emitter, like: Member, x: Any, weight: Any, bias: Any) -> Any:
+    """A linear layer written as `like` is, over a weight that lies as its weight does."""
+    as_linear = op.program.dialect != ATEN or op_of(op.program, like.node) == "linear"
+    matrix = op.permute(weight, [1, 0]) if like.turned == as_linear else weight
+    if as_linear:
+        return op.linear(x, matrix, bias=bias)
+    return op.matmul(x, matrix) if bias is None else op.addmm(bias, x, matrix)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Members that one product can replace, and the node before which it stands."""
+
+    members: tuple[Member, ...]
+    anchor: Node
+
+    @property
+    def nodes(self) -> list[Node]:
+        return [m.node for m in self.members]
+
+    @property
+    def weights(self) -> list[Node]:
+        return [m.weight for m in self.members]
+
+    @property
+    def biases(self) -> list[Node]:
+        return [m.bias for m in self.members if m.bias is not None]
+
+    @property
+    def sizes(self) -> list[int]:
+        return [m.out for m in self.members]
+
+    def covered(self) -> list[Node]:
+        """Inner nodes that only the members use."""
+        gone = set(self.nodes)
+        for node in sorted({n for m in self.members for n in m.inner}, reverse=True):
+            if all(user in gone for user in node.users):
+                gone.add(node)
+        return [n for n in gone if n not in self.nodes]
+
+
+def undisturbed(program: Program, members: Sequence[Member]) -> list[list[Member]]:
+    """Members in graph order, cut where a region begins or ends or something they read is written."""
+    aliasing = program.aliasing
+    runs: list[list[Member]] = []
+    for member in members:
+        first = runs[-1][0].node if runs else member.node
+        read = {n for m in (*(runs[-1] if runs else ()), member) for n in m.operands}
+        cut = aliasing.barrier_between(first, member.node) or aliasing.written_between(read, first, member.node)
+        if runs and cut is None:
+            runs[-1].append(member)
+        else:
+            runs.append([member])
+    return runs
+
+
+def placed(members: Sequence[Member]) -> Group | None:
+    """Where the operands of all are there and nobody waits for a result yet: as many members as possible."""
+    first, last = members[0].node, members[-1].node
+    early = tuple(m for m in members if all(n < first for n in m.operands))
+    late = tuple(m for m in members if all(last < user for user in m.node.users))
+    late = tuple(m for m in late if all(n < last for n in m.operands))
+    best = early if len(early) >= len(late) else late
+    if len(best) < 2:
+        return None
+    return Group(best, first if best is early else last)
+
+
+def copied_pieces(program: Program, group: Group, shape: Sequence[Any], dim: int) -> list[bool]:
+    """For each member: must its piece of the whole result be copied, since its memory or its strides are seen?"""
+    example = tensor_fact(group.members[0].node)
+    assert example is not None
+    with program.computing(group.anchor):
+        whole = example.new_empty(list(shape))
+        pieces = whole.split(group.sizes, dim)
+    return [_is_seen(program, m.node, piece) for m, piece in zip(group.members, pieces)]
+
+
+def _is_seen(program: Program, node: Node, piece: torch.Tensor) -> bool:
+    aliasing = program.aliasing
+    if aliasing.is_output(node) or aliasing.written(node):
+        return True
+    try:
+        follow(program, {node: piece})
+    except Refused:
+        return True
+    return False
+
+
+def take_pieces(op: Emitter, whole: Any, group: Group, dim: int, copied: Sequence[bool]) -> list[Any]:
+    split = op.split(whole, group.sizes, dim=dim)
+    pieces = [op.getitem(split, i) for i in range(len(group.members))]
+    return [op.clone(p, memory_format=torch.contiguous_format) if c else p for p, c in zip(pieces, copied)]
+
+
+def joining_cost(program: Program, group: Group) -> float:
+    """Seconds a call for putting weights and biases side by side; nothing where that is done once."""
+    if program.computed_once(*group.weights, *group.biases):
+        return 0.0
+    model = device_model(tensor_of(group.members[0].x).device)
+    cost = model.copy(2 * total_bytes(group.weights))
+    return cost + model.copy(2 * total_bytes(group.biases)) if group.biases else cost
+
+
+def product_cost(x: Node, outs: Iterable[Any], training: bool = False) -> float:
+    """Seconds for products of x (..., k) with weights of these sizes, one after the other, and of their gradients."""
+    known = tensor_of(x)
+    model = device_model(known.device)
+    m, k = elements(known.shape[:-1]), size_hint(known.shape[-1])
+    cost, count = 0.0, 0
+    for out in outs:
+        n, count = size_hint(out), count + 1
+        cost += model.gemm(m, n, k, known.dtype)
+        if training:  # of the input, and of the weight
+            cost += model.gemm(m, k, n, known.dtype) + model.gemm(n, k, m, known.dtype)
+    if training:  # the gradients of the input are added up
+        cost += (count - 1) * model.copy(3 * m * k * known.dtype.itemsize)
+    return cost
+
+
+def pieces_cost(program: Program, group: Group, copied: Sequence[bool]) -> float:
+    """Seconds for copies of pieces; and in training for putting their gradients together and taking the weights'
+    gradients apart."""
+    model = device_model(tensor_of(group.members[0].x).device)
+    cost = sum(model.copy(2 * bytes_of(tensor_of(m.node))) for m, c in zip(group.members, copied) if c)
+    if program.is_training:
+        cost += model.copy(2 * total_bytes(group.nodes)) + model.copy(2 * total_bytes(group.weights))
+    return cost
+
+
+def total_bytes(nodes: Iterable[Node]) -> int:
+    return sum(bytes_of(tensor_of(n)) for n in nodes)
+
+
+def tensor_of(node: Node) -> torch.Tensor:
+    value = fact(node)
+    assert isinstance(value, torch.Tensor)
+    return value

@@ -1,0 +1,371 @@
+"""linear_permute_fusion, permute_linear_fusion, permute_matmul_fusion: a permute beside a product becomes the
+product's own transposed operand.
+
+A product reads and writes matrices either way round; a permute beside it is free as long as nobody copies. These
+three take away the copies: those the program asks for (`contiguous`), and those torch makes where it folds a batch
+into rows to multiply it with one weight. Where nothing is copied there is nothing to gain, and they decline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch.fx import Node
+
+from ..cost import bytes_of, device_model, size_hint
+from ..cost.sizes import elements
+from ..ir.facts import known, known_equal, same_layout, tensor_fact
+from ..ir.program import Value
+from ..match.pattern import Ints, Tensor
+from ..passes.base import Pass
+from ..rewrite.emit import Emitter
+from ..rewrite.rule import Match, Rule
+from ..testing import declines, fires
+from .normalized_nodes import NormalizedLinearNode, NormalizedMatmulNode
+from .parallel import tensor_of
+
+
+def swaps_last_two(dims: Any) -> bool:
+    rank = len(dims)
+    return rank >= 2 and list(dims) == [*range(rank - 2), rank - 1, rank - 2]
+
+
+def read_in_place(value: torch.Tensor | None) -> bool:
+    """Can a product read these matrices where they lie: rows or columns dense, batches at equal distances?"""
+    if value is None or value.dim() < 2 or value.layout != torch.strided:
+        return False
+    *batch, rows, columns = range(value.dim())
+    shape, stride = value.shape, value.stride()
+    dense = (known_equal(stride[columns], 1) and known(stride[rows] >= shape[columns])) or (
+        known_equal(stride[rows], 1) and known(stride[columns] >= shape[rows])
+    )
+    return dense and all(known_equal(stride[d], stride[d + 1] * shape[d + 1]) for d in batch[:-1])
+
+
+def copied(op: Any, x: Any) -> Any:
+    return op.contiguous(x) | op.clone(x, memory_format=torch.contiguous_format)
+
+
+def turned(op: Emitter, value: Value) -> Any:
+    """The value with its last two dims swapped: what it is the swap of, if it is one."""
+    call = value.call
+    if call is not None and call.op == "permute" and swaps_last_two(call.args["dims"]):
+        return call.args["self"]
+    rank = value.rank
+    return op.permute(value, [*range(rank - 2), rank - 1, rank - 2])
+
+
+def is_copy(m: Match, copy: Node, permuted: Node) -> None:
+    """`contiguous` of what is contiguous is no copy."""
+    old, new = tensor_fact(permuted), tensor_fact(copy)
+    m.applies(old is not None and new is not None and not same_layout(old, new), "nothing is copied")
+
+
+def operand(m: Match, node: Node) -> Node:
+    """What an operation of one operand is done to."""
+    call = m.program.call(node)
+    assert call is not None
+    return call.args["self"]
+
+
+def _linear_cost(x: torch.Tensor, weight: torch.Tensor, batched: bool) -> float:
+    """Seconds for x times the weight: folded into rows, or one product for each batch element."""
+    model = device_model(x.device)
+    n, k = (size_hint(s) for s in weight.shape)
+    if batched and x.dim() > 2:
+        rows = size_hint(x.shape[-2])
+        return model.gemm(rows, n, k, x.dtype, batch=elements(x.shape[:-2]))
+    return model.gemm(elements(x.shape[:-1]), n, k, x.dtype)
+
+
+# ---- permute, then matmul ----
+
+
+class PermutedLeft(Rule):
+    """matmul(contiguous(permute(a)), b) -> matmul(permute(a), b), which reads a where it lies; up to rounding"""
+
+    exact = False
+
+    def pattern(self, op, a: Tensor, b: Tensor, dims: Ints):
+        return op.matmul(copied(op, op.permute(a, dims)), b)
+
+    def check(self, m, a, b, dims):
+        _drops_copy(m, 0)
+
+    def rewrite(self, op, a, b, dims):
+        return op.matmul(op.permute(a, dims), b)
+
+    examples = [
+        fires(lambda a, b: a.transpose(-1, -2).contiguous() @ b, "f32[8, 4, 6]", "f32[8, 4, 5]", dialects=["torch"]),
+        fires(lambda a, b: torch.mm(a.t().contiguous(), b), "f32[4, 6]", "f32[4, 5]"),
+        fires(lambda a, b: torch.bmm(a.mT.contiguous(), b), "bf16[8, 4, 6]", "bf16[8, 4, 5]"),
+        fires(lambda a, b: a.permute(0, 1, 3, 2).contiguous() @ b, "f32[2, 3, 4, 6]", "f32[2, 3, 4, 5]",
+              dialects=["torch"]),
+        fires(lambda a, b: a.mT.clone(memory_format=torch.contiguous_format) @ b, "f32[8, 4, 6]", "f32[8, 4, 5]",
+              dialects=["torch"]),
+        fires(lambda a, b: a.mT.contiguous() @ b, "f32[8, 4, 6]", "f32[8, 4, 5]", dynamic=True, dialects=["torch"]),
+        declines(lambda a, b: a.mT @ b, "f32[8, 4, 6]", "f32[8, 4, 5]", dialects=["torch"]),
+        declines(lambda a, b: (y := a.mT.contiguous(), y @ b), "f32[8, 4, 6]", "f32[8, 4, 5]",
+                 because="outside", dialects=["torch"]),
+        declines(lambda a, b: a.permute(2, 0, 1).contiguous() @ b, "f32[8, 4, 6]", "f32[6, 4, 5]",
+                 because="where it lies", dialects=["torch"]),
+        declines(lambda a, b: _write_after(a.mT.contiguous(), a, b), "f32[8, 4, 6]", "f32[8, 4, 5]",
+                 dialects=["torch"], because="in between"),
+    ]  # fmt: skip
+
+
+class PermutedRight(Rule):
+    """matmul(a, contiguous(permute(b))) -> matmul(a, permute(b)), which reads b where it lies; up to rounding"""
+
+    exact = False
+
+    def pattern(self, op, a: Tensor, b: Tensor, dims: Ints):
+        return op.matmul(a, copied(op, op.permute(b, dims)))
+
+    def check(self, m, a, b, dims):
+        _drops_copy(m, 1)
+
+    def rewrite(self, op, a, b, dims):
+        return op.matmul(a, op.permute(b, dims))
+
+    examples = [
+        fires(lambda a, b: a @ b.transpose(1, 2).contiguous(), "f32[8, 4, 6]", "f32[8, 5, 6]", dialects=["torch"]),
+        fires(lambda a, b: a.matmul(b.t().contiguous()), "f32[4, 6]", "f32[5, 6]"),
+        fires(lambda q, k: q @ k.mT.contiguous(), "f32[2, 3, 4, 6]", "f32[2, 3, 5, 6]", dialects=["torch"]),
+        declines(lambda a, b: a @ b.mT, "f32[8, 4, 6]", "f32[8, 5, 6]", dialects=["torch"]),
+        fires(lambda a, b: a @ b.permute(1, 2, 0).contiguous(), "f32[8, 4, 6]", "f32[5, 8, 6]", dialects=["torch"]),
+        declines(lambda a, b: a @ b.permute(2, 1, 0).contiguous(), "f32[8, 4, 6]", "f32[5, 6, 8]",
+                 because="where it lies", dialects=["torch"]),
+    ]  # fmt: skip
+
+
+class CopiedTurnedProduct(Rule):
+    """contiguous(permute(matmul(a, b))) -> matmul(permute(b), permute(a)), written the right way at once; up to
+    rounding"""
+
+    exact = False
+
+    def pattern(self, op, a: Tensor, b: Tensor, dims: Ints):
+        return copied(op, op.permute(op.matmul(a, b), dims))
+
+    def check(self, m, a, b, dims):
+        m.applies(swaps_last_two(dims) and a.rank == b.rank == len(dims), "the permute does not swap rows and columns")
+        is_copy(m, m.root.node, operand(m, m.root.node))
+        m.require(read_in_place(a.tensor) and read_in_place(b.tensor), "an operand cannot be read where it lies")
+        copy = device_model(m.root.device).copy(2 * bytes_of(m.root.tensor))
+        product = _product_cost(a.tensor, b.tensor)
+        m.pays(product + copy, product)
+
+    def rewrite(self, op, a, b):
+        return op.matmul(turned(op, b), turned(op, a))
+
+    examples = [
+        fires(lambda a, b: (a @ b).transpose(-1, -2).contiguous(), "f32[8, 4, 6]", "f32[8, 6, 5]", dialects=["torch"]),
+        fires(lambda a, b: torch.mm(a, b.t()).t().contiguous(), "f32[4, 6]", "f32[5, 6]"),
+        fires(lambda a, b: (a.mT @ b.mT).mT.contiguous(), "f32[8, 6, 4]", "f32[8, 5, 6]", dialects=["torch"]),
+        fires(lambda a, b: (a @ b).mT.contiguous(), "f32[8, 4, 6]", "f32[8, 6, 5]", dynamic=True, dialects=["torch"]),
+        declines(lambda a, b: (a @ b).mT, "f32[8, 4, 6]", "f32[8, 6, 5]", dialects=["torch"]),
+        declines(lambda a, b: (a @ b).mT.contiguous(), "f32[8, 4, 6]", "f32[6, 5]", dialects=["torch"]),
+        declines(lambda a, b: (y := a @ b, y.mT.contiguous()), "f32[8, 4, 6]", "f32[8, 6, 5]",
+                 because="outside", dialects=["torch"]),
+        declines(lambda a, b: (a @ b).mT.contiguous(), "f32[8, 1, 6]", "f32[8, 6, 5]", dialects=["torch"]),
+        declines(lambda a, b: (a @ b).permute(1, 0, 2).contiguous(), "f32[8, 4, 6]", "f32[8, 6, 5]",
+                 dialects=["torch"]),
+    ]  # fmt: skip
+
+
+def _product_cost(a: torch.Tensor, b: torch.Tensor) -> float:
+    model = device_model(a.device)
+    m, k, n = size_hint(a.shape[-2]), size_hint(a.shape[-1]), size_hint(b.shape[-1])
+    return model.gemm(m, n, k, a.dtype, batch=elements(a.shape[:-2]))
+
+
+def _drops_copy(m: Match, side: int) -> None:
+    """The product of the root reads the permuted value itself: a copy less, and the same product."""
+    product = NormalizedMatmulNode(m.root.node)
+    left, right = (tensor_of(n) for n in (product.get_input(), product.get_other()))
+    copy = (product.get_input(), product.get_other())[side]
+    permuted = operand(m, copy)
+    is_copy(m, copy, permuted)
+    m.require(not m.program.computed_once(copy), "the copy is made once, before the first call")
+    m.require(read_in_place(tensor_fact(permuted)), "the permuted value cannot be read where it lies")
+    m.applies(left.dim() == right.dim(), "a batch times one matrix")
+    cost = _product_cost(left, right)
+    m.pays(cost + device_model(left.device).copy(2 * bytes_of(tensor_of(copy))), cost)
+
+
+def _write_after(copy: Any, a: Any, b: Any) -> Any:
+    a.add_(1)
+    return copy @ b
+
+
+@dataclass(frozen=True)
+class PermuteMatmulFusion(Pass):
+    """A permuted operand that was copied for a product, and a product that is copied to be permuted: the product
+    reads and writes either way round by itself. Up to rounding."""
+
+    name: ClassVar[str] = "permute_matmul_fusion"
+
+    def rules(self) -> Sequence[Rule]:
+        return (PermutedLeft(), PermutedRight(), CopiedTurnedProduct())
+
+
+# ---- permute, then linear ----
+
+
+class CopiedIntoLinear(Rule):
+    """linear(contiguous(x.t()), W, b) -> linear(x.t(), W, b), which reads x where it lies; up to rounding"""
+
+    exact = False
+
+    def pattern(self, op, x: Tensor, w: Tensor, b, dims: Ints):
+        return op.linear(copied(op, op.permute(x, dims)), w, bias=b)
+
+    def check(self, m, x, w, b, dims):
+        m.applies(list(dims) == [1, 0], "no matrix: folding its batch into rows copies it again")
+        copy = NormalizedLinearNode(m.root.node).get_input()
+        is_copy(m, copy, operand(m, copy))
+        m.require(read_in_place(x.tensor), "x cannot be read where it lies")
+        product = _linear_cost(tensor_fact(copy), w.tensor, False)
+        m.pays(product + device_model(x.device).copy(2 * bytes_of(x.tensor)), product)
+
+    def rewrite(self, op, x, w, b, dims):
+        return op.linear(op.permute(x, dims), w, bias=b)
+
+    examples = [
+        fires(lambda x, w, b: F.linear(x.t().contiguous(), w, b), "f32[6, 4]", "f32[5, 6]", "f32[5]",
+              dialects=["torch"]),
+        fires(lambda x, w: F.linear(x.T.contiguous(), weight=w), "bf16[6, 4]", "bf16[5, 6]", dialects=["torch"]),
+        declines(lambda x, w: F.linear(x.t(), w), "f32[6, 4]", "f32[5, 6]", dialects=["torch"]),
+        declines(lambda x, w: F.linear(x.t().contiguous(), w), "f32[6, 1]", "f32[5, 6]", dialects=["torch"]),
+    ]  # fmt: skip
+
+
+class PermutedIntoLinear(Rule):
+    """linear(x.transpose(1, 2), W, b) -> matmul(x.transpose(1, 2), W.t()) + b, which reads x where it lies; up to
+    rounding"""
+
+    exact = False
+    interior_may_be_used = True
+
+    def pattern(self, op, x: Tensor, w: Tensor, b, dims: Ints):
+        permuted = op.permute(x, dims)
+        return op.linear(op.any_of(op.contiguous(permuted), permuted), w, bias=b)
+
+    def check(self, m, x, w, b, dims):
+        m.applies(list(dims) == [0, 2, 1] and w.rank == 2, "x is no batch of turned matrices")
+        given = NormalizedLinearNode(m.root.node).get_input()
+        asked_for = m.program.call(given).op == "contiguous"
+        if asked_for:
+            is_copy(m, given, operand(m, given))
+            m.require(len(given.users) == 1, f"{given.name} is used elsewhere, and would be made all the same")
+        else:
+            m.require(w.tensor.requires_grad, "torch reads x where it lies")
+        m.require(not m.program.is_training, "the gradient of the weight would be made for each batch element first")
+        m.require(read_in_place(x.tensor), "x cannot be read where it lies")
+        model = device_model(x.device)
+        permuted = tensor_fact(given)
+        addition = model.copy(2 * bytes_of(m.root.tensor)) if b is not None else 0.0
+        before = _linear_cost(permuted, w.tensor, False) + model.copy(2 * bytes_of(x.tensor))
+        before += 0.0 if asked_for else addition  # a contiguous x has its bias added by the product
+        m.pays(before, _linear_cost(permuted, w.tensor, True) + addition)
+
+    def rewrite(self, op, x, w, b, dims):
+        y = op.matmul(op.permute(x, dims), each_batch(op, op.permute(w, [1, 0]), x.shape[0]))
+        return y if b is None else op.add(y, b)
+
+    examples = [
+        fires(lambda x, w: F.linear(x.transpose(1, 2).contiguous(), w), "f32[8, 64, 32]", "f32[5, 64]",
+              dialects=["torch"]),
+        fires(lambda x, w, b: F.linear(x.mT.contiguous(), w, bias=b), "f32[8, 64, 32]", "f32[5, 64]", "f32[5]",
+              dialects=["torch"]),
+        fires(lambda x, w: F.linear(x.permute(0, 2, 1).contiguous(), w), "bf16[8, 64, 32]", "bf16[5, 64]",
+              dialects=["torch"], dynamic=True),
+        declines(lambda x, w: F.linear(x.transpose(1, 2), w), "f32[8, 64, 32]", "f32[5, 64]", dialects=["torch"],
+                 because="reads x where it lies"),
+        declines(lambda x, w: F.linear(x.mT.contiguous(), w), "f32[8, 64, 32]",
+                 torch.randn(5, 64, requires_grad=True), dialects=["torch"], because="gradient"),
+        declines(lambda x, w, b: F.linear(x.mT.contiguous(), w, b), "f32[8, 4, 32]", "f32[64, 4]", "f32[64]",
+                 dialects=["torch"], because="would cost"),
+        declines(lambda x, w: F.linear(x.permute(1, 2, 0).contiguous(), w), "f32[8, 64, 32]", "f32[5, 8]",
+                 dialects=["torch"]),
+        declines(lambda x, w: (y := x.mT.contiguous(), F.linear(y, w)), "f32[8, 64, 32]", "f32[5, 64]",
+                 dialects=["torch"], because="used elsewhere"),
+    ]  # fmt: skip
+
+
+def each_batch(op: Emitter, matrix: Any, batch: Any) -> Any:
+    """One matrix for every element of a batch, said so that torch does not fold the batch into rows, with a copy."""
+    known_matrix = op.program.value(getattr(matrix, "node", matrix))
+    return op.expand(op.unsqueeze(known_matrix, 0), [batch, *known_matrix.shape])
+
+
+@dataclass(frozen=True)
+class PermuteLinearFusion(Pass):
+    """A permuted input of a linear layer is read where it lies, by a product for each batch element, instead of
+    copied to be folded into rows. Up to rounding."""
+
+    name: ClassVar[str] = "permute_linear_fusion"
+
+    def rules(self) -> Sequence[Rule]:
+        return (CopiedIntoLinear(), PermutedIntoLinear())
+
+
+# ---- linear, then permute ----
+
+
+class LinearThenPermuted(Rule):
+    """contiguous(linear(x, W, b).transpose(-1, -2)) -> matmul(W, x.transpose(-1, -2)) + b[:, None], written the right
+    way at once; up to rounding"""
+
+    exact = False
+
+    def pattern(self, op, x: Tensor, w: Tensor, b, dims: Ints):
+        return copied(op, op.permute(op.linear(x, w, bias=b), dims))
+
+    def check(self, m, x, w, b, dims):
+        m.applies(swaps_last_two(dims) and len(dims) in (2, 3) and w.rank == 2, "no transposed layer")
+        is_copy(m, m.root.node, operand(m, m.root.node))
+        m.require(len(dims) == 2 or not m.program.is_training or not w.tensor.requires_grad,
+                  "the gradient of the weight would be made for each batch element first")  # fmt: skip
+        m.require(read_in_place(x.tensor) and read_in_place(w.tensor), "an operand cannot be read where it lies")
+        model = device_model(x.device)
+        copy = model.copy(2 * bytes_of(m.root.tensor))
+        before = _linear_cost(x.tensor, w.tensor, False) + copy
+        m.pays(before, _linear_cost(x.tensor, w.tensor, True) + (copy if b is not None else 0.0))
+
+    def rewrite(self, op, x, w, b):
+        weight = w if x.rank == 2 else each_batch(op, w, x.shape[0])
+        y = op.matmul(weight, turned(op, x))
+        return y if b is None else op.add(y, op.unsqueeze(b, 1))
+
+    examples = [
+        fires(lambda x, w: F.linear(x, w).transpose(1, 2).contiguous(), "f32[8, 32, 16]", "f32[64, 16]",
+              dialects=["torch"]),
+        fires(lambda x, w: F.linear(x, w).t().contiguous(), "f32[32, 16]", "f32[64, 16]", dialects=["torch"]),
+        fires(lambda x, w: F.linear(x.transpose(1, 2), w).permute(0, 2, 1).contiguous(), "f32[8, 16, 32]",
+              "f32[64, 16]", dialects=["torch"]),
+        fires(lambda x, w: F.linear(x, w).mT.contiguous(), "f32[8, 32, 16]", "f32[64, 16]", dialects=["torch"],
+              dynamic=True),
+        declines(lambda x, w, b: F.linear(x, w, b).mT.contiguous(), "f32[8, 32, 16]", "f32[64, 16]", "f32[64]",
+                 dialects=["torch"], because="would cost"),
+        declines(lambda x, w: F.linear(x, w).mT, "f32[8, 32, 16]", "f32[64, 16]", dialects=["torch"]),
+        declines(lambda x, w: (y := F.linear(x, w), y.mT.contiguous()), "f32[8, 32, 16]", "f32[64, 16]",
+                 dialects=["torch"], because="outside"),
+        declines(lambda x, w: F.linear(x, w).permute(1, 0, 2).contiguous(), "f32[8, 32, 16]", "f32[64, 16]",
+                 dialects=["torch"]),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LinearPermuteFusion(Pass):
+    """A linear layer whose result is copied the other way round writes it so at once. Up to rounding."""
+
+    name: ClassVar[str] = "linear_permute_fusion"
+
+    def rules(self) -> Sequence[Rule]:
+        return (LinearThenPermuted(),)

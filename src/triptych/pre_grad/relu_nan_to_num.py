@@ -1,0 +1,290 @@
+"""relu_nan_to_num: `nan_to_num` beside `relu`, in the one cheapest form that is exact."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch.fx import Node
+
+from .. import _private
+from ..ir.calls import Call
+from ..ir.facts import tensor_fact
+from ..ir.gradients import gradient_wanted
+from ..ir.program import Program
+from ..match.pattern import Tensor
+from ..passes.base import Pass, PassRun
+from ..rewrite.emit import Emitter
+from ..rewrite.refusal import Refused
+from ..rewrite.rule import Match, Rule
+from ..rewrite.spelling import Spelling
+from ..testing import declines, fires
+from .noop_arithmetic import SPECIAL, Idempotent
+from .noop_views import Noop
+
+NAN, INFINITY = math.nan, math.inf
+MANY = SPECIAL.repeat(9)
+"""For examples: long enough that kernels take several elements at once."""
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """What `nan_to_num` puts for NaN and the infinities, as values of its dtype."""
+
+    nan: float
+    posinf: float
+    neginf: float
+
+    @staticmethod
+    def by(m: Match, dtype: torch.dtype | None, nan: Any, posinf: Any, neginf: Any) -> Replaced:
+        """Left out, they are 0 and the largest and smallest finite values; a number too large becomes infinite."""
+        m.require(dtype is not None, "shape and dtype are not known")
+        m.applies(dtype is not None and dtype.is_floating_point, "there is nothing to replace")
+        given = (nan, posinf, neginf)
+        m.require(all(v is None or type(v) in (int, float) for v in given), "replaced by what is no constant")
+        assert dtype is not None
+        limits = torch.finfo(dtype)
+        wanted = [d if v is None else float(v) for v, d in zip(given, (0.0, limits.max, limits.min))]
+        with _private.without_dispatch_modes():
+            return Replaced(*torch.tensor(wanted, dtype=torch.float64).to(dtype).tolist())
+
+    def of(self, value: float) -> float:
+        if math.isnan(value):
+            return self.nan
+        return value if math.isfinite(value) else self.posinf if value > 0 else self.neginf
+
+    def after(self, first: Replaced) -> Replaced:
+        """Both, one after the other."""
+        return Replaced(self.of(first.nan), self.of(first.posinf), self.of(first.neginf))
+
+    def write(self, op: Emitter, x: Any, dtype: torch.dtype, after_relu: bool = False) -> Any:
+        """`nan_to_num(x)` with these values; what is its default is left out."""
+        limits = torch.finfo(dtype)
+        plain = {"nan": 0.0, "posinf": limits.max, "neginf": self.neginf if after_relu else limits.min}
+        said = {name: getattr(self, name) for name, value in plain.items() if not _same(getattr(self, name), value)}
+        return op.nan_to_num(x, **said)
+
+
+def _same(left: float, right: float) -> bool:
+    return left == right and math.copysign(1, left) == math.copysign(1, right)
+
+
+def _is_negative_zero(value: float) -> bool:
+    return value == 0 and math.copysign(1, value) < 0
+
+
+class ReluOfNanToNum(Rule):
+    """relu(nan_to_num(x, nan, posinf, neginf)) -> nan_to_num(relu(x), relu(nan), relu(posinf))
+
+    Equal in value and gradient: where x is NaN or infinite the gradient is 0 either way. For the gradient it keeps
+    one value less, because what relu makes serves both.
+    """
+
+    def pattern(self, op, x: Tensor, nan, posinf, neginf):
+        return op.relu(op.nan_to_num(x, nan, posinf, neginf))
+
+    def check(self, m, x, nan, posinf, neginf):
+        self._replaced(m, x, nan, posinf, neginf)
+
+    def rewrite(self, op, m, x, nan, posinf, neginf):
+        return self._replaced(m, x, nan, posinf, neginf).write(op, op.relu(x), x.dtype, after_relu=True)
+
+    def _replaced(self, m: Match, x: Any, nan: Any, posinf: Any, neginf: Any) -> Replaced:
+        inner = Replaced.by(m, x.dtype, nan, posinf, neginf)
+        values = (inner.nan, inner.posinf, inner.neginf)
+        m.require(not any(map(_is_negative_zero, values)), "relu may or may not keep the sign of -0.0")
+        m.require(inner.neginf <= 0, f"-inf becomes {inner.neginf}, and relu would have made it 0 before")
+        above = [v if math.isnan(v) else max(v, 0.0) for v in values]
+        return Replaced(*above)
+
+    examples = [
+        fires(lambda x: torch.relu(torch.nan_to_num(x)), SPECIAL),
+        fires(lambda x: x.nan_to_num().relu(), MANY),
+        fires(lambda x: F.relu(x.nan_to_num(nan=2.5, posinf=7, neginf=-3)), MANY),
+        fires(lambda x: torch.relu(input=torch.nan_to_num(input=x, nan=-1.0)), MANY),
+        fires(lambda x: x.nan_to_num(NAN, INFINITY, -INFINITY).relu(), MANY),
+        fires(lambda x: x.nan_to_num(posinf=1e30).relu(), MANY.half()),  # no half is as large: it is infinite
+        fires(lambda x: x.nan_to_num(1.0, 2.0, 0.0).relu(), MANY.double()),
+        fires(lambda x: x.nan_to_num().relu(), MANY.bfloat16()),
+        fires(lambda x: x.nan_to_num().relu(), "f32[4, 8]", dynamic=True),
+        fires(lambda x: x.nan_to_num().relu(), "f32[0, 8]"),
+        fires(lambda x: x.t().nan_to_num().relu(), "f32[]"),
+        declines(lambda x: x.nan_to_num(neginf=1.0).relu(), MANY, because="-inf becomes 1.0"),
+        declines(lambda x: x.nan_to_num(nan=-0.0).relu(), MANY, because="-0.0"),
+        declines(lambda x: (y := x.nan_to_num(), y.relu()), "f32[4]", because="outside the pattern"),
+        declines(lambda x: x.nan_to_num().relu(), "i64[4]"),
+        declines(lambda x: x.nan_to_num().relu_(), "f32[4]", dialects=["torch"]),
+        declines(lambda x: (y := x.nan_to_num(), x.add_(1), y.relu())[-1], "f32[4]", dialects=["torch"],
+                 because="in between"),
+    ]  # fmt: skip
+
+
+class NanToNumTwice(Rule):
+    """nan_to_num(nan_to_num(x)) -> nan_to_num(x), with what both together make of NaN and the infinities"""
+
+    def pattern(self, op, x: Tensor, nan, posinf, neginf, then_nan, then_posinf, then_neginf):
+        return op.nan_to_num(op.nan_to_num(x, nan, posinf, neginf), then_nan, then_posinf, then_neginf)
+
+    def check(self, m, x):
+        self._both(m, x.dtype)
+
+    def rewrite(self, op, m, x):
+        return self._both(m, x.dtype).write(op, x, x.dtype)
+
+    def _both(self, m: Match, dtype: torch.dtype | None) -> Replaced:
+        first = Replaced.by(m, dtype, m["nan"], m["posinf"], m["neginf"])
+        return Replaced.by(m, dtype, m["then_nan"], m["then_posinf"], m["then_neginf"]).after(first)
+
+    examples = [
+        fires(lambda x: x.nan_to_num().nan_to_num(), SPECIAL),
+        fires(lambda x: x.nan_to_num(NAN, INFINITY, 3.0).nan_to_num(1.0, 2.0), MANY),
+        fires(lambda x: torch.nan_to_num(x, nan=INFINITY).nan_to_num(posinf=5.0), MANY),
+        declines(lambda x: (y := x.nan_to_num(), y.nan_to_num()), "f32[4]", because="outside the pattern"),
+        declines(lambda x: x.nan_to_num().nan_to_num(), "i64[4]"),
+    ]
+
+
+class NoNanInIntegers(Noop):
+    """nan_to_num(x) -> x, where x is an integer"""
+
+    def pattern(self, op, x: Tensor, nan, posinf, neginf):
+        return op.nan_to_num(x, nan, posinf, neginf)
+
+    def check(self, m, x):
+        m.applies(x.known and not x.is_float and not x.dtype.is_complex, "there may be a NaN")
+        super().check(m, x)
+
+    examples = [
+        fires(lambda x: x.relu().nan_to_num() + 1, "i64[4]"),
+        fires(lambda x: x.nan_to_num(nan=3.0).relu(), "i32[4]"),
+        declines(lambda x: x.nan_to_num() + 1, "f32[4]"),
+        declines(lambda x: x.nan_to_num(), "i64[4]", because="leaves the graph"),
+        declines(lambda x: x.nan_to_num().add_(1), "i64[4]", dialects=["torch"], because="written"),
+    ]
+
+
+class NanToNumOfRelu(Rule):
+    """nan_to_num(relu(x), nan=nan, posinf=p) -> relu(x) if p is inf, clamp(x, 0, p) if p is the largest finite value
+
+    Only where no gradient is wanted: relu's at NaN and at inf is 1, clamp's at 0 is 1, and that of the pair is 0.
+    """
+
+    without_gradient = True
+
+    def pattern(self, op, x: Tensor, nan, posinf, neginf):
+        return op.nan_to_num(op.relu(x), nan, posinf, neginf)
+
+    def check(self, m, x, nan, posinf, neginf):
+        kept = Replaced.by(m, x.dtype, nan, posinf, neginf)
+        m.require(math.isnan(kept.nan), "no one operation does what relu does and makes a number of NaN")
+        largest = torch.finfo(x.dtype).max
+        m.require(kept.posinf in (INFINITY, largest), f"no one operation makes {kept.posinf} of inf alone")
+        m.require(not gradient_wanted(m.program), "a gradient may be wanted, and would differ at NaN, inf or 0")
+
+    def rewrite(self, op, m, x, nan, posinf, neginf):
+        kept = Replaced.by(m, x.dtype, nan, posinf, neginf)
+        return op.relu(x) if kept.posinf == INFINITY else op.clamp(x, min=0, max=kept.posinf)
+
+    examples = [
+        fires(lambda x: x.relu().nan_to_num(nan=NAN, posinf=INFINITY), MANY, dialects=["torch"]),
+        fires(lambda x: torch.nan_to_num(F.relu(x), NAN), MANY, dialects=["torch"]),
+        fires(lambda x: torch.nan_to_num(F.relu(x), NAN), SPECIAL.half(), dialects=["torch"]),
+        fires(lambda x: torch.nan_to_num(F.relu(x), NAN), MANY.bfloat16(), dialects=["torch"]),
+        fires(lambda x: x.relu().nan_to_num(NAN, 1e300), MANY.half(), dialects=["torch"]),
+        fires(lambda x: x.relu().nan_to_num(NAN), "f64[4]", dialects=["torch"], dynamic=True),
+        declines(lambda x: x.relu().nan_to_num(), MANY, because="no one operation"),
+        declines(lambda x: x.relu().nan_to_num(NAN, 3.0), MANY, because="no one operation"),
+        declines(lambda x: x.relu().nan_to_num(NAN), MANY, dialects=["aten"], because="gradient"),
+        declines(lambda x: x.relu().nan_to_num(NAN), torch.ones(4, requires_grad=True), because="gradient"),
+        declines(lambda x: (y := x.relu(), y.nan_to_num(NAN)), "f32[4]", because="outside the pattern"),
+    ]
+
+
+RULES: Sequence[Rule] = (ReluOfNanToNum(), NanToNumTwice(), NoNanInIntegers(), NanToNumOfRelu(), Idempotent())
+
+
+@dataclass(frozen=True)
+class ReluNanToNum(Pass):
+    """Folds `nan_to_num` beside `relu` into the cheapest form that is exact in value and gradient; with the
+    option `stabilize_relu`, which changes results on NaN, replaces NaN after every relu by 0.
+
+    No one operation of torch is `nan_to_num(relu(x))`; a code generator makes one kernel of the pair. What is
+    stabilized has the gradient 0 at NaN and at inf, as `nan_to_num` has it.
+    """
+
+    name: ClassVar[str] = "relu_nan_to_num"
+
+    def rules(self) -> Sequence[Rule]:
+        return RULES
+
+    def run(self, run: PassRun) -> None:
+        if run.options.stabilize_relu:  # first: the rules may leave no relu to see
+            for node in list(run.program.graph.nodes):
+                self._stabilize(run, node)
+        run.run_rules(self.rules())
+
+    def _stabilize(self, run: PassRun, node: Node) -> None:
+        """relu(x) -> nan_to_num(relu(x), posinf=inf)"""
+        call = run.program.call(node)
+        if call is None or call.op not in ("relu", "relu_"):
+            return
+        known = tensor_fact(node)
+        if known is not None and not known.dtype.is_floating_point:
+            return
+        if _is_guarded(run.program, node, call):
+            run.declined("stabilize_relu", node, "a nan_to_num stands beside it already")
+            return
+
+        def stable(op: Emitter) -> Any:
+            return op.nan_to_num(op.relu(call.args["self"]), posinf=INFINITY)
+
+        if call.op == "relu":
+            run.replace("stabilize_relu", node, stable)
+            return
+        op = run.rewriter.emitter(node, "stabilize_relu")
+        try:  # written where relu wrote, from values of their own, which autograd may keep
+            made = stable(op)
+            run.rewriter.respell(node, Spelling("call_method", "copy_", (call.args["self"], made.node), {}))
+        except Refused as refused:
+            op.discard()
+            run.declined("stabilize_relu", node, refused.reason)
+        else:
+            run.fired("stabilize_relu")
+
+    examples = [
+        fires(lambda x: x.nan_to_num().relu().nan_to_num(posinf=1.0), MANY),
+        fires(lambda x: x.relu() + 1, "f32[4, 8]", options={"stabilize_relu": True}),
+        fires(lambda x: x.relu(), MANY[MANY.isfinite()], options={"stabilize_relu": True}),
+        fires(lambda x: F.relu(x * 2, inplace=True) + 1, "f32[4, 8]", options={"stabilize_relu": True}),
+        fires(lambda x: (x.relu_(), x[0] + 1)[1], "f32[4, 8]", options={"stabilize_relu": True}),
+        fires(lambda x: (y := x.relu(), y.nan_to_num()), "f32[4, 8]", options={"stabilize_relu": True}),
+        fires(lambda x: x.relu().nan_to_num(nan=NAN), "f32[4]", options={"stabilize_relu": True}, dialects=["torch"]),
+        declines(lambda x: x.relu().nan_to_num(), "f32[4]", options={"stabilize_relu": True},
+                 because="beside it already"),
+        declines(lambda x: (y := x.nan_to_num(), y.relu()), "f32[4]", options={"stabilize_relu": True},
+                 because="beside it already"),
+        declines(lambda x: x.relu(), "i64[4]", options={"stabilize_relu": True}),
+        declines(lambda x: x.relu(), "f32[4, 8]"),
+    ]  # fmt: skip
+
+
+def _is_guarded(program: Program, relu: Node, call: Call) -> bool:
+    """Does no NaN come in, or does everyone who reads the value replace it?"""
+    before = call.args["self"]
+    if isinstance(before, Node) and _replaces_nan(program, before):
+        return True
+    if call.mutates:
+        return False  # what it wrote may be read by other names
+    return bool(relu.users) and all(_replaces_nan(program, user) for user in relu.users)
+
+
+def _replaces_nan(program: Program, node: Node) -> bool:
+    call = program.call(node)
+    if call is None or call.op != "nan_to_num":
+        return False
+    nan = call.get("nan")
+    return nan is None or type(nan) in (int, float) and not math.isnan(nan)

@@ -1,0 +1,188 @@
+"""sink_cat_after_pointwise: one pointwise operation over what is joined, instead of one over each part."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch.fx import Node
+
+from ..ir.calls import Call
+from ..ir.facts import known_equal
+from ..ir.program import Value
+from ..ir.schema import same_constant
+from ..ir.traits import is_commutative, is_pointwise, is_random
+from ..passes.base import Pass, PassRun
+from ..rewrite.emit import Emitter
+from ..rewrite.rule import Match, Rule
+from ..testing import declines, fires
+
+EXACT = frozenset(
+    "relu neg abs sign sqrt reciprocal square floor ceil round trunc add sub mul div clamp leaky_relu threshold "
+    "nan_to_num isnan isinf isfinite logical_not bitwise_not eq ne lt le gt ge to".split()
+)
+"""Operations that round as IEEE says, or only choose. Others (`sigmoid`, `gelu`, a `maximum` of zeros, the gradient of
+`hardtanh` at NaN) give other bits in a vector register than at the end of a tensor, so that the place counts."""
+
+NOT_SUNK = frozenset("clone fill copy where dropout".split())
+
+
+class Sink(Rule, ABC):
+    """cat([f(a), f(b)], dim) -> f(cat([a, b], dim)); the same for stack"""
+
+    @abstractmethod
+    def takes(self, call: Call) -> bool:
+        """Is it one of the operations this rule is for?"""
+
+    def pattern(self, op, tensors, dim):
+        return op.cat(tensors, dim=dim) | op.stack(tensors, dim=dim)
+
+    def check(self, m: Match, tensors: Any) -> None:
+        m.applies(isinstance(tensors, (list, tuple)) and len(tensors) > 1, "one operand, or not listed")
+        calls = [t.call for t in tensors]
+        counted = [c.op for c in calls if c is not None and not c.mutates and self.takes(c)]
+        name = counted[0] if counted else ""
+        m.applies(counted.count(name) > 1, "no pointwise operation on several operands")
+        m.require(counted.count(name) == len(calls), f"only {counted.count(name)} of {len(calls)} operands are {name}")
+        m.require(len(set(tensors)) == len(tensors), f"a {name} would be computed twice")
+        for t in tensors:
+            m.require(list(t.node.users) == [m.root.node], f"{t.node.name} is used elsewhere")
+        own = _own_operands(m, calls)
+        _require_no_change(m, [Value(m.program, n) for n in own], tensors)
+        m.cover(t.node for t in tensors)
+
+    def rewrite(self, op: Emitter, m: Match, tensors: Any, dim: Any) -> Any:
+        own = _own_operands(m, [t.call for t in tensors])
+        joined = (op.cat if m.root.op == "cat" else op.stack)(own, dim=dim)
+        return op.again(tensors[0].node, {own[0]: joined.node})
+
+
+def _own_operands(m: Match, calls: Sequence[Call]) -> list[Node]:
+    """The operand in which the calls differ; everything else they say is the same, and is no tensor."""
+    given = [_tensor_first(c) for c in calls]
+    first = given[0]
+    m.require(all(args.keys() == first.keys() for args in given), "different arguments")
+    apart = [k for k in first if not all(_alike(args[k], first[k]) for args in given)]
+    m.require(len(apart) == 1, "different arguments" if apart else "one value joined with itself")
+    own = [args[apart[0]] for args in given]
+    m.require(all(isinstance(n, Node) for n in own), "different arguments")
+    others = [v for k, v in first.items() if k != apart[0]]
+    m.require(not any(isinstance(v, Node) for v in others), "another tensor takes part")
+    return own
+
+
+def _tensor_first(call: Call) -> dict[str, Any]:
+    """The arguments, in one order where either would do: `2 * x` is `x * 2`."""
+    args = call.args
+    if is_commutative(call.op) and not isinstance(args["self"], Node):
+        return {**args, "self": args["other"], "other": args["self"]}
+    return args
+
+
+def _alike(left: Any, right: Any) -> bool:
+    if isinstance(left, Node) or isinstance(right, Node):
+        return left is right
+    return same_constant(left, right)
+
+
+def _require_no_change(m: Match, own: Sequence[Value], made: Sequence[Value]) -> None:
+    """Joining what goes in is as right as joining what comes out: no cast, no broadcast, nothing wider to move."""
+    for a, fa in zip(own, made):
+        m.require(a.known and fa.known, "shape and dtype are not known")
+        m.require(known_equal(a.shape, fa.shape), f"{a.node.name} is broadcast")
+        m.require(a.dtype == own[0].dtype, f"different dtypes {own[0].dtype} and {a.dtype}")
+        m.require(a.device == own[0].device, f"different devices {own[0].device} and {a.device}")
+        m.require(fa.dtype == m.root.dtype, f"{fa.dtype} is converted to {m.root.dtype} on the way")
+    narrower = own[0].dtype.itemsize > m.root.dtype.itemsize
+    m.require(not narrower, f"{own[0].dtype} would be moved instead of {m.root.dtype}")
+
+
+class SinkJoin(Sink):
+    """cat([f(a), f(b)], dim) -> f(cat([a, b], dim)), for f that rounds alike everywhere; the same for stack"""
+
+    def takes(self, call: Call) -> bool:
+        plain = "alpha" not in call.args and (call.op != "to" or call.args.keys() == {"self", "dtype"})
+        return call.op in EXACT and plain
+
+    examples = [
+        fires(lambda a, b: torch.cat([a.relu(), b.relu()]), "f32[3, 4]", "f32[2, 4]"),
+        fires(lambda a, b: torch.cat((F.relu(a), torch.relu(b)), -1), "f32[4, 3]", "f32[4, 2]"),
+        fires(lambda a, b: torch.stack([a * 2, 2 * b], dim=1), "f32[3, 4]", "f32[3, 4]"),
+        fires(lambda a, b, c: torch.hstack([a.clamp(0, 1), b.clip(0, 1), torch.clamp(c, min=0, max=1)]),
+              "f32[3]", "f32[2]", "f32[4]"),
+        fires(lambda a, b: torch.cat([1 - a, 1 - b]), "f32[3]", "f32[2]"),
+        fires(lambda a, b: torch.cat([a.float(), b.to(torch.float32)]), "bf16[3]", "bf16[2]"),
+        fires(lambda a, b: torch.cat([a > 0, torch.gt(b, 0)]), "u8[3]", "u8[2]"),
+        fires(lambda a, b: torch.cat([a.relu(), b.relu()], 1), "f32[4, 3]", "f32[4, 2]", dynamic=True),
+        fires(lambda a, b: torch.cat([a.neg().relu(), b.neg().relu()]), "f32[3]", "f32[2]"),
+        fires(lambda a, b: torch.cat([-a, -b]).add_(1), "f32[3]", "f32[2]", dialects=["torch"]),
+        fires(lambda a, b: torch.cat([-a, -b]), "f32[0, 3]", "f32[2, 3]"),
+        fires(lambda x: torch.cat([t.sqrt() for t in x.square().chunk(2)]), "f32[4, 3]"),
+        fires(lambda a, b: torch.cat([a.t().abs(), b.t().abs()]), "f32[3, 4]", "f32[3, 2]"),
+        declines(lambda a, b: torch.cat([a.relu(), b.neg()]), "f32[3]", "f32[2]"),
+        declines(lambda a, b, c: torch.cat([a.relu(), b.relu(), c]), "f32[3]", "f32[2]", "f32[2]",
+                 because="only 2 of 3"),
+        declines(lambda a, b: torch.cat([a * 2, b * 3]), "f32[3]", "f32[2]", because="different arguments"),
+        declines(lambda a, b: torch.cat([1 - a, b - 1]), "f32[3]", "f32[2]", because="different arguments"),
+        declines(lambda a, b, c: torch.cat([a * c, b * c]), "f32[3]", "f32[3]", "f32[3]", because="another tensor"),
+        declines(lambda a, b: torch.cat([a.sigmoid(), b.sigmoid()]), "f32[3]", "f32[2]"),
+        declines(lambda a, b: (y := a.relu(), torch.cat([y, b.relu()])), "f32[3]", "f32[2]", because="used elsewhere"),
+        declines(lambda a, b: (y := a.relu(), torch.cat([y, b.relu()]), y + 1)[1:], "f32[3]", "f32[2]",
+                 because="used elsewhere"),
+        declines(lambda a: (y := a.relu(), torch.cat([y, y]))[1], "f32[3]", because="twice"),
+        declines(lambda a: torch.cat([a.relu(), a.relu()]), "f32[3]", because="joined with itself", dialects=["torch"]),
+        declines(lambda a, b: torch.cat([a.half(), b.half()]), "f32[3]", "f32[2]", because="moved instead"),
+        declines(lambda a, b: torch.cat([a.float(), b.float()]), "f16[3]", "bf16[2]", because="different dtypes"),
+        declines(lambda a, b: torch.cat([a.relu(), b.relu()]), "f32[3]", "f64[2]", because="converted"),
+        declines(lambda a, b: (y := a.relu(), z := b.relu(), a.add_(1), torch.cat([y, z]))[-1], "f32[3]", "f32[2]",
+                 dialects=["torch"], because="in between"),
+        declines(lambda a, b: torch.cat([a.relu_(), b.relu_()]), "f32[3]", "f32[2]", dialects=["torch"]),
+    ]  # fmt: skip
+
+
+class SinkJoinUpToRounding(Sink):
+    """cat([f(a), f(b)], dim) -> f(cat([a, b], dim)), for any pointwise f; up to rounding"""
+
+    exact = False
+
+    def takes(self, call: Call) -> bool:
+        plain = call.op != "to" and call.op not in NOT_SUNK
+        return plain and call.op not in EXACT and is_pointwise(call.op) and not is_random(call.op)
+
+    examples = [
+        fires(lambda a, b: torch.cat([a.sigmoid(), b.sigmoid()]), "f32[3]", "f32[2]"),
+        fires(lambda a, b: torch.cat([F.gelu(a, approximate="tanh"), F.gelu(b, approximate="tanh")], 1),
+              "f32[4, 3]", "f32[4, 2]"),
+        fires(lambda a, b: torch.stack([F.silu(a), F.silu(b)], -1), "f32[3, 4]", "f32[3, 4]", dynamic=True),
+        fires(lambda a, b: torch.cat([a ** 2.5, b ** 2.5]), torch.linspace(0.1, 0.9, 3), torch.linspace(0.1, 0.9, 2)),
+        declines(lambda a, b: torch.cat([F.gelu(a), F.gelu(b, approximate="tanh")]), "f32[3]", "f32[2]",
+                 because="different arguments", dialects=["torch"]),
+        declines(lambda a, b: torch.cat([F.dropout(a), F.dropout(b)]), "f32[3]", "f32[2]", dialects=["torch"]),
+        declines(lambda a, b: torch.cat([a.tanh(), b.tanh().relu()]), "f32[3]", "f32[2]"),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SinkCatAfterPointwise(Pass):
+    """Joins first and computes once: a `cat` or `stack` of equal pointwise operations becomes one operation over
+    the joined operands. With `rounding`, also those whose last bits depend on where in a tensor an element lies."""
+
+    name: ClassVar[str] = "sink_cat_after_pointwise"
+    rounding: bool = False
+
+    def rules(self) -> Sequence[Rule]:
+        return (SinkJoin(), SinkJoinUpToRounding())
+
+    def run(self, run: PassRun) -> None:
+        run.run_rules([rule for rule in self.rules() if rule.exact or self.rounding])
+
+    examples = [
+        fires(lambda a, b: torch.cat([a.relu(), b.relu()]), "f32[3, 4]", "f32[2, 4]"),
+        fires(lambda a, b: torch.cat([a.tanh(), b.tanh()]), torch.zeros(3), torch.zeros(2),
+              options={"sink_cat_after_pointwise.rounding": True}),
+        declines(lambda a, b: torch.cat([a.tanh(), b.tanh()]), "f32[3]", "f32[2]"),
+    ]  # fmt: skip

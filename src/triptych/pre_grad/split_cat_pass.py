@@ -1,0 +1,52 @@
+"""split_cat_pass: a split whose pieces are put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from ..passes.base import Pass
+from ..pieces.read import SEEING
+from ..pieces.rule import PutTogether
+from ..pieces.samples import then_write, write_between
+from ..rewrite.rule import Rule
+from ..testing import declines, fires
+
+
+class SplitCat(PutTogether):
+    """cat or stack of pieces of split(x), looked at otherwise or not -> a view or a copy of x, or fewer operands"""
+
+    taken = frozenset(["split"])
+    between = SEEING | {"clone", "contiguous"}
+
+    examples = [
+        fires(lambda x: torch.cat(x.split(2)) + 1, "f32[6, 4]"),
+        fires(lambda x: torch.stack([p.squeeze(0) for p in x.split(1)]) + 1, "f32[6, 4]"),
+        fires(lambda x, y: torch.cat([y, *x.split([2, 1, 3])[1:], y]), "f32[6, 4]", "f32[2, 4]"),
+        fires(lambda x: torch.stack([p.permute(1, 0) for p in x.chunk(2, 0)], -1), "f32[6, 4]"),
+        fires(lambda x: torch.cat([p.expand(3, 4) for p in x.split(1)]), "f32[2, 4]"),
+        fires(lambda x: torch.cat([c for p in x.chunk(2) for c in p.chunk(3)]) + 1, "f32[6, 4]"),
+        fires(lambda x: torch.cat(x.split(2, -1), -1) + 1, "f32[6, 4]", dynamic=True),
+        fires(lambda x: (lambda a, b, c: (torch.cat([a, b, c]) + 1, b))(*x.split(2)), "f32[6, 4]"),
+        fires(lambda x: then_write(torch.cat(x.split(2)), x), "f32[6, 4]", dialects=["torch"]),
+        declines(lambda x: write_between(x.split(2), x, torch.cat), "f32[6, 4]",
+                 dialects=["torch"], because="in between"),
+        declines(lambda x: torch.cat(x.unbind()), "f32[6, 4]"),
+        declines(lambda x: torch.cat([p + 1 for p in x.split(2)]), "f32[6, 4]"),
+    ]  # fmt: skip
+
+
+RULES: Sequence[Rule] = (SplitCat(),)
+
+
+@dataclass(frozen=True)
+class SplitCatPass(Pass):
+    """A split whose pieces are put together again, as they are or looked at otherwise, alone or among other tensors."""
+
+    name: ClassVar[str] = "split_cat_pass"
+
+    def rules(self) -> Sequence[Rule]:
+        return RULES

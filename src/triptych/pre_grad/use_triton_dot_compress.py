@@ -1,0 +1,77 @@
+"""use_triton_dot_compress: dot products of all pairs of rows, compressed at once, are never written down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from ..cost import device_model, size_hint
+from ..ir.facts import known_equal
+from ..match.pattern import Tensor
+from ..passes.base import Pass
+from ..rewrite.rule import Rule
+from ..testing import declines, fires
+
+SHARED = ("f32[2, 16, 4]", "f32[16, 3]")
+OWN = ("f32[2, 16, 4]", "f32[2, 16, 3]")
+
+
+class DotCompress(Rule):
+    """matmul(matmul(x, x.transpose(1, 2)), w) -> triptych.dot_compress(x, w), which is x (x^T w); up to rounding"""
+
+    exact = False
+    interior_may_be_used = True
+
+    def pattern(self, op, x: Tensor, w: Tensor):
+        return op.matmul(op.matmul(x, op.permute(x, [0, 2, 1])), w)
+
+    def check(self, m, x, w):
+        m.applies(x.rank == 3 and w.rank in (2, 3), "no batch of matrices")
+        scores = m.root.call.args["self"]
+        m.require(len(scores.users) == 1, f"{scores.name} is used elsewhere, and would be made all the same")
+        m.require(x.is_float and m.root.dtype == x.dtype, f"computes in {m.root.dtype}, of {x.dtype}")
+        m.require(w.rank == 2 or known_equal(w.shape[0], x.shape[0]), "one w for all of a batch, with a dim of its own")
+        model = device_model(x.device)
+        b, n, d, k = (size_hint(s) for s in (*x.shape, w.shape[-1]))
+        before = model.gemm(n, n, d, x.dtype, batch=b) + model.gemm(n, k, n, x.dtype, batch=b)
+        m.pays(before, model.gemm(d, k, n, x.dtype, batch=b) + model.gemm(n, k, d, x.dtype, batch=b))
+
+    def rewrite(self, op, x, w):
+        return op.call(torch.ops.triptych.dot_compress.default, x, w)
+
+    examples = [
+        fires(lambda x, w: x @ x.transpose(1, 2) @ w, *SHARED, dialects=["torch"]),
+        fires(lambda x, w: torch.matmul(torch.bmm(x, x.mT), w), *SHARED, dialects=["torch"]),
+        fires(lambda x, w: torch.bmm(torch.bmm(x, x.permute(0, 2, 1)), w), *OWN),
+        fires(lambda x, w: x.bmm(x.transpose(-1, -2)).bmm(w).relu(), "bf16[2, 16, 4]", "bf16[2, 16, 3]"),
+        fires(lambda x, w: torch.bmm(torch.bmm(x, x.transpose(1, 2)), w), *OWN, dynamic=True),
+        fires(lambda x, w: (t := x.mT, x @ t @ w), *SHARED, dialects=["torch"]),
+        declines(lambda x, w: x @ x.mT @ w, "f32[0, 16, 4]", "f32[16, 3]", dialects=["torch"], because="would cost"),
+        declines(lambda x, w: x @ (x.mT @ w), *SHARED, dialects=["torch"]),
+        declines(lambda x, w: (s := x @ x.mT, s @ w), *SHARED, dialects=["torch"], because="used elsewhere"),
+        declines(lambda x, y, w: x @ y.mT @ w, "f32[2, 16, 4]", "f32[2, 16, 4]", "f32[16, 3]", dialects=["torch"]),
+        declines(lambda x, w: x.mT @ x @ w, "f32[2, 16, 4]", "f32[4, 3]", dialects=["torch"]),
+        declines(lambda x, w: x @ x.mT @ w, "f32[2, 16, 64]", "f32[16, 64]", dialects=["torch"], because="would cost"),
+        declines(lambda x, w: _written_between(x @ x.mT, x, w), *SHARED, dialects=["torch"], because="in between"),
+        declines(lambda x, w: x @ x.mT @ w, "f32[2, 16, 4]", "f32[1, 16, 3]", dialects=["torch"], because="own"),
+    ]  # fmt: skip
+
+
+def _written_between(scores: Any, x: Any, w: Any) -> Any:
+    x.add_(1)
+    return scores @ w
+
+
+@dataclass(frozen=True)
+class UseTritonDotCompress(Pass):
+    """Dot products of all pairs of rows, compressed, as x (x^T w): two thin products in one Triton kernel instead of
+    one with all pairs in it. Up to rounding."""
+
+    name: ClassVar[str] = "use_triton_dot_compress"
+    default: ClassVar[bool] = False
+
+    def rules(self) -> Sequence[Rule]:
+        return (DotCompress(),)

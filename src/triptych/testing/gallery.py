@@ -1,0 +1,184 @@
+"""The gallery: every pass alone on an example of its own, measured, and compared with eager.
+
+Nothing in it is written down: the example is run when the gallery is made.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import copy
+import io
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from .. import _private
+from ..passes.base import Pass
+from ..passes.catalogue import PassInfo
+from ..pipeline import STAGES, Hook
+from ..rewrite.driver import Tally
+from .capture import capture
+from .check import compare_gradients, compare_graphs, run_pass
+from .examples import Example, make_inputs
+
+EQUAL, CLOSE, DIFFERS = "equal", "close", "DIFFERS"
+NOTHING = "none"
+"""Nothing that comes out has a gradient by what goes in."""
+AFTERWARDS = "-"
+"""The stage comes after autograd: its graphs hold the gradients' own operations."""
+OTHER_DRAWS = "other draws"
+"""Random numbers from another stream: shapes, dtypes and strides are equal."""
+TRIED = 5
+"""How many examples are tried for one that has a gradient and a smaller graph to show."""
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """One pass on one of its examples."""
+
+    example: str = ""
+    """What the program computes, on one line."""
+    rewrites: int = 0
+    nodes_before: int = 0
+    nodes_after: int = 0
+    forward: str = ""
+    """`equal` bit for bit, `close` up to rounding as the pass says, or `DIFFERS`."""
+    gradient: str = ""
+    problem: str = ""
+
+    @property
+    def good(self) -> bool:
+        return self.rewrites > 0 and DIFFERS not in (self.forward, self.gradient)
+
+    @property
+    def rank(self) -> tuple[bool, bool]:
+        """How much there is to see."""
+        return self.gradient in (EQUAL, AFTERWARDS), self.nodes_after < self.nodes_before
+
+
+def gallery(infos: Sequence[PassInfo]) -> Iterator[Exhibit | None]:
+    """An exhibit for each, made as it is asked for; None for the places of the user's own passes."""
+    made: dict[tuple[str, str], Exhibit | None] = {}
+    for info in infos:
+        key = info.stage, info.name
+        if key not in made:
+            entry = next((e for e in STAGES[info.stage] if e.name == info.name and not isinstance(e, Hook)), None)
+            made[key] = None if entry is None else exhibit(entry, info.stage)
+        yield made[key]
+
+
+def exhibit(subject: type[Pass], stage: str) -> Exhibit:
+    """The pass on the first of its examples that has a gradient and becomes smaller, or on what comes nearest."""
+    best: Exhibit | None = None
+    for example in firing_examples(subject)[:TRIED]:
+        shown = _show(subject, example, stage)
+        if not shown.good or shown.rank == (True, True):
+            return shown
+        if best is None or shown.rank > best.rank:
+            best = shown
+    return best or Exhibit()
+
+
+def firing_examples(subject: type[Pass]) -> list[Example]:
+    """Those of the pass, then those of its rules; at the torch level first, where the stage begins."""
+    carried = [*subject.examples, *(e for rule in subject().rules() for e in rule.examples)]
+    return sorted((e for e in carried if e.fires), key=lambda e: "torch" not in e.dialects)
+
+
+def one_line(source: str) -> str:
+    """What a lambda or a function computes, without its head and its docstring."""
+    try:
+        (program,) = ast.parse(source).body
+    except (SyntaxError, ValueError):  # a module as it prints itself
+        return " ".join(source.split())
+    if isinstance(program, ast.Expr) and isinstance(program.value, ast.Lambda):
+        return ast.unparse(program.value.body)
+    if not isinstance(program, ast.FunctionDef):
+        return " ".join(source.split())
+    body = program.body[1:] if ast.get_docstring(program) and len(program.body) > 1 else program.body
+    return "; ".join(" ".join(ast.unparse(statement).split()) for statement in body)
+
+
+@dataclass
+class _Run:
+    """A pass applied to the graphs of one program, as they are captured."""
+
+    subject: type[Pass]
+    example: Example
+    tally: Tally | None = None
+    before: int = 0
+    after: int = 0
+
+    def apply(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        if self.example.prepare is not None:
+            self.example.prepare(gm.graph)
+        self.before = len(gm.graph.nodes)
+        self.tally = run_pass(self.subject, gm, (), self.example.options, self.example.is_inference)
+        self.after = len(gm.graph.nodes)
+        gm.recompile()
+        return gm
+
+
+def _show(subject: type[Pass], example: Example, stage: str) -> Exhibit:
+    source = one_line(example.source)
+    run = _Run(subject, example)
+    with contextlib.redirect_stderr(io.StringIO()), _private.unlimited_recompiles():
+        inputs, eager, rewritten = _programs(run, stage)
+        try:
+            forward = _forward(run, eager, rewritten, inputs)
+        except AssertionError as error:
+            return Exhibit(source, forward=DIFFERS, problem=str(error))
+        assert run.tally is not None
+        shown = Exhibit(source, run.tally.fired.total(), run.before, run.after, forward)
+        try:
+            return replace(shown, gradient=_gradient(run, eager, rewritten, inputs, stage))
+        except AssertionError as error:
+            return replace(shown, gradient=DIFFERS, problem=str(error))
+
+
+def _programs(run: _Run, stage: str) -> tuple[list[Any], Callable[..., Any], Callable[..., Any]]:
+    """The inputs, the program in eager, and the program as the pass leaves it."""
+    example = run.example
+    inputs = make_inputs(example)
+    if "torch" in example.dialects and stage == "pre_grad":
+        # captured anew when gradients are asked for, as Dynamo does it for a user
+        compiled = torch.compile(example.program, backend=run.apply, fullgraph=True, dynamic=example.dynamic)
+        return inputs, example.program, compiled
+    dialect = "aten" if "aten" in example.dialects else example.dialects[0]
+    gm, inputs = capture(example.program, inputs, dialect, example.dynamic)
+    eager = copy.deepcopy(gm)
+    return inputs, eager, run.apply(gm, inputs)
+
+
+def _forward(run: _Run, eager: Callable[..., Any], rewritten: Callable[..., Any], inputs: Sequence[Any]) -> str:
+    if not run.example.same_values:
+        compare_graphs(eager, rewritten, inputs, values=False)
+        return OTHER_DRAWS
+    try:
+        compare_graphs(eager, rewritten, inputs)
+        return EQUAL
+    except AssertionError:
+        if _says_exact(run):
+            raise
+    compare_graphs(eager, rewritten, inputs, exact=False)
+    return CLOSE
+
+
+def _says_exact(run: _Run) -> bool:
+    fired = run.tally.fired if run.tally is not None else {}
+    return run.subject.exact and all(rule.exact for rule in run.subject().rules() if rule.name in fired)
+
+
+def _gradient(
+    run: _Run, eager: Callable[..., Any], rewritten: Callable[..., Any], inputs: Sequence[Any], stage: str
+) -> str:
+    if stage != "pre_grad":
+        return AFTERWARDS
+    if not run.example.same_values or not compare_gradients(eager, rewritten, inputs):
+        return NOTHING
+    # with gradients wanted the pass may have left the program alone: then nothing was shown
+    return EQUAL if run.tally is not None and run.tally.fired else NOTHING

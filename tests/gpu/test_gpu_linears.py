@@ -1,0 +1,245 @@
+"""The Triton kernels on a GPU: correct against float64 on any shape, stride and dtype, and how quick they are.
+
+Times are printed (`pytest -s`), as ratios to what they replace; what is asserted is correctness.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import triptych
+from tests.test_kernels import SHAPES, close
+from tests.test_linears import CASES, Attention
+from triptych.kernels import dot_compress, group_linear, lce, parallel_linear
+from triptych.passes.session import watching
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+ops = torch.ops.triptych
+
+
+def random(*shape, dtype=torch.float32):
+    return torch.randn(*shape, device="cuda").to(dtype)
+
+
+def wide(*tensors):
+    return [t.double() for t in tensors]
+
+
+@pytest.fixture(params=["highest", "high"])
+def precision(request):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(request.param)
+    yield request.param
+    torch.set_float32_matmul_precision(before)
+
+
+LARGER = [*SHAPES, (5, 129, 257, 127), (33, 512, 64, 64), (2, 64, 3, 200)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_lce(dtype):
+    for b, n, m, d in LARGER:
+        inputs = (random(b, n, d), random(b, d, n).transpose(1, 2), random(b, 2 * n, d)[:, ::2], random(1, n, d))
+        for x in (i.to(dtype) for i in (*inputs[:3], inputs[3].expand(b, n, d))):
+            w, bias = random(n, m, dtype=dtype).t(), random(2 * m, dtype=dtype)[::2]
+            for epilogue, transposed in itertools.product(lce.EPILOGUES, (False, True)):
+                got = ops.lce(x, w, bias, epilogue, transposed)
+                close(got, lce.anywhere(*wide(x, w, bias), epilogue))
+                assert got.stride() == lce.fake(x, w, bias, epilogue, transposed).stride()
+            close(ops.lce(x, w.contiguous()), lce.anywhere(*wide(x, w)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_group_linear(dtype):
+    sizes = [(1, 64, 32), (17, 40, 129), (300, 7, 5), (64, 512, 256), (0, 4, 4), (5, 33, 1)] * 3
+    xs, ws = [random(m, k, dtype=dtype) for m, k, _ in sizes], [random(n, k, dtype=dtype) for _, k, n in sizes]
+    xs[1], ws[3] = xs[1].t().contiguous().t(), ws[3].t().contiguous().t()
+    for bs in ([], [random(n, dtype=dtype) for _, _, n in sizes]):
+        want = group_linear.anywhere(*([t.double() for t in ts] for ts in (xs, ws, bs)))
+        for got, one in zip(ops.group_linear(xs, ws, bs), want, strict=True):
+            close(got, one)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dot_compress(dtype):
+    for b, n, k, d in (*LARGER, (2, 40, 5, 300)):  # beyond what stays in registers: two products
+        for x in (random(b, n, d, dtype=dtype), random(b, d, n, dtype=dtype).transpose(1, 2)):
+            for w in (random(n, k, dtype=dtype), random(b, k, n, dtype=dtype).transpose(1, 2)):
+                close(ops.dot_compress(x, w), dot_compress.anywhere(*wide(x, w)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [0, 1, 8, 17, 64, 300])
+def test_parallel_linear(rows, dtype):
+    for inner in (1, 33, 512):
+        x = random(rows, 1, inner, dtype=dtype)
+        ws = [random(48, inner, dtype=dtype), random(inner, 7, dtype=dtype).t(), random(0, inner, dtype=dtype)]
+        ws += [random(2 * n, inner, dtype=dtype)[::2] for n in range(100, 107)]  # ten: two launches
+        biases, biased = [random(7, dtype=dtype), random(206, dtype=dtype)[::2]], [1, 6]
+        got = ops.parallel_linear(x, ws, biases, biased)
+        for one, want in zip(got, parallel_linear.anywhere(x.double(), wide(*ws), wide(*biases), biased), strict=True):
+            close(one, want)
+            assert one.is_contiguous()
+
+
+def test_float32_is_float32(precision):
+    """TF32 only where the user allows it."""
+    x, w = random(4, 512, 64), random(256, 512)
+    error = (ops.lce(x, w).double() - lce.anywhere(*wide(x, w))).abs().max().item()
+    print(f"\nlce, float32 matmul precision {precision}: largest error {error:.1e}")
+    assert precision == "high" or error < 2e-4
+
+
+def test_offsets_beyond_32_bits():
+    x = torch.zeros(2**31 // (4096 * 256) + 1, 4096, 256, device="cuda", dtype=torch.bfloat16)
+    x[-1] = 1
+    w = torch.ones(16, 4096, device="cuda", dtype=torch.bfloat16)
+    y = ops.lce(x, w)
+    assert (y[-1] == 4096).all() and (y[:-1] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("epilogue", lce.EPILOGUES)
+def test_gradients(epilogue, dtype):
+    x, w, b = (random(*s, dtype=dtype).requires_grad_() for s in ((3, 40, 33), (24, 40), (24,)))
+    wides = [t.detach().double().requires_grad_() for t in (x, w, b)]
+    got, want = ops.lce(x, w, b, epilogue), lce.anywhere(*wides, epilogue)
+    weights = random(*got.shape)
+    given = torch.autograd.grad((got.float() * weights).sum(), (x, w, b))
+    wanted = torch.autograd.grad((want * weights.double()).sum(), wides)
+    for one, other in zip(given, wanted, strict=True):
+        scale = other.abs().max().item()
+        assert (one.double() - other).abs().max().item() <= (4e-2 if dtype == torch.bfloat16 else 1e-4) * scale
+
+
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_through_the_compiler(name, train, mode):
+    if train and mode:
+        pytest.skip("CUDA graphs are for inference here")
+    model, shape, options, wanted, _ = CASES[name]
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model = model.cuda()
+    try:
+        run = torch.compile(model, backend=triptych.compile_fx, options={**options, "mode": mode})
+        x = torch.randn(shape, device="cuda", requires_grad=train)
+        with torch.set_grad_enabled(train), watching() as sessions:
+            for _ in range(3):
+                got = run(x)
+        fired = any(r.rewrites for s in sessions for r in s.records if r.name == wanted)
+        assert fired or (train and name == "fused lce")  # there it may cost more
+        want = model(x)
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
+        if train:
+            inputs = [x, *model.parameters()]
+            for one, other in zip(*(torch.autograd.grad(y.sum(), inputs) for y in (want, got)), strict=True):
+                torch.testing.assert_close(other, one, rtol=1e-2, atol=1e-2)
+    finally:
+        model.cpu()
+
+
+def test_few_rows_take_the_kernel_and_many_do_not():
+    """At decode the weights are read through their own pointers; no option says so."""
+    model = Attention(width=512, heads=8, groups=2).cuda().to(torch.bfloat16)
+    for rows, wanted in ((8, "own_pointers"), (4096, "joined_weights")):
+        torch._dynamo.reset()
+        run = torch.compile(model, backend=triptych.compile_fx)
+        x = random(1, rows, 512, dtype=torch.bfloat16)
+        with torch.no_grad(), watching() as sessions:
+            got = run(x)
+            torch.testing.assert_close(got, model(x), rtol=5e-2, atol=5e-2)
+            model.q.weight.data.mul_(1.5)  # nothing is stale
+            torch.testing.assert_close(run(x), model(x), rtol=5e-2, atol=5e-2)
+        (record,) = [r for s in sessions for r in s.records if r.name == "fuse_parallel_linear_pass"]
+        print(f"\n{rows} rows: {dict(record.fired)}, {[str(d) for d in record.decisions]}, {dict(record.reasons)}")
+        assert wanted != "own_pointers" or record.fired[wanted]
+
+
+# ---- how quick ----
+
+
+def milliseconds(work, times=100):
+    """On the device, replayed as a CUDA graph; and as called from Python."""
+    for _ in range(5):
+        work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return tuple(_timed(run, times) for run in (graph.replay, work))
+
+
+def _timed(work, times):
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    work()
+    start.record()
+    for _ in range(times):
+        work()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / times
+
+
+def report(what, **ways):
+    times = {name: milliseconds(work) for name, work in ways.items()}
+    base = next(iter(times.values()))
+    for name, (graphed, called) in times.items():
+        print(f"{what:44} {name:16} graph {graphed:.4f} ms ({base[0] / graphed:.2f}x)   called {called:.4f} ms "
+              f"({base[1] / called:.2f}x)")  # fmt: skip
+
+
+@torch.no_grad()
+def test_time_of_parallel_linear():
+    print()
+    for rows, outs in itertools.product((1, 8, 16, 64, 256), ((2048, 512, 512), (5632, 5632))):
+        x, ws = random(rows, 2048, dtype=torch.bfloat16), [random(n, 2048, dtype=torch.bfloat16) for n in outs]
+        merged = torch.cat(ws)
+        report(
+            f"{rows} x 2048 -> {outs}",
+            one_by_one=lambda x=x, ws=ws: [F.linear(x, w) for w in ws],
+            merged=lambda x=x, merged=merged: F.linear(x, merged),
+            cat_each_call=lambda x=x, ws=ws: F.linear(x, torch.cat(ws)),
+            kernel=lambda x=x, ws=ws: ops.parallel_linear(x, ws, [], None),
+        )
+
+
+@torch.no_grad()
+def test_time_of_lce():
+    print()
+    for b, n, m, d in ((1024, 200, 64, 64), (4096, 512, 128, 64), (512, 1000, 100, 128), (64, 64, 64, 4096)):
+        x, layer = random(b, n, d, dtype=torch.bfloat16), nn.Linear(n, m).cuda().to(torch.bfloat16)
+        w, bias = layer.weight, layer.bias
+        report(
+            f"lce {b} x {n} x {d} -> {m}",
+            as_written=lambda x=x, w=w, bias=bias: F.relu(F.linear(x.transpose(1, 2), w, bias).transpose(1, 2)),
+            matmul=lambda x=x, w=w, bias=bias: F.relu(
+                torch.bmm(w.expand(x.shape[0], *w.shape), x) + bias[:, None]
+            ),
+            kernel=lambda x=x, w=w, bias=bias: ops.lce(x, w, bias, "relu"),
+            kernel_turned=lambda x=x, w=w, bias=bias: ops.lce(x, w, bias, "relu", True),
+        )
+
+
+@torch.no_grad()
+def test_time_of_dot_compress():
+    print()
+    for b, n, d, k in ((1024, 256, 64, 32), (256, 1024, 128, 64), (2048, 100, 32, 16)):
+        x, w = random(b, n, d, dtype=torch.bfloat16), random(n, k, dtype=torch.bfloat16)
+        report(
+            f"dot_compress {b} x {n} x {d}, {k}",
+            all_pairs=lambda x=x, w=w: x @ x.transpose(1, 2) @ w,
+            two_products=lambda x=x, w=w: dot_compress.anywhere(x, w),
+            kernel=lambda x=x, w=w: ops.dot_compress(x, w),
+        )

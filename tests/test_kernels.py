@@ -1,0 +1,195 @@
+"""Our operators on the CPU: their definition, gradients, what is known without running them; and, where Triton is
+there, the kernels in its interpreter."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.autograd import gradcheck, gradgradcheck
+
+import triptych  # noqa: F401  (registers the operators)
+from triptych.kernels.lce import EPILOGUES
+
+ops = torch.ops.triptych
+
+
+def random(*shape, grad=True):
+    return torch.randn(*shape, dtype=torch.double, requires_grad=grad)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+def test_lce(epilogue, transposed):
+    x, w, b = random(2, 3, 4), random(5, 3), random(5)
+    y = ops.lce(x, w, b, epilogue, transposed)
+    want = EPILOGUES[epilogue](F.linear(x.transpose(1, 2), w, b).transpose(1, 2))
+    torch.testing.assert_close(y, want)
+    assert y.is_contiguous() != transposed and y.transpose(1, 2).is_contiguous() == transposed
+    gradcheck(lambda x, w, b: ops.lce(x, w, b, epilogue, transposed), (x, w, b))
+    gradgradcheck(lambda x, w: ops.lce(x, w, None, epilogue), (x, w))
+
+
+def test_dot_compress():
+    x = random(2, 6, 4)
+    for w in (random(6, 3), random(2, 6, 3)):
+        torch.testing.assert_close(ops.dot_compress(x, w), x @ x.mT @ w)
+        gradcheck(ops.dot_compress, (x, w))
+        gradgradcheck(ops.dot_compress, (x, w))
+
+
+def test_parallel_linear():
+    x, q, k, v, b = random(2, 3, 4), random(5, 4), random(4, 2), random(1, 4), random(2)
+
+    def program(x, q, k, v, b):
+        return tuple(ops.parallel_linear(x, [q, k.t(), v], [b], [1]))
+
+    for got, want in zip(program(x, q, k, v, b), (F.linear(x, q), F.linear(x, k.t(), b), F.linear(x, v)), strict=True):
+        assert torch.equal(got, want)
+    gradcheck(program, (x, q, k, v, b))
+    first, *_ = program(x, q, k, v, b)
+    first.sum().backward()  # the others are not used
+    assert x.grad is not None and q.grad is not None
+
+
+def test_group_linear():
+    xs, ws, bs = [random(2, 3, 4), random(5, 2)], [random(3, 4), random(1, 2)], [random(3), random(1)]
+
+    def program(*values):
+        return tuple(ops.group_linear(values[:2], values[2:4], values[4:]))
+
+    for biases in ((), bs):
+        given = biases or [None, None]
+        for got, x, w, b in zip(program(*xs, *ws, *biases), xs, ws, given, strict=True):
+            assert torch.equal(got, F.linear(x, w, b))
+        gradcheck(program, (*xs, *ws, *biases))
+
+
+@pytest.mark.parametrize("op, args", [
+    (ops.lce.default, (random(2, 3, 4), random(5, 3), random(5), "gelu", True)),
+    (ops.lce.default, (random(0, 3, 4), random(5, 3))),
+    (ops.dot_compress.default, (random(2, 3, 4), random(3, 2))),
+    (ops.dot_compress.default, (random(2, 3, 4), random(2, 3, 2))),
+    (ops.parallel_linear.default, (random(2, 3, 4), [random(5, 4), random(2, 4)], [random(2)], [1])),
+    (ops.parallel_linear.default, (random(2, 4), [random(5, 4), random(2, 4)], [], [])),
+    (ops.parallel_linear.default, (random(4), [random(5, 4)], [random(5)], None)),
+    (ops.group_linear.default, ([random(2, 4), random(3, 2)], [random(5, 4), random(1, 2)], [random(5), random(1)])),
+    (ops.cat.default, ([random(2, 3), random(2, 1), random(2, 0)], 1)),
+    (ops.group_linear.default, ([random(2, 3, 4), random(0, 2)], [random(5, 4), random(1, 2)], [])),
+])  # fmt: skip
+def test_registration(op, args):
+    torch.library.opcheck(op, args)
+
+
+@pytest.mark.parametrize("call", [
+    lambda: ops.lce(random(2, 3, 4), random(5, 4)),
+    lambda: ops.lce(random(2, 3, 4), random(5, 3), random(4)),
+    lambda: ops.lce(random(2, 3, 4), random(5, 3), None, "softmax"),
+    lambda: ops.dot_compress(random(2, 3, 4), random(4, 2)),
+    lambda: ops.parallel_linear(random(2, 4), [random(5, 3)], [], None),
+    lambda: ops.parallel_linear(random(2, 4), [random(5, 4)], [random(5)], [1]),
+    lambda: ops.group_linear([random(2, 4)], [random(5, 3)], []),
+    lambda: ops.group_linear([random(2, 4), random(2, 4)], [random(5, 4)], []),
+])  # fmt: skip
+def test_wrong_arguments(call):
+    with pytest.raises(RuntimeError):
+        call()
+
+
+def test_the_package_does_without_triton():
+    """Neither importing it nor running an operator on the CPU imports Triton."""
+    program = (
+        "import sys, torch, triptych\n"
+        "torch.ops.triptych.lce(torch.ones(1, 2, 3), torch.ones(4, 2))\n"
+        "assert not any(m == 'triptych.kernels.tuning' for m in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": "src"})
+
+
+@pytest.mark.parametrize("allow", ["allow_tf32", "fp32_precision", "set_float32_matmul_precision"])
+def test_float32_is_tf32_only_where_allowed(allow):
+    """In a process of its own: the ways to allow it exclude each other."""
+    program = (
+        "import torch; from triptych.kernels.registry import dot_precision as p; matmul = torch.backends.cuda.matmul\n"
+        "assert p(torch.float32) == 'ieee'\n"
+        + {"allow_tf32": "matmul.allow_tf32 = True", "fp32_precision": "matmul.fp32_precision = 'tf32'",
+           "set_float32_matmul_precision": "torch.set_float32_matmul_precision('high')"}[allow]
+        + "\nassert p(torch.float32) == 'tf32'"
+    )  # fmt: skip
+    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": "src"})
+
+
+# ---- the kernels, interpreted ----
+
+INTERPRETED = "import sys; sys.path.insert(0, '.'); from tests.test_kernels import check_kernels; check_kernels()"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+def test_kernels_in_the_interpreter():
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"src:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run([sys.executable, "-c", INTERPRETED], env=env, capture_output=True, text=True)
+    if "only 0-dimensional arrays can be converted" in done.stderr:
+        pytest.skip("this numpy is too new for this Triton's interpreter")
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+SHAPES = [(2, 40, 24, 18), (1, 1, 1, 1), (3, 70, 65, 33), (2, 0, 3, 4), (0, 3, 3, 3), (2, 5, 0, 4), (2, 5, 7, 100)]
+"""Batch, n, m, d: zero, one, and no multiple of any block."""
+
+
+def check_kernels():
+    """Called in a process of its own, because the interpreter is chosen when Triton is imported."""
+    from triptych.kernels import (
+        dot_compress,
+        group_linear,
+        lce,
+        parallel_linear,
+        triton_dot_compress,
+        triton_group_linear,
+        triton_lce,
+        triton_parallel_linear,
+    )
+
+    torch.manual_seed(0)
+    # the interpreter multiplies bf16 by its bits: that dtype is for the GPU tests
+    for dtype, (b, n, m, d) in itertools.product((torch.float32, torch.float16), SHAPES):
+        for x in (torch.randn(b, n, d), torch.randn(b, d, n).transpose(1, 2), torch.randn(b, 2 * n, d)[:, ::2]):
+            x = x.to(dtype)
+            w, bias = torch.randn(n, m).to(dtype).t(), torch.randn(2 * m).to(dtype)[::2]
+            for epilogue, transposed in itertools.product(EPILOGUES if x.is_contiguous() else ["relu"], (False, True)):
+                got = triton_lce.launch(x, w, bias, epilogue, transposed)
+                close(got, lce.anywhere(x.double(), w.double(), bias.double(), epilogue))
+                assert got.stride() == lce.fake(x, w, bias, epilogue, transposed).stride()
+            close(triton_lce.launch(x, w, None, "none", False), lce.anywhere(x.double(), w.double()))
+            for k in (torch.randn(n, m), torch.randn(b, m, n).transpose(1, 2)):
+                k = k.to(dtype)
+                close(triton_dot_compress.launch(x, k), dot_compress.anywhere(x.double(), k.double()))
+        for x in (torch.randn(b, 3, n).to(dtype), torch.randn(n).to(dtype), torch.randn(b, n, 3).to(dtype).mT):
+            shapes = (torch.randn(m, n), torch.randn(n, m + 5).t(), torch.randn(0, n), torch.randn(2 * m, n)[::2])
+            ws, bs = [w.to(dtype) for w in shapes], [torch.randn(m + 5).to(dtype), torch.randn(2 * m).to(dtype)[::2]]
+            got = triton_parallel_linear.launch(x, ws, [None, bs[0], None, bs[1]])
+            wide = [[t.double() for t in ts] for ts in (ws, bs)]
+            for one, want in zip(got, parallel_linear.anywhere(x.double(), *wide, [1, 3]), strict=True):
+                close(one, want)
+                assert one.is_contiguous()
+        xs = [torch.randn(b, 3, n), torch.randn(m + 1, 7), torch.randn(n, b).t(), torch.randn(0, 2)]
+        ws = [torch.randn(m, n), torch.randn(7, n).t(), torch.randn(2 * m, n)[::2], torch.randn(3, 2)]
+        xs, ws = [x.to(dtype) for x in xs], [w.to(dtype) for w in ws]
+        for bs in ([], [torch.randn(w.shape[0]).to(dtype) for w in ws]):
+            wide = [[t.double() for t in ts] for ts in (xs, ws, bs)]
+            for one, want in zip(triton_group_linear.launch(xs, ws, bs), group_linear.anywhere(*wide), strict=True):
+                close(one, want)
+
+
+def close(got, want):
+    """Against float64: the error of one rounding of the result and of sums in float32."""
+    assert got.shape == want.shape
+    unit = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}[got.dtype]
+    size = want.abs().max().item() if want.numel() else 0.0
+    torch.testing.assert_close(got.double(), want, rtol=unit, atol=unit * max(size, 1e-6))
