@@ -161,7 +161,7 @@ def _padded(op: Emitter, value: Value, rows: int, columns: int) -> Value:
     """
     if not rows and not columns:
         return value
-    if value.rank >= 2 and not _rows_lie_whole(value.tensor):
+    if value.tensor is not None and value.rank >= 2 and not _rows_lie_whole(value.tensor):
         swap = [*range(value.rank - 2), value.rank - 1, value.rank - 2]
         return op.permute(_padded(op, _transposed_back(op, value, swap), columns, rows), swap)
     pads = [0, columns, 0, rows] if rows else [0, columns]
