@@ -6,11 +6,13 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from . import _private
 from .ir.effects import effects
+from .ir.facts import fact
 
 POLICY = "recompute"
 """Where the partitioner looks for a node's policy."""
@@ -25,8 +27,11 @@ def partition(joint: GraphModule, inputs: Sequence[Any], **facts: Any) -> tuple[
     draws = keep_draws(joint)
     config = _private.functorch_config
     with contextlib.ExitStack() as stack:
-        if draws and config.activation_memory_budget == 0:
-            stack.enter_context(config.patch(activation_memory_budget=LEAST_BUDGET))
+        if draws and config.activation_memory_budget < 1:
+            # draws of several results cannot be marked: with those the partitioner must not look for more memory
+            whole = all(isinstance(fact(n), torch.Tensor) for n in draws)
+            least = max(config.activation_memory_budget, LEAST_BUDGET) if whole else 1.0
+            stack.enter_context(config.patch(activation_memory_budget=least))
         return _private.min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **facts)
 
 
@@ -35,5 +40,6 @@ def keep_draws(joint: GraphModule) -> list[Node]:
     are."""
     draws = [n for n in joint.graph.nodes if n.op == "call_function" and effects(n).random]
     for node in draws:
-        node.meta.setdefault(POLICY, CheckpointPolicy.MUST_SAVE)
+        if isinstance(fact(node), torch.Tensor):
+            node.meta.setdefault(POLICY, CheckpointPolicy.MUST_SAVE)
     return draws
