@@ -9,7 +9,14 @@ import torch
 import torch.nn.functional as F
 
 import triptych
-from tests.test_random_statistics import N, check_distribution, check_independent, check_moments, normal_cdf, uniform_cdf
+from tests.test_random_statistics import (
+    N,
+    check_distribution,
+    check_independent,
+    check_moments,
+    normal_cdf,
+    uniform_cdf,
+)
 from triptych.cost import measure
 from triptych.passes.session import watching
 
