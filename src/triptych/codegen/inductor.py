@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 
 from .. import _private
 from ..cache import cache_key
+from ..cost import bytes_of
 from ..ir.facts import fact
 from ..ir.weights import FIXED
 from ..passes.session import Session
@@ -25,6 +26,8 @@ OWN_PASSES_OFF: Mapping[str, Any] = {
     "use_joint_graph_passes": False,
     # done by our post-grad stage
     "reorder_for_locality": False,
+    # batched operations put many small weights together: one kernel that reads them all, not one for each
+    "max_pointwise_cat_inputs": 64,
 }
 
 
@@ -165,11 +168,13 @@ def make_random_lowerable(gm: GraphModule) -> None:
 
 
 FEW_OPERANDS = 8
-"""So many operands of a cat Inductor copies by one kernel; of more it copies each by its own."""
+LARGE_CAT = 64 << 20
+"""A kernel of Inductor's that reads more operands than a few asks at each element whose it is: for so many bytes
+that is slower than torch's own."""
 
 
 def cat_in_one_launch(gm: GraphModule) -> None:
-    """A cat of many inputs of the graph, on a GPU, by one launch of torch's own kernel.
+    """A cat of many large inputs of the graph, on a GPU, by one launch of torch's own kernel.
 
     What the graph computes is left to Inductor: it writes each result where it belongs in the cat.
     """
@@ -178,6 +183,8 @@ def cat_in_one_launch(gm: GraphModule) -> None:
         tensors: Any = node.args[0]
         facts = [fact(n) for n in tensors]
         if len(tensors) <= FEW_OPERANDS or any(f.device.type != "cuda" or f.dtype != facts[0].dtype for f in facts):
+            continue
+        if sum(map(bytes_of, facts)) < LARGE_CAT:
             continue
         sources = [n.args[0] if n.target in (aten.unsqueeze.default, aten.view.default) else n for n in tensors]
         if all(s.op in ("placeholder", "get_attr") for s in sources):

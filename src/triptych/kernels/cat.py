@@ -1,7 +1,7 @@
 """triptych::cat: many tensors put together by one launch of torch's own kernel.
 
-Inductor copies more than a few operands one by one, each by a kernel of its own; the weights of batched operations
-are many and small.
+Of many operands Inductor makes one kernel that asks at each element whose it is, or a kernel for each: both are slow
+where the operands are large.
 """
 
 from __future__ import annotations

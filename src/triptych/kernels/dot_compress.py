@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from .. import _private
-from .registry import on_gpu, register
+from .registry import check, on_gpu, register
 
 Tensor = torch.Tensor
 
@@ -16,12 +15,12 @@ LARGEST_D = 256
 
 
 def _check(x: Tensor, w: Tensor) -> None:
-    _private.check(x.dim() == 3, lambda: "dot_compress takes x: (batch, n, d)")
-    _private.check(w.dim() in (2, 3), lambda: "dot_compress takes w: (n, k) or (batch, n, k)")
-    _private.check(x.shape[1] == w.shape[-2], lambda: f"{x.shape[1]} rows, weights for {w.shape[-2]}")
-    _private.check(x.dtype == w.dtype, lambda: f"x is {x.dtype}, w {w.dtype}")
+    check(x.dim() == 3, lambda: "dot_compress takes x: (batch, n, d)")
+    check(w.dim() in (2, 3), lambda: "dot_compress takes w: (n, k) or (batch, n, k)")
+    check(x.shape[1] == w.shape[-2], lambda: f"{x.shape[1]} rows, weights for {w.shape[-2]}")
+    check(x.dtype == w.dtype, lambda: f"x is {x.dtype}, w {w.dtype}")
     if w.dim() == 3:
-        _private.check(x.shape[0] == w.shape[0], lambda: "x and w are of different batches")
+        check(x.shape[0] == w.shape[0], lambda: "x and w are of different batches")
 
 
 def anywhere(x: Tensor, w: Tensor) -> Tensor:

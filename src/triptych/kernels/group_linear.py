@@ -11,9 +11,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .. import _private
 from .parallel_linear import as_rows
-from .registry import on_gpu, register
+from .registry import check, on_gpu, register
 
 Tensor = torch.Tensor
 
@@ -22,15 +21,15 @@ MOST = 8
 
 
 def _check(xs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor]) -> None:
-    _private.check(len(xs) == len(weights), lambda: "group_linear takes a weight for each input")
-    _private.check(len(biases) in (0, len(xs)), lambda: "group_linear takes a bias for each input, or none at all")
+    check(len(xs) == len(weights), lambda: "group_linear takes a weight for each input")
+    check(len(biases) in (0, len(xs)), lambda: "group_linear takes a bias for each input, or none at all")
     for x, weight in zip(xs, weights):
-        _private.check(x.dim() >= 1 and weight.dim() == 2, lambda: "group_linear takes x: (..., n) and w: (m, n)")
-        _private.check(weight.shape[1] == x.shape[-1], lambda: "a weight does not fit its input")
-        _private.check(weight.dtype == x.dtype, lambda: "a weight is not of its input's dtype")
+        check(x.dim() >= 1 and weight.dim() == 2, lambda: "group_linear takes x: (..., n) and w: (m, n)")
+        check(weight.shape[1] == x.shape[-1], lambda: "a weight does not fit its input")
+        check(weight.dtype == x.dtype, lambda: "a weight is not of its input's dtype")
     for bias, weight in zip(biases, weights):
-        _private.check(bias.dim() == 1, lambda: "every bias is a vector")
-        _private.check(bias.shape[0] == weight.shape[0], lambda: "a bias has another size than its result")
+        check(bias.dim() == 1, lambda: "every bias is a vector")
+        check(bias.shape[0] == weight.shape[0], lambda: "a bias has another size than its result")
 
 
 def anywhere(xs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor]) -> list[Tensor]:

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .. import _private
-from .registry import on_gpu, register
+from .registry import check, on_gpu, register
 
 Tensor = torch.Tensor
 
@@ -24,13 +23,13 @@ EPILOGUES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None, epilogue: str) -> None:
-    _private.check(x.dim() == 3 and weight.dim() == 2, lambda: "lce takes x: (batch, n, d) and weight: (m, n)")
-    _private.check(x.shape[1] == weight.shape[1], lambda: f"{x.shape[1]} features, a weight for {weight.shape[1]}")
-    _private.check(x.dtype == weight.dtype, lambda: f"x is {x.dtype}, the weight {weight.dtype}")
-    _private.check(epilogue in EPILOGUES, lambda: f"no epilogue {epilogue!r}; there are {', '.join(EPILOGUES)}")
+    check(x.dim() == 3 and weight.dim() == 2, lambda: "lce takes x: (batch, n, d) and weight: (m, n)")
+    check(x.shape[1] == weight.shape[1], lambda: f"{x.shape[1]} features, a weight for {weight.shape[1]}")
+    check(x.dtype == weight.dtype, lambda: f"x is {x.dtype}, the weight {weight.dtype}")
+    check(epilogue in EPILOGUES, lambda: f"no epilogue {epilogue!r}; there are {', '.join(EPILOGUES)}")
     if bias is not None:
-        _private.check(bias.dim() == 1, lambda: "the bias of lce is a vector")
-        _private.check(bias.shape[0] == weight.shape[0], lambda: "the bias has another size than the result")
+        check(bias.dim() == 1, lambda: "the bias of lce is a vector")
+        check(bias.shape[0] == weight.shape[0], lambda: "the bias has another size than the result")
 
 
 def anywhere(x: Tensor, weight: Tensor, bias: Tensor | None = None, epilogue: str = "none",

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .. import _private
-from .registry import on_gpu, register
+from .registry import check, on_gpu, register
 
 Tensor = torch.Tensor
 
@@ -27,7 +26,7 @@ def bias_of_each(
 ) -> list[Tensor | None]:
     """One entry a layer: its bias or None."""
     numbers = list(range(len(weights)) if biases else ()) if biased is None else list(biased)
-    _private.check(
+    check(
         len(numbers) == len(biases) and all(0 <= i < len(weights) for i in numbers),
         lambda: f"{len(biases)} biases for the layers {numbers} of {len(weights)}",
     )
@@ -36,14 +35,14 @@ def bias_of_each(
 
 
 def _check(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
-    _private.check(x.dim() >= 1, lambda: "parallel_linear takes x: (..., n)")
+    check(x.dim() >= 1, lambda: "parallel_linear takes x: (..., n)")
     for weight, bias in zip(weights, biases):
-        _private.check(weight.dim() == 2, lambda: "every weight is a matrix (m, n)")
-        _private.check(weight.shape[1] == x.shape[-1], lambda: "a weight does not fit the input")
-        _private.check(weight.dtype == x.dtype, lambda: "the weights are of the input's dtype")
+        check(weight.dim() == 2, lambda: "every weight is a matrix (m, n)")
+        check(weight.shape[1] == x.shape[-1], lambda: "a weight does not fit the input")
+        check(weight.dtype == x.dtype, lambda: "the weights are of the input's dtype")
         if bias is not None:
-            _private.check(bias.dim() == 1, lambda: "every bias is a vector")
-            _private.check(bias.shape[0] == weight.shape[0], lambda: "a bias has another size than its result")
+            check(bias.dim() == 1, lambda: "every bias is a vector")
+            check(bias.shape[0] == weight.shape[0], lambda: "a bias has another size than its result")
 
 
 def as_rows(x: Tensor) -> Tensor:

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from .. import _private
+
 LIBRARY = torch.library.Library("triptych", "FRAGMENT")
 
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -34,6 +36,13 @@ def register(
     torch.library.register_autograd(name, backward, setup_context=save, lib=LIBRARY)
 
 
+def check(condition: Any, message: Callable[[], str]) -> None:
+    """What must hold of an operator's arguments. On sizes that are symbols torch is asked, which takes its time; this
+    is called on every call of an operator, most often with a plain True."""
+    if condition is not True:
+        _private.check(condition, message)
+
+
 @functools.cache
 def triton_is_there() -> bool:
     return importlib.util.find_spec("triton") is not None
@@ -42,11 +51,8 @@ def triton_is_there() -> bool:
 def on_gpu(*tensors: torch.Tensor | None) -> bool:
     """Do Triton kernels run on these?"""
     given = [t for t in tensors if t is not None]
-    return (
-        triton_is_there()
-        and all(t.device.type == "cuda" and t.dtype == given[0].dtype for t in given)
-        and given[0].dtype in KERNEL_DTYPES
-    )
+    dtype = given[0].dtype
+    return dtype in KERNEL_DTYPES and triton_is_there() and all(t.is_cuda and t.dtype == dtype for t in given)
 
 
 def dot_precision(dtype: torch.dtype) -> str:

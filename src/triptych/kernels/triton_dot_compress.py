@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from .registry import dot_precision
-from .tuning import bucket, configs
+from .tuning import bucket, configs, run_tuned
 
 
 @triton.autotune(
@@ -68,9 +68,11 @@ def launch(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     def grid(meta):
         return (batch * triton.cdiv(k, meta["BLOCK_K"]),)
 
-    dot_compress_kernel[grid](
+    buckets = (bucket(batch), bucket(n), bucket(d), bucket(k))
+    run_tuned(
+        dot_compress_kernel, (*buckets, x.dtype, x.device), grid,
         x, w, y, n, d, k, *x.stride(), *w_strides, *y.stride(),
-        bucket(batch), bucket(n), bucket(d), bucket(k),
+        *buckets,
         PRECISION=dot_precision(x.dtype), BLOCK_D=max(16, bucket(d)),
     )  # fmt: skip
     return y

@@ -11,7 +11,7 @@ import triton.language as tl
 from .parallel_linear import as_rows
 from .registry import dot_precision
 from .triton_parallel_linear import linear_tile
-from .tuning import bucket, configs
+from .tuning import bucket, configs, run_tuned
 
 
 @triton.autotune(
@@ -60,11 +60,13 @@ def launch(
         return (sum(triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(n, meta["BLOCK_N"]) for m, n in sizes),)
 
     vectors = [b.contiguous() for b in biases] or weights
-    group_linear_kernel[grid](
+    buckets = (bucket(max(rows)), bucket(sum(outs)), bucket(max(inners)))
+    run_tuned(
+        group_linear_kernel, (*buckets, len(ys), xs[0].dtype, xs[0].device), grid,
         tuple(flat), tuple(weights), tuple(vectors), tuple(ys), tuple(rows), tuple(inners), tuple(outs),
         tuple(x.stride(0) for x in flat), tuple(x.stride(1) for x in flat),
         tuple(w.stride(0) for w in weights), tuple(w.stride(1) for w in weights),
-        bucket(max(rows)), bucket(sum(outs)), bucket(max(inners)),
+        *buckets,
         COUNT=len(ys), HAS_BIAS=bool(biases), PRECISION=dot_precision(xs[0].dtype),
     )  # fmt: skip
     return ys

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from .lce import new_result
 from .registry import dot_precision
-from .tuning import bucket, configs
+from .tuning import bucket, configs, run_tuned
 
 
 @triton.jit
@@ -95,10 +95,12 @@ def launch(
     def grid(meta):
         return (batch * triton.cdiv(m, meta["BLOCK_M"]) * triton.cdiv(d, meta["BLOCK_D"]),)
 
-    lce_kernel[grid](
+    buckets = (bucket(batch), bucket(m), bucket(n), bucket(d))
+    run_tuned(
+        lce_kernel, (*buckets, transposed, x.dtype, x.device), grid,
         x, weight, weight if bias is None else bias, y, m, n, d,
         *x.stride(), *weight.stride(), 0 if bias is None else bias.stride(0), *y.stride(),
-        bucket(batch), bucket(m), bucket(n), bucket(d),
+        *buckets,
         TRANSPOSED=transposed, EPILOGUE=epilogue, HAS_BIAS=bias is not None, PRECISION=dot_precision(x.dtype),
     )  # fmt: skip
     return y

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from .parallel_linear import as_rows
 from .registry import dot_precision
-from .tuning import bucket, configs
+from .tuning import bucket, configs, run_tuned
 
 
 @triton.jit
@@ -87,10 +87,12 @@ def launch(
         return (triton.cdiv(count, meta["BLOCK_M"]) * sum(triton.cdiv(out, meta["BLOCK_N"]) for out in outs),)
 
     vectors = [w if b is None else b.contiguous() for w, b in zip(weights, biases)]
-    parallel_linear_kernel[grid](
+    buckets = (bucket(count), bucket(sum(outs)), bucket(inner))
+    run_tuned(
+        parallel_linear_kernel, (*buckets, len(ys), x.dtype, x.device), grid,
         rows, tuple(weights), tuple(vectors), tuple(ys), tuple(outs),
         tuple(w.stride(0) for w in weights), tuple(w.stride(1) for w in weights),
-        count, inner, *rows.stride(), bucket(count), bucket(sum(outs)), bucket(inner),
+        count, inner, *rows.stride(), *buckets,
         COUNT=len(ys), BIASED=sum(1 << i for i, b in enumerate(biases) if b is not None),
         PRECISION=dot_precision(x.dtype),
     )  # fmt: skip

@@ -20,3 +20,17 @@ def configs(choices: Sequence[tuple[dict[str, int], int, int]]) -> list[Any]:
 def bucket(size: int) -> int:
     """Sizes up to the next power of two are tuned as one: a growing batch is not measured at every step."""
     return 1 << max(size - 1, 0).bit_length()
+
+
+_BEST: dict[Any, dict[str, Any]] = {}
+
+
+def run_tuned(kernel: Any, key: tuple[Any, ...], grid: Any, *args: Any, **constants: Any) -> None:
+    """Launch a kernel, with the configuration found for such sizes: Triton's tuner looks at every argument anew on
+    every call, which for a small kernel takes longer than the kernel."""
+    best = _BEST.get((kernel, key))
+    if best is None:
+        kernel[grid](*args, **constants)
+        _BEST[kernel, key] = kernel.best_config.all_kwargs()
+    else:
+        kernel.fn[grid](*args, **constants, **best)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ..ir.facts import known_equal
@@ -22,6 +22,9 @@ class Block:
     def count(self) -> int:
         return len(self.ways)
 
+
+MOST_ROUNDS = 8
+"""How deep runs of runs of runs are looked for."""
 
 Pair = Callable[[IndexMap, IndexMap, int], "IndexMap | None"]
 
@@ -80,11 +83,12 @@ def neighbours_joined(blocks: Sequence[Block], axis: int) -> list[Block]:
 def progressions_joined(blocks: Sequence[Block], axis: int) -> list[Block]:
     """Equal blocks at equal distances made one as well, and runs of such runs."""
     current = list(blocks)
-    while True:
+    for _ in range(MOST_ROUNDS):
         found = _joined(current, axis, (side_by_side, repeated))
         if len(found) == len(current):
-            return found
+            break
         current = found
+    return current
 
 
 def _next_row(left: IndexMap, right: IndexMap, axis: int) -> IndexMap | None:
@@ -96,12 +100,15 @@ def _next_row(left: IndexMap, right: IndexMap, axis: int) -> IndexMap | None:
 
 
 def _joined(blocks: Sequence[Block], axis: int, pairs: Sequence[Pair]) -> list[Block]:
-    found: list[Block] = []
+    maps: list[IndexMap] = []
+    ways: list[list[Way]] = []
     for block in blocks:
-        last = found[-1] if found else None
-        both = None if last is None else next((p for f in pairs if (p := f(last.map, block.map, axis))), None)
-        if last is None or both is None:
-            found.append(block)
+        last = maps[-1] if maps else None
+        both = None if last is None else next((p for f in pairs if (p := f(last, block.map, axis))), None)
+        if both is None:
+            maps.append(block.map)
+            ways.append(list(block.ways))
         else:
-            found[-1] = replace(last, map=both, ways=(*last.ways, *block.ways))
-    return found
+            maps[-1] = both
+            ways[-1] += block.ways
+    return [Block(m, tuple(w)) for m, w in zip(maps, ways)]

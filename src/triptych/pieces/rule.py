@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -63,7 +63,6 @@ class PutTogether(Rule, ABC):
     """What must be done to it: one of these, if any are named."""
     alone: ClassVar[bool | None] = None
     """True: only where all operands are one part of a value; False: only among other tensors."""
-
     gathers: ClassVar[bool] = False
     """Rows in no order become one `index_select`; its index is a constant of the graph."""
 
@@ -71,16 +70,14 @@ class PutTogether(Rule, ABC):
         return op.one_of(self.joins, tensors, dim=dim)
 
     def check(self, m, tensors, dim):
-        m.cover(self.form(m, tensors, dim).covered)
+        for form in self.forms(m, tensors, dim):
+            m.cover(form.covered)
 
     def rewrite(self, op, tensors, dim, m):
-        form = self.form(m, tensors, dim)
-        if form.is_one:
-            return FirstOf(lambda: _view(op, form), lambda: _copy(op, form, m))
-        return op.cat([_part(op, operand) for operand in form.operands], dim=dim)
+        return FirstOf(*(way for form in self.forms(m, tensors, dim) for way in _ways(op, form, dim, m)))
 
-    def form(self, m: Match, tensors: Any, dim: Any) -> Form:
-        """The best there is; the site is left alone, with a reason where it had pieces, if nothing is better."""
+    def forms(self, m: Match, tensors: Any, dim: Any) -> list[Form]:
+        """What is better, best first; the site is left alone, with a reason where it had pieces, if nothing is."""
         m.applies(isinstance(tensors, (list, tuple)) and len(tensors) > 1 and m.root.known, "nothing to put together")
         blocks = list(self._blocks(m, tensors, dim))
         pieces = [b for b in blocks if b.ways[0].nodes]
@@ -89,17 +86,19 @@ class PutTogether(Rule, ABC):
         m.applies(len(sources) < len(tensors) and (len(sources) == 1 or not self.alone), "pieces of several values")
         near = neighbours_joined(blocks, dim)
         stacked = dim if m.root.op == "stack" else None
-        forms = [_weighed(m, found, stacked) for found in (near, progressions_joined(near, dim))]
+        far = progressions_joined(near, dim)
+        forms = [_weighed(m, found, stacked) for found in ((near, far) if len(far) < len(near) else (near,))]
         if self.gathers and (steps := gathered(blocks, dim)) is not None:
             ways = tuple(w for b in blocks for w in b.ways)
             forms.append(_weighing(m, [Operand(ways[0].source, steps, ways)]))
         fewer = [f for f in forms if len(f.operands) < len(tensors)]
         m.require(fewer, "the pieces are not side by side, in this order or at equal distances")
-        best = min(fewer, key=lambda f: f.after)
-        m.require(best.is_one or not self.alone, "the pieces make up no one part of the value")
-        m.applies(not best.is_one or self.alone is not False, "no other tensors beside")
-        m.require(best.after < best.before, NOTHING_SAVED)
-        return best
+        fitting = [f for f in fewer if f.is_one] if self.alone else fewer
+        m.require(fitting, "the pieces make up no one part of the value")
+        m.applies(self.alone is not False or not any(f.is_one for f in fitting), "no other tensors beside")
+        better = [f for f in fitting if f.after < f.before]
+        m.require(better, NOTHING_SAVED)
+        return sorted(better, key=lambda f: f.after)
 
     def _blocks(self, m: Match, tensors: Sequence[Any], dim: int) -> Iterator[Block]:
         """The operands one by one; a cat's empty ones left out."""
@@ -156,6 +155,12 @@ def _operands(block: Block, stacked: int | None, is_only: bool) -> Iterator[Oper
             yield Operand(way.source, direct, (way,))
         else:
             yield Operand(node, [("unsqueeze", {"dim": stacked})], ())
+
+
+def _ways(op: Emitter, form: Form, dim: int, m: Match) -> list[Callable[[], Any]]:
+    if form.is_one:
+        return [lambda: _view(op, form), lambda: _copy(op, form, m)]
+    return [lambda: op.cat([_part(op, operand) for operand in form.operands], dim=dim)]
 
 
 def _part(op: Emitter, operand: Operand) -> Any:

@@ -11,11 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
+from ..cost import bytes_of, device_model
 from ..ir.calls import Call
 from ..ir.facts import known_equal
 from ..ir.program import Value
 from ..ir.schema import same_constant
-from ..ir.traits import is_commutative, is_pointwise, is_random
+from ..ir.traits import is_commutative, is_gemm, is_pointwise, is_random
 from ..passes.base import Pass, PassRun
 from ..rewrite.emit import Emitter
 from ..rewrite.rule import Match, Rule
@@ -34,6 +35,10 @@ NOT_SUNK = frozenset("clone fill copy where dropout".split())
 class Sink(Rule, ABC):
     """cat([f(a), f(b)], dim) -> f(cat([a, b], dim)); the same for stack"""
 
+    def __init__(self, fused: bool = False) -> None:
+        self.fused = fused
+        """The code generator computes a pointwise operation into its place in the cat, which then costs nothing."""
+
     @abstractmethod
     def takes(self, call: Call) -> bool:
         """Is it one of the operations this rule is for?"""
@@ -51,9 +56,21 @@ class Sink(Rule, ABC):
         m.require(len(set(tensors)) == len(tensors), f"a {name} would be computed twice")
         for t in tensors:
             m.require(list(t.node.users) == [m.root.node], f"{t.node.name} is used elsewhere")
-        own = _own_operands(m, calls)
-        _require_no_change(m, [Value(m.program, n) for n in own], tensors)
+        own = [Value(m.program, n) for n in _own_operands(m, calls)]
+        _require_no_change(m, own, tensors)
+        self._require_profit(m, own, tensors)
         m.cover(t.node for t in tensors)
+
+    def _require_profit(self, m: Match, own: Sequence[Value], made: Sequence[Value]) -> None:
+        """One kernel saves the start of the others; what is no product has to be copied to lie side by side."""
+        copy = device_model(m.root.device).copy
+        reads, writes = ([bytes_of(t) for v in values if (t := v.tensor) is not None] for values in (own, made))
+        apart = sum(copy(r + w) for r, w in zip(reads, writes))
+        once = copy(sum(reads) + sum(writes))
+        if self.fused:  # a GEMM writes into the cat as well
+            m.pays(apart, once + sum(copy(2 * r) for a, r in zip(own, reads) if not is_gemm(a.op or "")))
+        else:
+            m.pays(apart + copy(2 * sum(writes)), once + copy(2 * sum(reads)))
 
     def rewrite(self, op: Emitter, m: Match, tensors: Any, dim: Any) -> Any:
         own = _own_operands(m, [t.call for t in tensors])
@@ -168,8 +185,8 @@ class SinkJoinUpToRounding(Sink):
 
 @dataclass(frozen=True)
 class SinkCatAfterPointwise(Pass):
-    """Joins first and computes once: a `cat` or `stack` of equal pointwise operations becomes one operation over
-    the joined operands. With `rounding`, also those whose last bits depend on where in a tensor an element lies."""
+    """Joins first and computes once, where that pays: a `cat` or `stack` of equal pointwise operations becomes one
+    operation over the joined operands. With `rounding`, also those whose last bits depend on where an element lies."""
 
     name: ClassVar[str] = "sink_cat_after_pointwise"
     rounding: bool = False
@@ -178,11 +195,15 @@ class SinkCatAfterPointwise(Pass):
         return (SinkJoin(), SinkJoinUpToRounding())
 
     def run(self, run: PassRun) -> None:
-        run.run_rules([rule for rule in self.rules() if rule.exact or self.rounding])
+        fused = run.options.codegen != "eager"
+        rules = (SinkJoin(fused), SinkJoinUpToRounding(fused))
+        run.run_rules([rule for rule in rules if rule.exact or self.rounding])
 
     examples = [
-        fires(lambda a, b: torch.cat([a.relu(), b.relu()]), "f32[3, 4]", "f32[2, 4]"),
+        fires(lambda a, b, w: torch.cat([(a @ w).relu(), (b @ w).relu()]), "f32[3, 4]", "f32[2, 4]", "f32[4, 5]"),
+        fires(lambda a, b: torch.cat([a.relu(), b.relu()]), "f32[3, 4]", "f32[2, 4]", options={"codegen": "eager"}),
         fires(lambda a, b: torch.cat([a.tanh(), b.tanh()]), torch.zeros(3), torch.zeros(2),
-              options={"sink_cat_after_pointwise.rounding": True}),
-        declines(lambda a, b: torch.cat([a.tanh(), b.tanh()]), "f32[3]", "f32[2]"),
+              options={"sink_cat_after_pointwise.rounding": True, "codegen": "eager"}),
+        declines(lambda a, b: torch.cat([a.relu(), b.relu()]), "f32[3, 4]", "f32[2, 4]", because="would cost"),
+        declines(lambda a, b: torch.cat([a.tanh(), b.tanh()]), "f32[3]", "f32[2]", options={"codegen": "eager"}),
     ]  # fmt: skip

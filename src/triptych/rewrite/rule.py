@@ -12,6 +12,7 @@ from torch.fx import Node
 from ..errors import TriptychError
 from ..ir.facts import tensor_fact
 from ..ir.program import Program, Value
+from ..ir.text import line
 from ..match.matcher import Found
 from ..match.pattern import Pattern, build_pattern
 from ..passes.record import Decision
@@ -31,6 +32,9 @@ class Match:
         """What the captures took, as it stands in the graph; `m["x"]` gives it as a value with its facts."""
         self.decision: Decision | None = None
         self._values: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"<match: {line(self.root.node)}>"
 
     @property
     def root(self) -> Value:
