@@ -77,6 +77,7 @@ def _keeps_gradients(subject: Rule | type[Pass], tally: Tally, dialect: str) -> 
 
 def _apply(subject: Rule | type[Pass], gm: GraphModule, example: Example) -> Tally:
     if isinstance(subject, Rule):
+        subject = type(subject)(**example.settings) if example.settings else subject
         program = Program(gm, freeze=example.options.get("freeze", False))
         return run_rules(Rewriter(program, subject.name), [subject], strict=True)
     return run_pass(subject, gm, options=example.options, is_inference=example.is_inference)
