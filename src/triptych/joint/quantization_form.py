@@ -9,7 +9,7 @@ from torch.fx import GraphModule, Node
 
 from .. import _private
 from ..ir.facts import fact, set_fact
-from ..ir.uniform import Uniforms
+from ..ir.values import knowledge
 from ..passes.base import PassRun
 from ..rewrite.rewriter import PlainTerms
 
@@ -51,13 +51,7 @@ def _number(run: PassRun, operand: Any) -> Any:
     """The number a tensor is known to hold."""
     if not isinstance(operand, Node):
         return operand
-    behind = [operand]
-    for _ in range(LONGEST):
-        behind += [n for n in behind[-1].all_input_nodes[:1] if n not in behind]
-    uniforms = Uniforms(run.program)
-    for node in reversed(behind):
-        uniforms.look(node)
-    value = uniforms.value(operand)
+    value = knowledge(run.program).uniform(operand)
     return None if value is None else value.item()
 
 
