@@ -19,9 +19,6 @@ QUANTIZED = "quantized_decomposed"
 BY_TENSORS = {"tensor": 2, "tensor2": 4}
 """Overloads that take their parameters as tensors of one element, and how many: scale, zero point, both bounds."""
 
-LONGEST = 4
-"""Steps between a constant and its use: a copy, a view."""
-
 
 def quantize_by_numbers(run: PassRun, node: Node) -> None:
     """quantize_per_tensor.tensor(x, scale, zero_point, ...) -> quantize_per_tensor(x, 0.1, 3, ...), of known tensors
