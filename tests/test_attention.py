@@ -31,6 +31,8 @@ MASKED = ("CausalBuffer", "causal_and_padding")
 COUNTS = (195, 162, 158)
 """Idioms, attentions found in them, idioms with any."""
 SOME = NAMES if ALL else NAMES[::3]
+INFERENCE = NAMES if ALL else [n for n in FUSING if {"dead", "sunk", "cut"} & {s[0] for s in IDIOMS[n].inputs if s}]
+"""What is done otherwise where no gradient is asked for is what becomes of rows without a key."""
 DYNAMIC = [n for n in (NAMES if ALL else NAMES[1::3]) if "static" not in IDIOMS[n].tags]
 
 
@@ -104,13 +106,15 @@ def gm_results(gm):
     return gm.graph.output_node().args[0]
 
 
-def check(name, dtype, dynamic=False):
+def check(name, dtype, dynamic=False, train=True):
     idiom = IDIOMS[name]
     torch._dynamo.reset()
     program = copy.deepcopy(idiom.program)
     inputs = make_inputs(idiom, dtype)
+    if not train:
+        inputs = [x.detach() for x in inputs]
     if isinstance(program, torch.nn.Module):
-        program.to(dtype)
+        program.to(dtype).requires_grad_(train)
     gm, args = capture_torch(program, inputs, dynamic)
     original = copy.deepcopy(gm)
     run_pass(NormalizationPassAten, gm)
@@ -156,6 +160,13 @@ def compare(name, want, got, right, dtype):
 @pytest.mark.parametrize("name", NAMES)
 def test_float32(name):
     check(name, torch.float32)
+
+
+@pytest.mark.parametrize("name", INFERENCE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_inference(name, dtype):
+    with torch.no_grad():
+        check(name, dtype, train=False)
 
 
 @pytest.mark.parametrize("name", SOME)
