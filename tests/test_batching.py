@@ -111,6 +111,16 @@ def test_a_changed_weight_shows():
             torch.testing.assert_close(compiled(x), model(x))
 
 
+def test_the_report_has_both_figures():
+    model, x = Towers("cat", count=8), inputs(False, dtype=torch.float32)
+    explanation = triptych.explain(model, x, options={"codegen": "eager"})
+    (decision,) = [d for r in explanation.passes if r.name == "group_batch_fusion_passes" for d in r.decisions]
+    assert decision.before > decision.after > 0
+    assert str(decision) in str(explanation)
+    data = [d for p in explanation.to_dict()["passes"] for d in p["decisions"]]
+    assert {"rule": "batch_linear", "node": decision.node, "before": decision.before, "after": decision.after} in data
+
+
 def test_batched_dropout_drops_as_many():
     def program(x, *weights):
         return torch.stack([nn.functional.dropout(x @ w, 0.25) for w in weights])

@@ -193,5 +193,6 @@ def _record(record: PassRecord, program: int) -> dict[str, Any]:
         "error": record.error,
         "fired": dict(record.fired),
         "declines": [vars(decline) for decline in record.declines],
+        "decisions": [vars(decision) for decision in record.decisions],
         "diff": unified(record.before, record.after) if record.changed else [],
     }

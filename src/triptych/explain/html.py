@@ -123,6 +123,8 @@ def _details(record: PassRecord) -> str:
         parts.append(f"<div>{escape(record.note)}</div>")
     if record.changed and record.listing:
         parts.append(f"<details><summary>before and after</summary>{_listing(record)}</details>")
+    for decision in record.decisions:
+        parts.append(f"<div>{escape(f'{decision.rule} at {decision.node}: by the cost model {decision}')}</div>")
     if record.declines:
         items = "".join(f"<li>{escape(str(decline))}</li>" for decline in record.declines)
         what = count(len(record.declines), "site")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -11,13 +11,13 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..passes.record import PassRecord
+from ..passes.record import Decision, PassRecord
 from .wording import CHANGED, FAILED, count, duration, place, summary, title
 
 if TYPE_CHECKING:
     from .explanation import Explanation
 
-SHOWN_REFUSALS = 8
+SHOWN = 8
 
 
 def render(explanation: Explanation) -> Iterator[RenderableType]:
@@ -29,12 +29,16 @@ def render(explanation: Explanation) -> Iterator[RenderableType]:
     yield _table(explanation)
     for warning in explanation.warnings:
         yield Text(f"! {warning}", style="yellow")
+    decided = [decision for record in explanation.passes for decision in record.decisions]
+    if decided:
+        yield Text("\nDone because the cost model says it pays", style="bold")
+        yield _decisions(decided)
     refusals = explanation.refusals()
     if refusals:
         yield Text("\nLeft alone, the most frequent reason first", style="bold")
         yield _refusals(explanation)
-        if len(refusals) > SHOWN_REFUSALS:
-            yield Text(f"  and {count(len(refusals) - SHOWN_REFUSALS, 'more reason')}", style="dim")
+        if len(refusals) > SHOWN:
+            yield Text(f"  and {count(len(refusals) - SHOWN, 'more reason')}", style="dim")
 
 
 def _table(explanation: Explanation) -> Table:
@@ -94,13 +98,23 @@ def _section(table: Table, label: str, records: list[PassRecord], counted: bool)
     table.add_section()
 
 
+def _decisions(decided: Sequence[Decision]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_column(overflow="fold", style="dim")
+    for decision in sorted(decided, key=lambda d: d.after - d.before)[:SHOWN]:
+        table.add_row(decision.rule, str(decision), decision.node)
+    return table
+
+
 def _refusals(explanation: Explanation) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     table.add_column(overflow="fold", style="dim")
-    for refusal in explanation.refusals()[:SHOWN_REFUSALS]:
+    for refusal in explanation.refusals()[:SHOWN]:
         where = refusal.node + (f"  {refusal.source}" if refusal.source else "")
         table.add_row(f"{refusal.count}x", refusal.rule, refusal.reason, where)
     return table
