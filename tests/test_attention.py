@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from triptych.ir.text import text
+from triptych.pre_grad.attention_heads import AttentionHeads
 from triptych.pre_grad.fuse_attention import FuseAttention
 from triptych.pre_grad.normalization_pass_aten import NormalizationPassAten
 from triptych.pre_grad.remove_noop_pass import RemoveNoopPass
@@ -187,7 +188,9 @@ def test_the_collection_is_counted():
 def fused(program, *inputs, options=None, dynamic=False):
     gm, args = capture_torch(program, inputs, dynamic)
     run_pass(NormalizationPassAten, gm)
-    return gm, args, run_pass(FuseAttention, gm, options=options)
+    tally = run_pass(FuseAttention, gm, options=options)
+    tally.fired.update(run_pass(AttentionHeads, gm, options=options).fired)
+    return gm, args, tally
 
 
 def attention_calls(gm):
@@ -253,7 +256,7 @@ def test_repeated_heads_are_told_to_the_kernel(repeat, causal):
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
     inputs = [torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 8)]
-    gm, args, tally = fused(program, *inputs, options={"fuse_attention.grouped_heads": "always"})
+    gm, args, tally = fused(program, *inputs, options={"attention_heads.anywhere": True})
     assert tally.fired["grouped_heads"] == 1
     torch.testing.assert_close(gm(*args)[0], program(*inputs))
     (call,) = attention_calls(gm)
@@ -268,7 +271,7 @@ def test_repeated_in_another_way_is_not_repeated_heads(dim):
     half = [2, 4, 6, 8]
     half[dim] //= 2
     inputs = [torch.randn(2, 4, 6, 8), torch.randn(half), torch.randn(half)]
-    _, _, tally = fused(program, *inputs, options={"fuse_attention.grouped_heads": "always"})
+    _, _, tally = fused(program, *inputs, options={"attention_heads.anywhere": True})
     assert not tally.fired
 
 
@@ -278,7 +281,7 @@ def test_heads_repeated_as_a_whole_are_not_groups():
         return F.scaled_dot_product_attention(q, k, v)
 
     inputs = [torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 8)]
-    _, _, tally = fused(program, *inputs, options={"fuse_attention.grouped_heads": "always"})
+    _, _, tally = fused(program, *inputs, options={"attention_heads.anywhere": True})
     assert not tally.fired
 
 

@@ -12,7 +12,7 @@ from torch.fx import Node
 from ..ir.calls import Call
 from ..ir.facts import number, tensor_fact
 from ..ir.traits import is_pointwise
-from ..ir.uniform import EXACT, SAME_VALUE
+from ..ir.values.shape_only import EXACT, SAME_VALUE
 from ..passes.base import Pass, PassRun
 from ..rewrite.emit import Emitter
 from ..testing.examples import declines

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-from .. import _private
-from .facts import fact, is_static, numel
-from .program import Program
-from .traits import is_gemm, is_view
+from ... import _private
+from ..facts import fact, is_static, numel
+from ..program import Program
+from ..traits import is_gemm, is_view
 
 EXACT = frozenset(
     "add sub mul div neg abs square sqrt reciprocal eq ne lt le gt ge logical_and logical_or logical_xor "
@@ -89,7 +90,7 @@ class ShapeOnly:
             return False
         made = fact(node)
         results = made if isinstance(made, (list, tuple)) else (made,)
-        if not results or not all(isinstance(r, torch.Tensor) and _plain(r) for r in results):
+        if not results or not all(isinstance(r, torch.Tensor) and is_plain(r) and is_static(r.shape) for r in results):
             return False
         if is_gemm(call.op) or call.op.startswith(("higher_order", "new_empty", *UNKNOWN_CONTENTS)):
             return False
@@ -131,14 +132,9 @@ class ShapeOnly:
         return result if same else None
 
 
-def _plain(value: torch.Tensor) -> bool:
-    """Strided memory of real numbers, of a known size."""
-    return (
-        is_static(value.shape)
-        and value.layout == torch.strided
-        and not value.dtype.is_complex
-        and not value.is_quantized
-    )
+def is_plain(value: torch.Tensor) -> bool:
+    """Strided memory of real numbers: what `full` can make."""
+    return value.layout == torch.strided and not value.dtype.is_complex and not value.is_quantized
 
 
 def _on_cpu(value: Any, is_device: bool = False) -> Any:
@@ -149,9 +145,19 @@ def _on_cpu(value: Any, is_device: bool = False) -> Any:
     return value
 
 
-def distinct(value: torch.Tensor) -> torch.Tensor:
-    """The elements without those that an expand repeats."""
+def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """The same dtype and number; 0.0 and -0.0 are not the same, one NaN is as good as another."""
+    if left.dtype != right.dtype:
+        return False
+    a, b = left.item(), right.item()
+    if isinstance(a, float):
+        return (math.isnan(a) and math.isnan(b)) or (a == b and math.copysign(1, a) == math.copysign(1, b))
+    return a == b
+
+
+def distinct(value: torch.Tensor, keep: int = 0) -> torch.Tensor:
+    """The elements without those that an expand repeats; the last `keep` dims stay as they are."""
     for dim, (size, stride) in enumerate(zip(value.shape, value.stride())):
-        if stride == 0 and size > 1:
+        if stride == 0 and size > 1 and dim < value.dim() - keep:
             value = value.narrow(dim, 0, 1)
     return value
