@@ -889,8 +889,10 @@ def softmax_less_highest_of_all(q, k, v):
     return (scores - scores.max()).softmax(-1) @ v
 
 
-@idiom(*QKV)
+@idiom(*QKV, tags="static")
 class SoftmaxModule(torch.nn.Module):
+    """Under dynamic=True the rate of its dropout is a symbol."""
+
     def __init__(self):
         super().__init__()
         self.softmax, self.dropout = torch.nn.Softmax(dim=-1), torch.nn.Dropout(0.0)

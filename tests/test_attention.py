@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from triptych.ir.text import text
+from triptych.pre_grad.attention_heads import AttentionHeads
 from triptych.pre_grad.fuse_attention import FuseAttention
 from triptych.pre_grad.normalization_pass_aten import NormalizationPassAten
 from triptych.pre_grad.remove_noop_pass import RemoveNoopPass
@@ -31,6 +32,8 @@ MASKED = ("CausalBuffer", "causal_and_padding")
 COUNTS = (195, 162, 158)
 """Idioms, attentions found in them, idioms with any."""
 SOME = NAMES if ALL else NAMES[::3]
+INFERENCE = NAMES if ALL else [n for n in FUSING if {"dead", "sunk", "cut"} & {s[0] for s in IDIOMS[n].inputs if s}]
+"""What is done otherwise where no gradient is asked for is what becomes of rows without a key."""
 DYNAMIC = [n for n in (NAMES if ALL else NAMES[1::3]) if "static" not in IDIOMS[n].tags]
 
 
@@ -104,13 +107,15 @@ def gm_results(gm):
     return gm.graph.output_node().args[0]
 
 
-def check(name, dtype, dynamic=False):
+def check(name, dtype, dynamic=False, train=True):
     idiom = IDIOMS[name]
     torch._dynamo.reset()
     program = copy.deepcopy(idiom.program)
     inputs = make_inputs(idiom, dtype)
+    if not train:
+        inputs = [x.detach() for x in inputs]
     if isinstance(program, torch.nn.Module):
-        program.to(dtype)
+        program.to(dtype).requires_grad_(train)
     gm, args = capture_torch(program, inputs, dynamic)
     original = copy.deepcopy(gm)
     run_pass(NormalizationPassAten, gm)
@@ -158,6 +163,13 @@ def test_float32(name):
     check(name, torch.float32)
 
 
+@pytest.mark.parametrize("name", INFERENCE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_inference(name, dtype):
+    with torch.no_grad():
+        check(name, dtype, train=False)
+
+
 @pytest.mark.parametrize("name", SOME)
 def test_bfloat16(name):
     check(name, torch.bfloat16)
@@ -176,7 +188,9 @@ def test_the_collection_is_counted():
 def fused(program, *inputs, options=None, dynamic=False):
     gm, args = capture_torch(program, inputs, dynamic)
     run_pass(NormalizationPassAten, gm)
-    return gm, args, run_pass(FuseAttention, gm, options=options)
+    tally = run_pass(FuseAttention, gm, options=options)
+    tally.fired.update(run_pass(AttentionHeads, gm, options=options).fired)
+    return gm, args, tally
 
 
 def attention_calls(gm):
@@ -242,7 +256,7 @@ def test_repeated_heads_are_told_to_the_kernel(repeat, causal):
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
     inputs = [torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 8)]
-    gm, args, tally = fused(program, *inputs, options={"fuse_attention.grouped_heads": "always"})
+    gm, args, tally = fused(program, *inputs, options={"attention_heads.anywhere": True})
     assert tally.fired["grouped_heads"] == 1
     torch.testing.assert_close(gm(*args)[0], program(*inputs))
     (call,) = attention_calls(gm)
@@ -257,7 +271,7 @@ def test_repeated_in_another_way_is_not_repeated_heads(dim):
     half = [2, 4, 6, 8]
     half[dim] //= 2
     inputs = [torch.randn(2, 4, 6, 8), torch.randn(half), torch.randn(half)]
-    _, _, tally = fused(program, *inputs, options={"fuse_attention.grouped_heads": "always"})
+    _, _, tally = fused(program, *inputs, options={"attention_heads.anywhere": True})
     assert not tally.fired
 
 
@@ -267,7 +281,7 @@ def test_heads_repeated_as_a_whole_are_not_groups():
         return F.scaled_dot_product_attention(q, k, v)
 
     inputs = [torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 8)]
-    _, _, tally = fused(program, *inputs, options={"fuse_attention.grouped_heads": "always"})
+    _, _, tally = fused(program, *inputs, options={"attention_heads.anywhere": True})
     assert not tally.fired
 
 

@@ -12,7 +12,6 @@ from torch.fx import Node
 
 from ..attention.around import shapes_of_their_own, without_weights
 from ..attention.build import Attention, softmax_call
-from ..attention.heads import group_heads
 from ..attention.probabilities import way_down
 from ..attention.scores import obstacle_above, paths
 from ..attention.sharing import Shared
@@ -41,8 +40,6 @@ class FuseAttention(Pass):
     reach them.
     """
 
-    grouped_heads: str = "cuda"
-    """Where keys and values repeated for several heads are told to the kernel instead: on a GPU, always, or never."""
     name: ClassVar[str] = "fuse_attention"
     exact: ClassVar[bool] = False
 
@@ -57,10 +54,6 @@ class FuseAttention(Pass):
                 self._fuse(run, node, earlier)
             else:
                 without_weights(run, self.name, node)
-        if self.grouped_heads == "never":
-            return
-        for node in list(run.program.graph.nodes):
-            group_heads(run, node, anywhere=self.grouped_heads == "always")
 
     def _fuse(self, run: PassRun, softmax: Node, earlier: dict[Any, Node]) -> None:
         program = run.program
@@ -127,11 +120,6 @@ class FuseAttention(Pass):
         fires(lambda q, k, v: (lambda e: (e / e.sum(-1, True)) @ v)(torch.exp(q @ k.mT)), *QKV, **T),
         fires(lambda q, k, v: F.dropout(F.softmax(q @ k.mT, -1), 0.1) @ v, *QKV, **T, same_values=False),
         fires(lambda q, k, v: (q @ k.mT / 8**0.5).softmax(-1) @ v, *QKV, **T, dynamic=True),
-        fires(lambda q, k, v: F.scaled_dot_product_attention(q, *(x.repeat_interleave(2, 1) for x in (k, v))),
-              "f32[2, 4, 6, 8]", "f32[2, 2, 6, 8]", "f32[2, 2, 6, 8]", **T,
-              options={"fuse_attention.grouped_heads": "always"}),
-        declines(lambda q, k, v: F.scaled_dot_product_attention(q, *(x.repeat_interleave(2, 1) for x in (k, v))),
-                 "f32[2, 4, 6, 8]", "f32[2, 2, 6, 8]", "f32[2, 2, 6, 8]", **T, because="save nothing here"),
         declines(lambda q, k, v: F.dropout(F.softmax(q @ k.mT, -1), 0.1) @ v, *QKV, **T, same_values=False,
                  options={"fallback_random": True}, because="other numbers than eager"),
         declines(lambda q, k, v: F.softmax(q @ k.mT, -2) @ v, *QKV, **T, because="not over the keys"),
