@@ -63,7 +63,9 @@ class ScatterUponConstTensor(Rule):
         places = _iota(op, shape[dim], like.device)
         places = op.reshape(places, [shape[dim] if d == dim else 1 for d in range(len(shape))])
         if not _checked_elsewhere(m, index, dim, shape[dim]):
-            index = op.gather(op.expand(places, shape), dim, index)
+            # some kernels count a negative place of a gather from the back: here it is out of range
+            beyond = op.full([], shape[dim], dtype=index.dtype, device=like.device)
+            index = op.gather(op.expand(places, shape), dim, op.where(op.lt(index, 0), beyond, index))
         background = op.full([], fill, dtype=like.dtype, device=like.device)
         if source is None:
             source = op.full([], value, dtype=like.dtype, device=like.device)

@@ -48,7 +48,7 @@ class Outcome:
 
 def run_example(subject: Rule | type[Pass], example: Example, dialect: str, device: str = "cpu") -> Outcome:
     """Capture, run, compare with the graph before; raises AssertionError if anything is not as declared."""
-    inputs = [v.to(device) if isinstance(v, torch.Tensor) else v for v in make_inputs(example)]
+    inputs = [v.to(device) if isinstance(v, torch.Tensor) and not v.is_meta else v for v in make_inputs(example)]
     gm, inputs = capture(example.program, inputs, dialect, example.dynamic)
     original = copy.deepcopy(gm)
     if example.prepare is not None:
