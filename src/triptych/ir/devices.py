@@ -9,7 +9,7 @@ from .calls import Call
 from .facts import number, tensor_fact
 from .program import Program
 from .traits import is_pointwise
-from .uniform import EXACT, SAME_VALUE
+from .values.shape_only import EXACT, SAME_VALUE
 
 ROUNDED_ELSEWHERE = frozenset("div sqrt reciprocal remainder fmod floor_divide".split())
 """Fast forms of these on a GPU round otherwise than the CPU does."""

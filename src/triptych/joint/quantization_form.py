@@ -9,7 +9,7 @@ from torch.fx import GraphModule, Node
 
 from .. import _private
 from ..ir.facts import fact, set_fact
-from ..ir.uniform import Uniforms
+from ..ir.values import knowledge
 from ..passes.base import PassRun
 from ..rewrite.rewriter import PlainTerms
 
@@ -18,9 +18,6 @@ QUANTIZED = "quantized_decomposed"
 
 BY_TENSORS = {"tensor": 2, "tensor2": 4}
 """Overloads that take their parameters as tensors of one element, and how many: scale, zero point, both bounds."""
-
-LONGEST = 4
-"""Steps between a constant and its use: a copy, a view."""
 
 
 def quantize_by_numbers(run: PassRun, node: Node) -> None:
@@ -51,13 +48,7 @@ def _number(run: PassRun, operand: Any) -> Any:
     """The number a tensor is known to hold."""
     if not isinstance(operand, Node):
         return operand
-    behind = [operand]
-    for _ in range(LONGEST):
-        behind += [n for n in behind[-1].all_input_nodes[:1] if n not in behind]
-    uniforms = Uniforms(run.program)
-    for node in reversed(behind):
-        uniforms.look(node)
-    value = uniforms.value(operand)
+    value = knowledge(run.program).uniform(operand)
     return None if value is None else value.item()
 
 

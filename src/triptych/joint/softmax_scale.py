@@ -35,7 +35,7 @@ from torch.fx import Node
 
 from ..ir.facts import known, tensor_fact
 from ..ir.program import Program, Value
-from ..ir.uniform import SAME_VALUE
+from ..ir.values.shape_only import SAME_VALUE
 from ..match.matcher import equal
 from ..match.pattern import Tensor
 from ..rewrite.emit import Emitter

@@ -244,6 +244,8 @@ ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torc
 
 def _size(tensor: torch.Tensor) -> float:
     """The largest finite number in it: what cancels in a sum leaves an error of the size of what cancelled."""
+    if tensor.dtype == torch.bool:
+        return 1.0
     finite = tensor[torch.isfinite(tensor)].abs()
     return finite.max().item() if finite.numel() else 0.0
 
