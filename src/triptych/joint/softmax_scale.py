@@ -132,7 +132,7 @@ class MulSoftmaxPattern(_ScaledSoftmax):
         fires(lambda x: by_hand(-0.5 * x, 0), "f32[4, 8]"),
         fires(lambda x: by_hand(x * 1.5), "f32[4, 8]", dynamic=True),
         fires(lambda x: by_hand((x * 0.125).float()).half(), "f16[4, 8]"),
-        fires(lambda x: by_hand((x * 3).double(), 1), "f32[2, 4, 8]"),
+        fires(lambda x: by_hand((x * 3).double(), 1).float(), "f32[2, 4, 8]"),
         fires(lambda x: log_by_hand((x * 0.125).float()), "f16[4, 8]"),
         fires(lambda x, s: by_hand((x * s.exp()).float()).bfloat16(), "bf16[4, 8]", "bf16[]"),
         fires(lambda x, s: by_hand((s.sigmoid() * x).float()).half(), "f16[4, 8]", "f16[4, 1]"),
