@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 
 import triptych
 from triptych.ir.program import Program
@@ -156,3 +157,48 @@ def test_time_grows_with_the_graph():
 
     small, large = seconds(32), seconds(128)
     assert large < 4 * 2.5 * small
+
+
+def test_view_of_a_member_that_is_written():
+    """The stack does not follow a write to a member: what sees the member's memory is not taken from the stack."""
+
+    class Program(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(32))
+
+        def forward(self, x):
+            results = []
+            for layer in self.layers:
+                h = layer(x)
+                row = h[0]
+                h += 1
+                results.append(h.relu() + (row * 2).exp())
+            return torch.cat(results)
+
+    model, x = Program().double(), torch.randn(4, 16, dtype=torch.float64)
+    with torch.no_grad():
+        got, session = compile_and_watch(model, x, freeze=True, codegen="eager")
+        torch.testing.assert_close(got, model(x))
+    assert any(r.fired["batch_linear"] for r in session.records)
+
+
+def test_towers_of_different_depth_are_computed_once():
+    """A stack of some members only takes them from the stack before it; nothing is computed beside it."""
+
+    def program(x, *weights):
+        results = []
+        for i, w in enumerate(weights):
+            for _ in range(1 + i % 2):
+                x = F.linear(x, w).relu()
+            results.append(x)
+            x = weights[0][:4]
+        return results
+
+    given = [torch.randn(4, 16), *(torch.randn(16, 16) for _ in range(16))]
+    torch._dynamo.reset()
+    with watching() as sessions:
+        got = torch.compile(program, backend=triptych.compile_fx, options={"codegen": "eager"})(*given)
+    torch.testing.assert_close(got, program(*given))
+    counted = operations(sessions[0].graphs["pre_grad"])
+    assert sum(counted[g] for g in GEMMS) <= 4, counted

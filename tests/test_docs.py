@@ -39,6 +39,14 @@ def test_freeze():
     run_guide(ROOT / "docs" / "freeze.md")
 
 
+def test_rules_for_the_joint_graph(capsys):
+    """The graph that the guide shows is the one it prints."""
+    namespace = run_guide(ROOT / "docs" / "joint_rules.md")
+    printed = re.sub(r"  # \S+$", "", capsys.readouterr().out, flags=re.MULTILINE)
+    assert printed.strip() in (ROOT / "docs" / "joint_rules.md").read_text()
+    assert namespace["w"].grad.tolist() == [3.0, 3.0, 3.0]
+
+
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
 def test_local_links_lead_somewhere(name):
     text = (ROOT / name).read_text()

@@ -47,12 +47,13 @@ class Builder:
         if not wanted:
             return []
         made = self.built[group]
+        place = {node: i for i, node in enumerate(group.nodes)}
         if made.axis is None:  # results of their own: nothing was stacked
-            return [op.getitem(made.value, self.plan.place[node][1]) for node in wanted]
+            return [op.getitem(made.value, place[node]) for node in wanted]
         parts = op.unbind(made.value, dim=made.axis)
         values = []
         for node in wanted:
-            value = op.getitem(parts, self.plan.place[node][1])
+            value = op.getitem(parts, place[node])
             old = tensor_of(node)
             if self.program.aliasing.is_output(node) or not same_layout(old, tensor_of(value.node)):
                 value = copied_as(op, value, old)
@@ -76,6 +77,17 @@ def stack_of(plan: Plan, nodes: Sequence[Node]) -> tuple[Group | None, list[int]
     if len(groups) != 1 or None in groups or indices != list(range(indices[0], indices[0] + len(nodes))):
         return None, []
     return groups.pop(), indices
+
+
+def taken_out(plan: Plan, groups: Sequence[Group]) -> set[Node]:
+    """What these groups take one by one, and not as the stack that another of them made."""
+    taken: set[Node | None] = set()
+    for group in groups:
+        taken.update(w for m in group.members for w in m.weights)
+        for nodes in zip(*(m.data for m in group.members)):
+            if group.recipe.gathers or all(n is nodes[0] for n in nodes) or stack_of(plan, nodes)[0] is None:
+                taken.update(nodes)
+    return {n for n in taken if n is not None}
 
 
 def estimate(program: Program, plan: Plan, groups: Sequence[Group]) -> tuple[float, float]:

@@ -31,6 +31,8 @@ class Member:
     """The operands that carry a chain from one group to the next."""
     weights: tuple[Node | None, ...] = ()
     """Operands that are the member's own, and are put together for the group."""
+    written: bool = False
+    """Somebody writes to the memory of its result, in which the stack would not follow."""
 
     def on(self, now: Mapping[Node, Node]) -> Member:
         """The member on other operands, where some were replaced."""
@@ -65,7 +67,7 @@ class Plan:
     order: list[Node]
     groups: list[Group]
     place: dict[Node, tuple[Group, int]]
-    """For every member the group it is in, and which one it is there."""
+    """For every member that may be taken as part of a stack the group it is in, and which one it is there."""
 
 
 def find_groups(
@@ -103,7 +105,7 @@ def find_groups(
             for group in _parts(_pop_largest(largest, held), plan.place, smallest):
                 if len(group) >= smallest:
                     plan.groups.append(group)
-                    plan.place.update((m.node, (group, i)) for i, m in enumerate(group.members))
+                    plan.place.update((m.node, (group, i)) for i, m in enumerate(group.members) if not m.written)
                 for node in group.nodes:
                     go(node)
     return plan

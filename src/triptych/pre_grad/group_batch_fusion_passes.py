@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from ..batching.build import Builder, chains, estimate
+from ..batching.build import Builder, chains, estimate, taken_out
 from ..batching.plan import Group, Member, Plan, find_groups
 from ..batching.recipes import (
     BatchAlongDims,
@@ -71,7 +71,8 @@ def _member(run: PassRun, node: Node, recipes: Sequence[Recipe]) -> Member | Non
     call = run.program.call(node)
     if call is None:
         return None
-    return next((m for r in recipes if (m := r.member(run.program, node, call)) is not None), None)
+    found = next((m for r in recipes if (m := r.member(run.program, node, call)) is not None), None)
+    return replace(found, written=True) if found is not None and run.program.aliasing.written(node) else found
 
 
 def _sensible(plan: Plan) -> list[Group]:
@@ -152,11 +153,12 @@ class _Batching:
         rewriter, builder = self.run.rewriter, Builder(self.run.program, self.plan)
         batched = {node for group in chain for node in group.nodes}
         ops = [rewriter.emitter(group.nodes[0], name) for group, name in zip(chain, names)]
+        singly = taken_out(self.plan, chain)
         try:
             for group, op in zip(chain, ops):
                 group.members = [m.on(self.now) for m in group.members]
                 builder.build(op, group)
-                wanted = tuple(n for n in group.nodes if any(u not in batched for u in n.users))
+                wanted = tuple(n for n in group.nodes if n in singly or any(u not in batched for u in n.users))
                 edits.append(Edit(wanted, builder.members(op, group, wanted), op, tuple(group.nodes), self.terms))
         except Exception:
             for op in reversed(ops):
