@@ -82,7 +82,7 @@ MODELS = {
 }  # fmt: skip
 """A small configuration of each architecture, and how many attentions are found in it."""
 
-IN_TRAINING = {"opt": 1}
+IN_TRAINING = {"opt": 1, "bart": 3, "mbart": 3}
 """Where layers are dropped at random, one graph serves all layers."""
 
 QUICK = "bert bloom distilbert gpt2 gpt_neox llama opt qwen3 swin t5 vit bart".split()
@@ -147,4 +147,5 @@ def test_model(name, train, mask):
         gradients = [torch.autograd.grad((y * cotangent).sum(), weights, allow_unused=True) for y in (want, got)]
         for wanted, found in zip(*gradients):
             if wanted is not None:
-                torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-3)
+                size = max(wanted.abs().max().item(), 1.0)  # what cancels is as wrong as the largest
+                torch.testing.assert_close(found, wanted, atol=2e-4 * size, rtol=1e-3)
