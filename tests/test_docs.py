@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parent.parent
 
@@ -54,6 +55,7 @@ def test_local_links_lead_somewhere(name):
         assert (ROOT / link).exists(), f"{name} links to {link}, which is not there"
 
 
+@pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="modules print themselves otherwise in other releases")
 def test_the_catalogue_is_current():
     """`make docs` writes it; a change of a pass that is not in it fails here."""
     from triptych.passes.document import document
