@@ -9,11 +9,11 @@ from typing import Any
 
 from torch.fx import Node
 
-from ..batching.build import copied_as
 from ..cost import size_hint
 from ..ir.calls import Call
 from ..ir.facts import known, same_layout, tensor_fact
 from ..ir.program import Program, Value
+from ..rewrite.copying import copied_as
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
 from .contraction import BROADCAST, Contraction, contraction_of
