@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 
+import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -14,7 +15,8 @@ from triptych.joint.canonicalize_aten_ir_passes import CanonicalizeAtenIrPasses
 from triptych.options import Options
 from triptych.passes.base import PassRun
 from triptych.rewrite.rewriter import Rewriter
-from triptych.testing.check import compare_graphs
+from triptych.testing.capture import capture_aten
+from triptych.testing.check import compare_graphs, run_pass
 
 aten = torch.ops.aten
 
@@ -111,3 +113,42 @@ def test_quantization_has_one_form():
 def test_a_torch_level_graph_is_left_alone():
     gm = torch.fx.symbolic_trace(lambda x: (2 * x).sum(-1))
     assert not run(gm)
+
+
+@pytest.fixture
+def quantized():
+    """Registers the operators."""
+    import torch.ao.quantization.fx._decomposed  # noqa: F401
+
+    return torch.ops.quantized_decomposed
+
+
+@pytest.mark.parametrize("constant", [lambda v, t: torch.full((), v, dtype=t), lambda v, t: torch.tensor(v, dtype=t)])
+def test_quantizing_by_known_tensors_is_quantizing_by_numbers(quantized, constant):
+    def program(x):
+        scale, zero = constant(0.1, torch.float32), constant(3, torch.int64)
+        low, high = constant(-128, torch.int64), constant(127, torch.int64)
+        small = quantized.quantize_per_tensor.tensor(x, scale, zero, -128, 127, torch.int8)
+        again = quantized.quantize_per_tensor.tensor2(x, scale, zero, low, high, torch.int8)
+        return (
+            quantized.dequantize_per_tensor.tensor(small, scale, zero, -128, 127, torch.int8),
+            quantized.dequantize_per_tensor.tensor2(again, scale, zero, low, high, torch.int8, out_dtype=torch.float32),
+        )
+
+    gm, inputs = capture_aten(program, [torch.randn(4, 8)])
+    before, _ = capture_aten(program, [torch.randn(4, 8)])
+    tally = run_pass(CanonicalizeAtenIrPasses, gm)
+    assert tally.fired["quantize_by_numbers"] == 4 and not tally.declines
+    forms = {str(n.target).rpartition(".")[2] for n in gm.graph.nodes if "quantize" in str(n.target)}
+    assert forms == {"default"}
+    compare_graphs(before, gm, inputs)
+
+
+def test_quantizing_by_unknown_tensors_stays(quantized):
+    def program(x, scale, zero):
+        return quantized.quantize_per_tensor.tensor(x, scale, zero, -128, 127, torch.int8)
+
+    gm, _ = capture_aten(program, [torch.randn(4), torch.tensor(0.1), torch.tensor(3)])
+    tally = run_pass(CanonicalizeAtenIrPasses, gm)
+    assert not tally.fired["quantize_by_numbers"]
+    assert "not known" in next(iter(tally.declines.values())).reason

@@ -68,6 +68,15 @@ def test_einsum_takes_its_operands_as_a_list():
     assert read(einsum).args == {"equation": "ij,jk->ik", "tensors": [x, y]}
 
 
+def test_a_device_by_position_is_a_device():
+    def program(x, y):
+        return x.to(y.device), x.to(torch.device("cpu")), x.to("cpu", torch.float64)
+
+    gm, _ = capture_torch(program, [torch.ones(2), torch.ones(2)])
+    calls = [c for node in gm.graph.nodes if (c := read(node)) is not None]
+    assert [c.get("dtype") for c in calls if c.op == "to"] == [None, None, torch.float64]
+
+
 def test_an_operator_of_a_library_is_not_the_one_of_torch_with_its_name():
     with torch.library._scoped_library("reading", "FRAGMENT") as library:
         library.define("relu(Tensor x, float slope) -> Tensor")

@@ -18,6 +18,7 @@ from .freezing import freeze, warn_of_training
 from .ir.copies import snapshot
 from .ir.origins import Origins
 from .options import Options
+from .partition import partition
 from .passes.manager import run_stage
 from .passes.session import Session, open_session
 
@@ -85,11 +86,11 @@ def compile_program(
             keep(session, "joint", joint)
             return joint
 
-        def partition(joint: GraphModule, inputs: Any, **facts: Any) -> tuple[GraphModule, GraphModule]:
+        def partition_joint(joint: GraphModule, inputs: Any, **facts: Any) -> tuple[GraphModule, GraphModule]:
             # AOTAutograd partitions the sub-graphs of regions first, each without inputs: those stay as they are
             if inputs:
                 joint = joint_stage(joint, inputs)
-            return _private.min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **facts)
+            return partition(joint, inputs, **facts)
 
         def post_grad_stage(gm: GraphModule, inputs: Sequence[Any], graph: str) -> Compiled:
             gm = run_stage(
@@ -117,8 +118,14 @@ def compile_program(
             if frozen is not None:
                 inputs = frozen.inputs
             # nothing to partition, so the joint stage has its turn here
-            compiled = post_grad_stage(joint_stage(gm, inputs, is_inference=True), inputs, "inference")
-            return compiled if frozen is None else frozen.call(compiled)
+            gm = joint_stage(gm, inputs, is_inference=True)
+            again = freeze(gm, inputs, session, origins, again=True) if options.freeze else None
+            if again is not None:
+                inputs = again.inputs
+            compiled = post_grad_stage(gm, inputs, "inference")
+            for step in (again, frozen):  # the later one takes what the earlier one makes
+                compiled = compiled if step is None else step.call(compiled)
+            return compiled
 
         with tracing(example_inputs, codegen):
             autograd = _private.aot_autograd(
@@ -126,7 +133,7 @@ def compile_program(
                 bw_compiler=backward,
                 inference_compiler=inference,
                 decompositions=codegen.decompositions(),
-                partition_fn=partition,
+                partition_fn=partition_joint,
                 keep_inference_input_mutations=True,
             )
             return autograd(gm, example_inputs)

@@ -22,8 +22,10 @@ from .post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
 from .post_grad.remove_assert_ops import RemoveAssertOps
 from .post_grad.reorder_for_locality import ReorderForLocality
 from .pre_grad.apply_gumbel_max_trick import ApplyGumbelMaxTrick
+from .pre_grad.attention_heads import AttentionHeads
 from .pre_grad.efficient_conv_bn_eval import EfficientConvBnEval
 from .pre_grad.einsum_to_pointwise_pass import EinsumToPointwisePass
+from .pre_grad.fuse_attention import FuseAttention
 from .pre_grad.fuse_chunk_reshape_concat_pass import FuseChunkReshapeConcatPass
 from .pre_grad.fuse_chunk_reshape_unsqueeze_concat_pass import FuseChunkReshapeUnsqueezeConcatPass
 from .pre_grad.fuse_chunk_squeeze_cat_pass import FuseChunkSqueezeCatPass
@@ -54,6 +56,7 @@ from .pre_grad.remove_noop_pass import RemoveNoopPass
 from .pre_grad.remove_reshape_pass import RemoveReshapePass
 from .pre_grad.remove_split_ops_pass import RemoveSplitOpsPass
 from .pre_grad.remove_split_with_size_one_pass import RemoveSplitWithSizeOnePass
+from .pre_grad.simplify_attention_masks import SimplifyAttentionMasks
 from .pre_grad.sink_cat_after_pointwise import SinkCatAfterPointwise
 from .pre_grad.split_cat_pass import SplitCatPass
 from .pre_grad.split_cat_to_slices_pass import SplitCatToSlicesPass
@@ -97,6 +100,9 @@ PRE_GRAD: list[Entry] = [
     FuseChunkReshapeConcatPass,
     FuseConvBn,  # after the no-ops between the two are gone
     EfficientConvBnEval,
+    FuseAttention,  # before products are batched or merged: it must see each attention whole
+    SimplifyAttentionMasks,  # before autograd takes attention apart: the kernel is chosen by the mask
+    AttentionHeads,  # after the masks are gone: no kernel takes both
     *PRE_GRAD_OPTIONAL,  # asked for by name: before others take the same layers
     EinsumToPointwisePass,  # before batching: it batches pointwise operations
     GroupBatchFusionPasses,

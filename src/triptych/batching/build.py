@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch.fx import Node
 
-from ..cost import bytes_of, device_model, size_hint
+from ..cost import bytes_of, device_model
 from ..ir.facts import same_layout
 from ..ir.program import Program, Value
+from ..rewrite.copying import copied_as
 from ..rewrite.emit import Emitter
 from .plan import Group, Plan
 from .recipes import tensor_of
@@ -59,14 +59,6 @@ class Builder:
                 value = copied_as(op, value, old)
             values.append(value)
         return values
-
-
-def copied_as(op: Emitter, value: Value, like: torch.Tensor) -> Value:
-    """The value in memory of its own, its dims in the order in which those of another tensor lie."""
-    dims = sorted(range(like.dim()), key=lambda d: (-size_hint(like.stride(d)), d))
-    in_order = op.permute(value, dims) if dims != sorted(dims) else value
-    copy = op.clone(in_order, memory_format=torch.contiguous_format)
-    return copy if in_order is value else op.permute(copy, [dims.index(d) for d in range(like.dim())])
 
 
 def stack_of(plan: Plan, nodes: Sequence[Node]) -> tuple[Group | None, list[int]]:

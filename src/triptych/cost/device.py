@@ -43,10 +43,10 @@ class DeviceModel:
             return self.half
         return self.single / 2 if dtype == torch.float64 else self.single
 
-    def gemm(self, m: int, n: int, k: int, dtype: torch.dtype, batch: int = 1) -> float:
-        """Seconds for `batch` products of (m, k) by (k, n), in one call."""
+    def gemm(self, m: int, n: int, k: int, dtype: torch.dtype, batch: int = 1, rate: float = 1.0) -> float:
+        """Seconds for `batch` products of (m, k) by (k, n), in one call; at a part of the usual rate if it is said."""
         tiles = math.ceil(m / TILE) * math.ceil(n / TILE) * batch
-        busy = min(1.0, max(tiles, 1) / self.cores)
+        busy = rate * min(1.0, max(tiles, 1) / self.cores)
         arithmetic = 2.0 * batch * m * n * k / (self.flops(dtype) * busy)
         moved = batch * (m * k + k * n + m * n) * dtype.itemsize
         return self.launch + max(arithmetic, moved / self.bandwidth)
@@ -125,21 +125,22 @@ def _seconds(work: Callable[[], Any], times: int = 10) -> float:
     return start.elapsed_time(end) / 1e3 / times
 
 
-def _store() -> Path:
+def store_path(name: str) -> Path:
+    """Where measurements are kept between runs."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "triptych" / "devices.json"
+    return Path(base) / "triptych" / name
 
 
 def _remembered(name: str) -> DeviceModel | None:
     try:
-        return DeviceModel(**json.loads(_store().read_text())[name])
+        return DeviceModel(**json.loads(store_path("devices.json").read_text())[name])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _remember(model: DeviceModel) -> DeviceModel:
     try:
-        path = _store()
+        path = store_path("devices.json")
         known = json.loads(path.read_text()) if path.exists() else {}
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({**known, model.name: asdict(model)}, indent=1))

@@ -45,8 +45,13 @@ class Frozen:
         return boxed(run)
 
 
-def freeze(gm: GraphModule, inputs: Sequence[Any], session: Session, origins: Origins) -> Frozen | None:
-    """Split off what is computed from weights alone, in place; None if there is nothing such."""
+def freeze(
+    gm: GraphModule, inputs: Sequence[Any], session: Session, origins: Origins, again: bool = False
+) -> Frozen | None:
+    """Split off what is computed from weights alone, in place; None if there is nothing such.
+
+    `again`: after the joint stage, for what its passes make of weights (padding); told only if there is something.
+    """
     record = PassRecord("joint", "freeze", "joint", nodes_before=len(gm.graph.nodes), ordinal=session.rewrites)
     if session.observed:
         record.listing = session.listings.setdefault("joint/joint", Listing(lines(gm.graph)))
@@ -54,12 +59,14 @@ def freeze(gm: GraphModule, inputs: Sequence[Any], session: Session, origins: Or
     started = time.perf_counter()
     limit = session.rewrite_limit
     steady = Steady(gm, origins)
+    steady.mark_fixed()
     split = split_constants(steady, None if limit is None else max(limit - session.rewrites, 0))
     record.seconds = time.perf_counter() - started
     record.nodes_after = len(gm.graph.nodes)
     record.stop = "nothing to do"
     record.declines = [Decline("computed_once", n.name, why, source_line(n)) for n, why in steady.declined]
-    session.records.append(record)
+    if split is not None or not again:
+        session.records.append(record)
     if split is None:
         return None
     _tell(record, split)

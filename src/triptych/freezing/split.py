@@ -66,8 +66,6 @@ def split_constants(steady: Steady, limit: int | None = None) -> Split | None:
             gm.graph.erase_node(node)
             continue
         split.kept.append(place[node])
-        if steady.origins.is_weight(node):
-            node.meta[FIXED] = True
     gm.recompile()
     return split
 
@@ -96,6 +94,12 @@ class Steady:
                 self._steady.add(node)
                 if node.op == "placeholder" or any(n in self.from_weights for n in node.all_input_nodes):
                     self.from_weights.add(node)
+
+    def mark_fixed(self) -> None:
+        """Weights lie in the same memory on every call: CUDA graphs need not copy them, and passes know them by it."""
+        for node in self.gm.graph.nodes:
+            if node.op == "placeholder" and self.origins.is_weight(node):
+                node.meta[FIXED] = True
 
     def _is_written(self, node: Node) -> bool:
         if not self.aliasing.written(node):

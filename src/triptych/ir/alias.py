@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import getitem
 
 from torch.fx import Graph, Node
@@ -30,6 +30,7 @@ class Aliasing:
         self._input_classes: set[Node] = set()
         self._output_uses: Counter[Node] = Counter()
         self._written: frozenset[Node] | None = None
+        self._writers: dict[Node, list[Node]] | None = None
         self._pieces: dict[tuple[object, object], Node] = {}
         self._several: dict[Node, bool] = {}
         for node in graph.nodes:
@@ -55,7 +56,7 @@ class Aliasing:
             self._output_uses.update(self._root(n) for n in node_operands(node.args))
         if seen.writes:
             self._writes.append((node, seen.writes))
-            self._written = None
+            self._written = self._writers = None
         if seen.barrier:
             self._barriers.append(node)
         if "val" not in node.meta or seen.aliases or node.op == "placeholder":
@@ -88,7 +89,7 @@ class Aliasing:
             return
         if seen.writes:
             self._writes = [w for w in self._writes if w[0] is not node]
-            self._written = None
+            self._written = self._writers = None
         if seen.barrier:
             self._barriers.remove(node)
 
@@ -128,6 +129,17 @@ class Aliasing:
         if self._written is None:
             self._written = frozenset(self._root(t) for _, targets in self._writes for t in targets)
         return self._root(node) in self._written
+
+    def writers(self, node: Node) -> Sequence[Node]:
+        """The nodes that write memory which this value may share."""
+        if not self.written(node):
+            return ()
+        if self._writers is None:
+            self._writers = {}
+            for writer, targets in self._writes:
+                for root in {self._root(t) for t in targets}:
+                    self._writers.setdefault(root, []).append(writer)
+        return self._writers.get(self._root(node), ())
 
     def written_between(self, values: Iterable[Node], first: Node, last: Node) -> Node | None:
         """A node from `first` up to `last`, itself left out, that writes memory one of the values may share."""
@@ -176,7 +188,7 @@ class Aliasing:
                 first = root
                 continue
             self._parent[root] = first
-            self._written = None
+            self._written = self._writers = None
             if root in self._input_classes:
                 self._input_classes.add(first)
             self._output_uses[first] += self._output_uses.pop(root, 0)

@@ -238,6 +238,8 @@ def _to(node: Node, args: Args) -> tuple[str, Args]:
         kept |= {"dtype": other.dtype, "device": other.device}
     elif "other" in args:
         return "to_like", args
+    if isinstance(kept.get("dtype"), (torch.device, str)):  # `x.to(x.device)`: the overload is chosen by the kind
+        kept["device"] = kept.pop("dtype")
     if isinstance(kept.get("device"), str):
         kept["device"] = torch.device(kept["device"])
     source, result = tensor_fact(kept.get("self")), tensor_fact(node)

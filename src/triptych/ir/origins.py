@@ -9,7 +9,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from .. import _private
-from .weights import is_weight
+from .weights import FIXED, is_weight
 
 
 class Origins:
@@ -24,6 +24,8 @@ class Origins:
         self.inputs = [n for n in captured.graph.nodes if n.op == "placeholder"]
 
     def is_weight(self, node: Node) -> bool:
+        if FIXED in node.meta:  # a weight, or computed from weights once
+            return True
         origin = node.meta.get("desc")
         if isinstance(origin, _private.PlainAOTInput):
             return is_weight(self.inputs[origin.idx])

@@ -54,6 +54,8 @@ class Program:
         self.graph = gm.graph
         self.dialect = dialect_of(gm)
         self.fact_key = "val" if self.dialect == ATEN else "example_value"
+        self.knowledge: Any = None
+        """What is known of the elements of values, once somebody asks (`values.knowledge`)."""
         self._calls: dict[Node, Call | None] = {}
         self.notes: dict[Node, Any] = {}
         """What was worked out about a node alone, and would be again and again; forgotten when it changes."""

@@ -14,10 +14,10 @@ FIXED = "triptych_fixed"
 
 
 def is_weight(node: Node) -> bool:
-    """A parameter or a buffer, as an attribute of the graph's module or as an input that Dynamo marks."""
+    """A parameter or a buffer, as an attribute of the graph's module or as an input that Dynamo, or `freeze`, marks."""
     if node.op == "get_attr":
         return True
-    return node.op == "placeholder" and STATIC_INPUT in node.meta.get("tensor_dict", ())
+    return node.op == "placeholder" and (STATIC_INPUT in node.meta.get("tensor_dict", ()) or FIXED in node.meta)
 
 
 class Weights:

@@ -1,27 +1,25 @@
 """`canonicalize_aten_ir_passes`: one spelling for ATen calls that mean the same.
 
 Calls are respelled in place: nothing about their values changes, so none is computed, and a node that is as
-it should be costs a look-up. Of quantization, only `invoke_quant` has several forms: quantizing by numbers and by
-tensors (`quantized_decomposed`) are different operations as long as the tensors are not constants.
+it should be costs a look-up. The forms of quantization are in `quantization_form.py`.
 """
 
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from .. import _private
-from ..ir.facts import fact, is_static, known_equal, set_fact, storage, tensor_fact
+from ..ir.facts import is_static, known_equal, storage, tensor_fact
 from ..ir.schema import signature
 from ..passes.base import Pass, PassRun
-from ..rewrite.rewriter import PlainTerms
 from ..testing import declines, fires
+from .quantization_form import QUANTIZED, quantization_form, quantize_by_numbers
 
 aten = torch.ops.aten
 
@@ -210,47 +208,11 @@ STEPS: dict[Any, tuple[Step, ...]] = {
 """What is looked at, by overload; everything else has its dims counted from the front."""
 
 
-# ---- quantization: one form ----
-
-
-def quantization_form(run: PassRun, node: Node) -> None:
-    """invoke_quant_packed(f, x, options) -> invoke_quant(f, x), its options beside it, its result not in a tuple
-
-    Code generation knows only the second form.
-    """
-    options = node.kwargs.get("quant_options")
-    given = (options.args, options.kwargs) if isinstance(options, Node) else ((), {})
-    node.meta["quant_options"] = _private.InvokeQuant(*given[0], **given[1])
-    kwargs = {k: v for k, v in node.kwargs.items() if k != "quant_options"}
-    run.rewriter.set_arguments(node, node.args, kwargs, target=_private.invoke_quant)
-    if isinstance(options, Node) and not options.users:
-        run.rewriter.erase(options)
-    _take_out_of_tuple(run, node)
-    run.fired("quantization_form")
-
-
-def _take_out_of_tuple(run: PassRun, node: Node) -> None:
-    piece: Node | None = next(iter(node.users), None)
-    function: Any = node.args[0]
-    if piece is None or len(node.users) != 1 or piece.target is not operator.getitem or piece.args[1] != 0:
-        return
-    body = getattr(run.program.gm, str(function.target)) if isinstance(function, Node) else None
-    if not isinstance(body, GraphModule) or not isinstance(function, Node) or len(function.users) != 1:
-        return
-    (end,) = body.graph.find_nodes(op="output")
-    results = end.args[0]
-    if not isinstance(results, (list, tuple)) or len(results) != 1:
-        return
-    end.args = (results[0],)
-    body.recompile()
-    set_fact(node, fact(piece), run.program.fact_key)
-    run.rewriter.replace(piece, node, run.rewriter.emitter(piece), terms=PlainTerms(returns_operand=True))
-
-
 @dataclass(frozen=True)
 class CanonicalizeAtenIrPasses(Pass):
     """Spells ATen calls that mean the same in one way: operands in the order of the graph and numbers last, dims
-    counted from the front, one overload for numbers, views as `view` and `permute`."""
+    counted from the front, one overload for numbers, views as `view` and `permute`, quantization by numbers where they
+    are known."""
 
     name = "canonicalize_aten_ir_passes"
 
@@ -261,6 +223,8 @@ class CanonicalizeAtenIrPasses(Pass):
             if run.spent:
                 return
             if isinstance(node.target, _private.OpOverload):
+                if node.target.namespace == QUANTIZED:
+                    quantize_by_numbers(run, node)
                 self._respell(run, node)
             elif node.target is _private.invoke_quant_packed:
                 quantization_form(run, node)

@@ -18,6 +18,11 @@ from ..pre_grad.noop_views import NoopReshape
 from ..pre_grad.remove_reshape_pass import MergePermutes, MergeReshapes
 from ..rewrite.rule import Match, Rule
 from ..testing import declines, fires
+from .bmm_to_mm import BmmToMm
+from .fix_iota_device import FixIotaDevice
+from .pad_mm import PadMm
+from .scatter_upon_const_tensor import ScatterUponConstTensor
+from .softmax_scale import DivSoftmaxPattern, MulSoftmaxPattern
 
 f16, bf16, f32, f64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 i8, i32, i64 = torch.int8, torch.int32, torch.int64
@@ -143,14 +148,21 @@ class RemoveRedundantViews(Rule):
 
 @dataclass(frozen=True)
 class PassPatterns(Pass):
-    """Small rewrites on the joint graph: casts, views and permutes that are one too many."""
+    """Small rewrites on the joint graph: casts, views and permutes that are one too many, products of one batch or of
+    sizes that load badly, scales inside a softmax, scatters into constants, positions counted on the wrong device."""
 
     name = "pass_patterns"
+    pad_mm_always: bool = False
+    """Pad every product that is not aligned, on every device: for tests."""
+    pad_mm_measure: bool = True
+    """Let `pad_mm` time both ways on the device; else the model of the device decides."""
 
     def rules(self) -> Sequence[Rule]:
-        return RULES
+        return [*RULES, PadMm(self.pad_mm_always, self.pad_mm_measure)]
 
 
 RULES: list[Rule] = [
     PointlessConvert(), PointlessView(), PointlessViewPair(), PointlessPermutePair(), RemoveRedundantViews(),
+    FixIotaDevice(), ScatterUponConstTensor(), MulSoftmaxPattern(), DivSoftmaxPattern(),
+    BmmToMm(),  # before padding, which then has one batch less to pad
 ]  # fmt: skip

@@ -9,22 +9,14 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..ir.calls import Call
-from ..ir.facts import number, tensor_fact
-from ..ir.traits import is_pointwise
-from ..ir.uniform import EXACT, SAME_VALUE
+from ..ir.devices import computes_alike, not_taken_over, unlike_elsewhere
+from ..ir.facts import tensor_fact
 from ..passes.base import Pass, PassRun
 from ..rewrite.emit import Emitter
 from ..testing.examples import declines
 
 CONSTRUCTORS = frozenset("full arange scalar_tensor eye tril_indices triu_indices prims.iota".split())
 """Built from numbers alone, and the same to the bit on every device."""
-
-ROUNDED_ELSEWHERE = frozenset("div sqrt reciprocal remainder fmod floor_divide".split())
-"""Fast forms of these on a GPU round otherwise than the CPU does."""
-
-INDEXING = frozenset("index _unsafe_index index_put _unsafe_index_put tensor_getitem".split())
-"""Take an index from the CPU, whatever the device of the values."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +62,8 @@ def _groups(run: PassRun) -> list[_Group]:
         operands = node.all_input_nodes
         if call.op in CONSTRUCTORS:
             if all(tensor_fact(o) is None for o in operands):
-                belongs[node] = _Group([node], problem=_unlike_elsewhere(call, found))
-        elif any(o in belongs for o in operands) and _computes_alike(run, node, call, found):
+                belongs[node] = _Group([node], problem=unlike_elsewhere(call, found))
+        elif any(o in belongs for o in operands) and computes_alike(run.program, node, call, found):
             if all(o in belongs or tensor_fact(o) is None for o in operands):
                 group = _joined(belongs, [o for o in operands if o in belongs])
                 group.nodes.append(node)
@@ -108,45 +100,7 @@ def _look_at_users(run: PassRun, node: Node, group: _Group, belongs: dict[Node, 
         else:
             group.ends[user] = None
             group.devices.add(result.device)
-            group.problem = group.problem or _not_taken_over(call, user, node)
-
-
-def _not_taken_over(call: Call, user: Node, operand: Node) -> str | None:
-    """Why a GPU operation that takes its operand from the CPU cannot as well take it from the GPU."""
-    if call.op == "to" or (call.op in INDEXING and call.args.get("self") is not operand):
-        return None
-    value = tensor_fact(operand)
-    if value is None or value.dim() or not is_pointwise(call.op):
-        return f"{user.name} takes it from the CPU"
-    operands = [
-        v for n in user.all_input_nodes if (v := tensor_fact(n)) is not None and v.dtype != torch.bool
-    ]
-    if any(v.dtype != value.dtype for v in operands):
-        # a number from the CPU keeps its precision, one from the GPU is first rounded to the result's dtype
-        return f"{user.name} would round it before it computes"
-    return None
-
-
-def _computes_alike(run: PassRun, node: Node, call: Call, found: torch.Tensor) -> bool:
-    """The same bits on a GPU as on the CPU."""
-    if not run.program.aliasing.effects(node).pure or "device" in call.args:
-        return False
-    if found.dtype.is_floating_point and call.op in ROUNDED_ELSEWHERE:
-        return False
-    return call.op in SAME_VALUE or call.op in EXACT or call.op == "to"
-
-
-def _unlike_elsewhere(call: Call, found: torch.Tensor) -> str | None:
-    if call.args.get("pin_memory"):
-        return "it is made in pinned memory"
-    if call.op == "arange" and found.dtype.is_floating_point:
-        # sums of a step are kept in double on the CPU and in float on a GPU: alike as long as all are whole
-        bounds = [number(call.args.get(name, 0)) for name in ("start", "end", "step")]
-        if not all(isinstance(b, (int, float)) and float(b).is_integer() and abs(b) < 2**24 for b in bounds):
-            return "its steps round otherwise on a GPU"
-        if found.dtype != torch.float32 and found.dtype != torch.float64:
-            return "its steps round otherwise on a GPU"
-    return None
+            group.problem = group.problem or not_taken_over(call, user, node)
 
 
 def _move(run: PassRun, group: _Group) -> None:
@@ -155,25 +109,26 @@ def _move(run: PassRun, group: _Group) -> None:
     for node in sorted(group.nodes):
         op = run.rewriter.emitter(node, "build_on_gpu")
         extra = {} if any(o in twins for o in node.all_input_nodes) else {"device": device}
-        twins[node] = _again(op, node, twins, extra)
+        twins[node] = again_elsewhere(op, node, twins, extra)
     for end in group.ends:
-        run.replace("build_on_gpu", end, functools.partial(_end, run, end, twins))
+        run.replace("build_on_gpu", end, functools.partial(end_elsewhere, end, twins))
     for node in sorted((*twins, *twins.values()), reverse=True):
         if not node.users:
             run.rewriter.erase(node)
 
 
-def _again(op: Emitter, node: Node, twins: dict[Node, Node], extra: dict[str, Any]) -> Node:
+def again_elsewhere(op: Emitter, node: Node, twins: dict[Node, Node], extra: dict[str, Any]) -> Node:
     """The same call on the values of the other device."""
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: twins.get(n, n))
     return op.node(node.op, node.target, args, {**kwargs, **extra}).node
 
 
-def _end(run: PassRun, end: Node, twins: dict[Node, Node], op: Emitter) -> Any:
-    call = run.program.call(end)
+def end_elsewhere(end: Node, twins: dict[Node, Node], op: Emitter) -> Any:
+    """What took its operand to the other device, where the operand is there already."""
+    call = op.program.call(end)
     if call is None or call.op != "to":
-        return _again(op, end, twins, {})
-    twin = run.program.value(twins[call.args["self"]])
+        return again_elsewhere(op, end, twins, {})
+    twin = op.program.value(twins[call.args["self"]])
     rest = {
         k: v for k, v in call.args.items() if k not in ("self", "device", "non_blocking", "copy", "layout")
     }

@@ -57,6 +57,9 @@ class AddmmToLinear(Rule):
 
 RULES: Sequence[Rule] = (AddmmToLinear(),)
 
+ELEMENTWISE = frozenset(["masked_fill", "tril", "triu"])
+"""Written in place as pointwise operations are, and torch does not call them so."""
+
 
 @dataclass(frozen=True)
 class NormalizationPassAten(Pass):
@@ -148,7 +151,9 @@ class NormalizationPassAten(Pass):
     def _out_of_place(self, run: PassRun, node: Node) -> None:
         """x.relu_() -> relu(x), where x is new memory that nobody else sees"""
         call = run.program.call(node) if not node._erased else None
-        if call is None or not call.mutates or not call.op.endswith("_") or not is_pointwise(call.op[:-1]):
+        if call is None or not call.mutates or not call.op.endswith("_"):
+            return
+        if not is_pointwise(call.op[:-1]) and call.op[:-1] not in ELEMENTWISE:
             return
         what, op = "out_of_place", run.rewriter.emitter(node, "out_of_place")
 
@@ -200,6 +205,8 @@ class NormalizationPassAten(Pass):
         fires(lambda x: torch.exp(x).add_(1, alpha=3).clamp_(max=2).t(), "f32[4, 8]", dialects=["torch"]),
         fires(lambda x, y: x.exp().mul_(y), "f32[4, 8]", "f64[8]", dialects=["torch"]),
         fires(lambda x: (lambda y: (y.relu_(), y))(x * 2), "f32[4]", dialects=["torch"]),
+        fires(lambda x, y: (x * 2).masked_fill_(y, 0), "f32[4, 8]", "bool[8]", dialects=["torch"]),
+        fires(lambda x: (lambda y: (y.sum(), y.relu_(), y.exp(), y))(x * 2), "f32[4]", dialects=["torch"]),
         declines(lambda x: torch.split(x, [4, 4], dim=1), "f32[4, 8]", dialects=["torch"]),
         declines(lambda x, w: torch.matmul(x, w), "f32[4, 8]", "f32[8]", dialects=["torch"]),
         declines(lambda x: torch.flatten(x), "f32[8]", dialects=["torch"], because="share"),

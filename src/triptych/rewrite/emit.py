@@ -37,6 +37,7 @@ STALE_META = (
 
 SIZE_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "Add": operator.add, "Mul": operator.mul, "FloorDiv": operator.floordiv, "CleanDiv": operator.floordiv,
+    "Mod": operator.mod, "PythonMod": operator.mod, "Pow": operator.pow, "PowByNatural": operator.pow,
 }  # fmt: skip
 """What symbolic sizes are computed with, by the name that the symbols know it by."""
 
@@ -109,10 +110,11 @@ class Emitter:
         if isinstance(value, dict):
             return {k: self._plain(v) for k, v in value.items()}
         if isinstance(value, torch.SymInt):
-            return self._size_node(value)
+            return self.size_node(value)
         return value
 
-    def _size_node(self, size: torch.SymInt) -> Any:
+    def size_node(self, size: torch.SymInt) -> Any:
+        """A node that computes a size, or the number it is."""
         if size.node.is_constant():
             return int(size)
         return self._expression(size.node.expr)

@@ -159,7 +159,7 @@ class Rewriter:
         self.touched = [node]
 
     def write_to_new_memory(self, node: Node, new: Any, op: Emitter) -> None:
-        """`x.relu_()` -> `relu(x)`, where x is new memory that nobody but this write ever sees."""
+        """`x.relu_()` -> `relu(x)`, where x is new memory: who reads x afterwards reads the new value."""
         try:
             self._check_limit()
             aliasing = self.program.aliasing
@@ -167,7 +167,9 @@ class Rewriter:
             if seen.random or seen.barrier or len(seen.writes) != 1:  # a write is kept whoever uses it
                 raise Refused(f"{node.name} has effects of its own")
             (written,) = seen.writes
-            if not aliasing.is_fresh(written) or any(u is not node and u not in op.made for u in written.users):
+            others = [u for u in written.users if u is not node and u not in op.made]
+            views = [u for u in others if u < node and written in (*(e := aliasing.effects(u)).aliases, *e.writes)]
+            if not aliasing.is_fresh(written) or views:
                 raise Refused("others see the memory that is written")
             if problem := difference(fact(node), fact(self._node_of(new))):
                 raise Refused(problem)
@@ -177,6 +179,7 @@ class Rewriter:
         self.rewrites += 1
         self.touched = list(op.made)
         self._swap(node, self._node_of(new))
+        self._swap(written, self._node_of(new), [u for u in others if node < u])
         self.erase(node)
 
     def erase(self, node: Node) -> None:
@@ -346,9 +349,10 @@ class Rewriter:
 
     # ---- the edit itself ----
 
-    def _swap(self, was: Node, now: Node) -> None:
-        users = list(was.users)
-        was.replace_all_uses_with(now, propagate_meta=False)
+    def _swap(self, was: Node, now: Node, users: Sequence[Node] | None = None) -> None:
+        users = list(was.users) if users is None else users
+        for user in users:
+            user.replace_input_with(was, now)
         aliasing = self.program.aliasing
         # an ATen graph says by its operations alone who shares memory: there no fact is asked
         by_facts = self.program.dialect != ATEN or self.program.has_composites

@@ -9,8 +9,13 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.graph import CodeGen
 
 from .. import _private
+from ..cost import size_hint
+from ..errors import TriptychError
+from ..ir.copies import snapshot
+from ..ir.facts import fact
 from ..ir.program import Program
 
 
@@ -65,3 +70,46 @@ def capture(
     if dialect == "modules":
         return capture_modules(program, inputs)
     return (capture_torch if dialect == "torch" else capture_aten)(program, inputs, dynamic)
+
+
+def capture_joint(
+    program: Callable[..., Any], inputs: Sequence[Any], dynamic: bool = False
+) -> tuple[GraphModule, list[Any]]:
+    """Forward and backward of a program in one graph, as AOTAutograd hands it to the joint stage, and inputs for it:
+    the program's own, then a gradient for each of its results."""
+    seen: list[GraphModule] = []
+    given: list[Any] = []
+
+    def partition(joint: GraphModule, joint_inputs: Any, **facts: Any) -> Any:
+        seen.append(snapshot(joint))
+        return _private.min_cut_rematerialization_partition(joint, joint_inputs, compiler="inductor", **facts)
+
+    def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        def as_it_is(graph: GraphModule, _: Any) -> Callable[..., Any]:
+            return _private.make_boxed_func(graph.forward)
+
+        compiled = _private.aot_autograd(
+            fw_compiler=as_it_is, bw_compiler=as_it_is, partition_fn=partition,
+            decompositions=_private.select_decomp_table(),
+        )(gm, example_inputs)  # fmt: skip
+
+        def run(*args: Any) -> Any:
+            given.extend(_copy(a) for a in args)
+            return compiled(*args)
+
+        return run
+
+    with _private.unlimited_recompiles(), torch.enable_grad():
+        torch.compile(program, backend=backend, fullgraph=True, dynamic=dynamic)(*[_copy(i) for i in inputs])
+    if not seen:
+        raise TriptychError("no gradient is asked for: give an input that requires one")
+    joint = seen[0]
+    joint.graph.set_codegen(CodeGen())  # one input after the other, not in nested lists
+    joint.recompile()
+    wanted = [fact(n) for n in joint.graph.nodes if n.op == "placeholder"][len(given) :]
+    return joint, [v.detach() if isinstance(v, torch.Tensor) else v for v in given] + [_made_like(t) for t in wanted]
+
+
+def _made_like(known: torch.Tensor) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn([size_hint(s) for s in known.shape], generator=generator).to(known.dtype)

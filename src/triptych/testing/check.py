@@ -48,7 +48,7 @@ class Outcome:
 
 def run_example(subject: Rule | type[Pass], example: Example, dialect: str, device: str = "cpu") -> Outcome:
     """Capture, run, compare with the graph before; raises AssertionError if anything is not as declared."""
-    inputs = [v.to(device) if isinstance(v, torch.Tensor) else v for v in make_inputs(example)]
+    inputs = [v.to(device) if isinstance(v, torch.Tensor) and not v.is_meta else v for v in make_inputs(example)]
     gm, inputs = capture(example.program, inputs, dialect, example.dynamic)
     original = copy.deepcopy(gm)
     if example.prepare is not None:
@@ -77,6 +77,7 @@ def _keeps_gradients(subject: Rule | type[Pass], tally: Tally, dialect: str) -> 
 
 def _apply(subject: Rule | type[Pass], gm: GraphModule, example: Example) -> Tally:
     if isinstance(subject, Rule):
+        subject = type(subject)(**example.settings) if example.settings else subject
         program = Program(gm, freeze=example.options.get("freeze", False))
         return run_rules(Rewriter(program, subject.name), [subject], strict=True)
     return run_pass(subject, gm, options=example.options, is_inference=example.is_inference)
@@ -243,6 +244,8 @@ ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torc
 
 def _size(tensor: torch.Tensor) -> float:
     """The largest finite number in it: what cancels in a sum leaves an error of the size of what cancelled."""
+    if tensor.dtype == torch.bool:
+        return 1.0
     finite = tensor[torch.isfinite(tensor)].abs()
     return finite.max().item() if finite.numel() else 0.0
 

@@ -29,6 +29,8 @@ class Example:
     dialects: Sequence[str] = BOTH
     dynamic: bool = False
     options: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What a rule is made with, where it takes any settings of its own."""
     is_inference: bool = True
     prepare: Callable[[torch.fx.Graph], None] | None = None
     """Done to the captured graph first: for passes about what no program can say, such as a wrong order."""

@@ -1,0 +1,72 @@
+"""What is made ready around an attention: uses of the scores that ask for their shape alone, and torch's own layer."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..ir.facts import fact, set_fact, tensor_fact
+from ..passes.base import PassRun
+from ..rewrite.emit import Emitter
+
+LAYER = "torch.nn.functional.multi_head_attention_forward"
+
+
+def shapes_of_their_own(run: PassRun, path: list[Node]) -> None:
+    """full_like(scores, 1) -> full(shape, 1) and scores.size(3) -> key.size(2): a shape needs no scores"""
+    for node in path:
+        for user in list(node.users):
+            call = run.program.call(user)
+            if call is None or call.mutates or call.args.get("self") is not node:
+                continue
+            if call.op == "full_like" and not set(call.args) - {"self", "fill_value", "dtype", "device"}:
+                made, value = tensor_fact(user), call.args["fill_value"]
+                if made is not None and not isinstance(value, Node):
+                    run.replace("shape_of_scores", user, functools.partial(_full, made, value))
+            elif call.op == "size":
+                _size(run, user)
+
+
+def _full(made: torch.Tensor, value: Any, op: Emitter) -> Any:
+    return op.full(list(made.shape), value, dtype=made.dtype, device=made.device)
+
+
+def _size(run: PassRun, node: Node) -> None:
+    sizes = [u for u in node.users if isinstance(fact(u), torch.SymInt)] if isinstance(fact(node), tuple) else [node]
+    for size in sizes:
+        symbol = fact(size)
+        if isinstance(symbol, torch.SymInt):
+            run.replace("shape_of_scores", size, functools.partial(_number, symbol))
+    if not node._erased and not node.users:
+        run.rewriter.erase(node)
+
+
+def _number(symbol: torch.SymInt, op: Emitter) -> Any:
+    return op.size_node(symbol)
+
+
+def without_weights(run: PassRun, name: str, node: Node) -> None:
+    """nn.MultiheadAttention, asked for weights that nobody reads -> not asked for them: so it calls the fused kernel"""
+    call = run.program.call(node)
+    if call is None or call.op != LAYER or not call.args.get("need_weights") or not isinstance(fact(node), tuple):
+        return
+    users = list(node.users)
+    if len(users) != 1 or (read := run.program.call(users[0])) is None or read.op != "getitem":
+        return run.declined(name, node, "the weights are used")
+    if read.args["index"] != 0:
+        return run.declined(name, node, "the weights are used")
+    if any(call.args.get(k) is not None for k in ("attn_mask", "key_padding_mask")) or call.args.get("is_causal"):
+        return run.declined(name, node, "queries may be without a key")
+    draws = run.options.codegen == "inductor" and not run.options.fallback_random
+    if call.args.get("training") and call.args.get("dropout_p") and not draws:
+        return run.declined(name, node, "dropout would draw other numbers than eager")
+
+    if run.spent:
+        return None
+    run.rewriter.set_arguments(node, (), {**call.args, "need_weights": False})
+    set_fact(node, (fact(node)[0], None), run.program.fact_key)
+    run.fired(name)
+    return None

@@ -1,0 +1,141 @@
+"""Where the axes of the scores are: queries, keys, and everything else, through views."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.fx import Node
+
+from ..cost import size_hint
+from ..ir.facts import known, known_equal, tensor_fact
+from ..ir.program import Program
+from ..rewrite.refusal import Refused
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The axes of a tensor that holds one number for each query and key."""
+
+    batch: tuple[int, ...]
+    """Dims that are neither queries nor keys, in the order in which Q and K have them: always ascending."""
+    query: int | None
+    """None: there is one query, and no axis for it."""
+    key: int
+
+    @property
+    def rank(self) -> int:
+        return len(self.order)
+
+    @property
+    def order(self) -> list[int]:
+        return [*self.batch, *([] if self.query is None else [self.query]), self.key]
+
+
+@dataclass(frozen=True)
+class BatchStep:
+    """What a view of the scores does to their batch axes; Q, K and V are to follow."""
+
+    sizes: tuple[Any, ...] | None = None
+    order: tuple[int, ...] | None = None
+
+
+VIEWS = ("permute", "reshape", "unsqueeze", "squeeze")
+
+
+def viewed(program: Program, layout: Layout, before: Node, node: Node) -> tuple[Layout, BatchStep | None]:
+    """The layout behind one view, and what it does to the batch axes."""
+    call = program.call(node)
+    assert call is not None
+    if call.op == "permute":
+        return permuted(layout, call.args["dims"])
+    if call.op == "unsqueeze":
+        return unsqueezed(layout, call.args["dim"] % (layout.rank + 1), _shape(node))
+    return reshaped(layout, _shape(before), _shape(node))
+
+
+def _shape(node: Node) -> list[Any]:
+    found = tensor_fact(node)
+    if found is None:
+        raise Refused("shapes are not known")
+    return list(found.shape)
+
+
+def permuted(layout: Layout, dims: Sequence[int]) -> tuple[Layout, BatchStep | None]:
+    place = {old: new for new, old in enumerate(dims)}
+    batch = tuple(place[d] for d in layout.batch)
+    query = None if layout.query is None else place[layout.query]
+    in_order = tuple(sorted(range(len(batch)), key=lambda i: batch[i]))
+    moved = Layout(tuple(sorted(batch)), query, place[layout.key])
+    return moved, None if in_order == tuple(range(len(in_order))) else BatchStep(order=in_order)
+
+
+def unsqueezed(layout: Layout, dim: int, new: Sequence[Any]) -> tuple[Layout, BatchStep]:
+    def moved(d: int) -> int:
+        return d + (d >= dim)
+
+    batch = tuple(sorted([*map(moved, layout.batch), dim]))
+    query = None if layout.query is None else moved(layout.query)
+    return Layout(batch, query, moved(layout.key)), BatchStep(sizes=tuple(new[d] for d in batch))
+
+
+def reshaped(layout: Layout, old: Sequence[Any], new: Sequence[Any]) -> tuple[Layout, BatchStep]:
+    """The layout after a reshape that leaves the axes of queries and keys alone."""
+    query = layout.query
+    kept = [d for d in (query, layout.key) if d is not None]
+    places: dict[int, int] = {}
+    batch: list[int] = []
+    for before, after in groups(old, new):
+        own = [d for d in kept if d in before]
+        if not own:
+            batch += after
+            continue
+        real = [d for d in before if d in own or not known(old[d] == 1)]
+        wanted = [d for d in after if not known(new[d] == 1)]
+        if len(own) == 2 and real == own and known(old[own[0]] == 1) and own[0] == layout.query and len(wanted) == 1:
+            query, places[layout.key] = None, wanted[0]  # one query, and now no axis for it
+            batch += [d for d in after if d != wanted[0]]
+            continue
+        if len(real) != 1 or len(wanted) > 1 or not after:
+            raise Refused("a reshape mixes the axes of queries or keys with others")
+        places[own[0]] = wanted[0] if wanted else after[-1]
+        batch += [d for d in after if d != places[own[0]]]
+    query = None if query is None else places[query]
+    return Layout(tuple(batch), query, places[layout.key]), BatchStep(sizes=tuple(new[d] for d in batch))
+
+
+def groups(old: Sequence[Any], new: Sequence[Any]) -> list[tuple[list[int], list[int]]]:
+    """Dims before and after a reshape that hold the same elements, in the smallest groups."""
+    if any(known(s == 0) for s in (*old, *new)):
+        raise Refused("a reshape of nothing")
+    found: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        if i >= len(old) or j >= len(new):  # what is left over has size one
+            before, after = list(range(i, len(old))), list(range(j, len(new)))
+            if any(not known(old[d] == 1) for d in before) or any(not known(new[d] == 1) for d in after):
+                raise Refused("a reshape that cannot be followed")
+            if found:
+                found[-1] = (found[-1][0] + before, found[-1][1] + after)
+                return found
+            return [(before, after)]
+        before, after = [i], [j]
+        left, right = old[i], new[j]
+        i, j = i + 1, j + 1
+        while not known_equal(left, right):
+            if i < len(old) and (j >= len(new) or _less(left, right)):
+                left, before = left * old[i], [*before, i]
+                i += 1
+            elif j < len(new):
+                right, after = right * new[j], [*after, j]
+                j += 1
+            else:
+                raise Refused("a reshape that cannot be followed")
+        found.append((before, after))
+    return found
+
+
+def _less(left: Any, right: Any) -> bool:
+    """Which side of a group is to grow; whether the two come out equal is proved, whatever the guess."""
+    return size_hint(left) < size_hint(right)

@@ -1,0 +1,86 @@
+"""Queries, keys, values and masks brought into the order (batch, heads, rows, columns)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.fx import Node
+
+from ..ir.facts import known, known_equal, numel, tensor_fact
+from ..ir.program import Program, Value
+from ..rewrite.emit import Emitter
+from ..rewrite.refusal import Refused
+from .layout import BatchStep
+from .scores import padded
+
+ONE_QUERY = "0"
+"""The label of the axis of queries where there is one query, and no axis for it."""
+
+
+def shape_of(node: Node) -> list[Any]:
+    found = tensor_fact(node)
+    if found is None:
+        raise Refused("shapes are not known")
+    return list(found.shape)
+
+
+def arranged(
+    op: Emitter, program: Program, node: Node, axes: Sequence[str], wanted: Sequence[str], sizes: dict[str, Any]
+) -> Value:
+    """An operand with its axes in the wanted order; those it lacks are stretched to their size."""
+    node, axes = without_permutes(program, node, axes)
+    value = Value(program, node)
+    idle = [a for a in axes if a not in wanted]
+    if any(not known(s == 1) for s, a in zip(value.shape, axes) if a in idle):
+        raise Refused("an operand has axes that attention has no place for")
+    if idle:
+        value = op.reshape(value, [s for s, a in zip(value.shape, axes) if a not in idle])
+        axes = [a for a in axes if a not in idle]
+    present = [a for a in wanted if a in axes]
+    order = [list(axes).index(a) for a in present]
+    if order != sorted(order):
+        value = op.permute(value, order)
+    if len(present) == len(wanted):
+        return value
+    for place, axis in enumerate(wanted):
+        if axis not in present:
+            value = op.unsqueeze(value, place)
+    of = dict(zip(wanted, value.shape))
+    full = [of[a] if a in present else sizes[a] for a in wanted]
+    return value if known_equal(full, value.shape) else op.expand(value, full)
+
+
+def without_permutes(program: Program, node: Node, axes: Sequence[str]) -> tuple[Node, list[str]]:
+    """The value that an operand is a permute of, and its axes there."""
+    axes = list(axes)
+    while (call := program.call(node)) is not None and call.op == "permute" and not call.mutates:
+        before: list[str] = [""] * len(axes)
+        for axis, dim in zip(axes, call.args["dims"]):
+            before[dim] = axis
+        node, axes = call.args["self"], before
+    return node, axes
+
+
+def apply_step(op: Emitter, value: Value, step: BatchStep) -> Value:
+    rank = value.rank
+    if step.order is not None:
+        return op.permute(value, [*step.order, rank - 2, rank - 1])
+    assert step.sizes is not None
+    return op.reshape(value, [*step.sizes, *value.shape[-2:]])
+
+
+def four_axes(op: Emitter, value: Value, batch: Sequence[Any], broadcast: bool = False) -> Value:
+    """(batch, heads, rows, columns); a mask keeps axes of size one."""
+    rank = len(batch)
+    value = padded(op, value, rank + 2)
+    own = list(value.shape)
+    if rank == 2:
+        return value
+    if rank < 2:
+        return op.reshape(value, [*[1] * (2 - rank), *own])
+    lead, rest = own[: rank - 1], own[rank - 1 :]
+    if broadcast and not all(known(s == 1) for s in lead) and not known_equal(lead, batch[:-1]):
+        value = op.expand(value, [*batch[:-1], *rest])
+        lead = list(batch[:-1])
+    return op.reshape(value, [numel(lead), *rest])

@@ -1,0 +1,349 @@
+"""From a product of queries and keys down to their softmax: what is added, multiplied and masked on the way."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..ir.calls import Call
+from ..ir.facts import known, known_equal, tensor_fact
+from ..ir.program import Program, Value
+from ..rewrite.emit import Emitter
+from ..rewrite.refusal import Refused
+from .contraction import contraction_of
+from .layout import VIEWS, BatchStep, Layout, groups, viewed
+from .masks import NEGLIGIBLE, is_number, negation, one_number, rounded
+
+SEARCHED = 40
+"""Nodes looked at above one softmax."""
+STILL_NEGLIGIBLE = -1e3
+"""A fill that was negligible and was scaled, as the other scores were, may be as high as this."""
+
+SAME = ("to", "clone", "neg", "masked_fill", *VIEWS)
+EITHER = ("add", "sub", "mul", "div", "where")
+
+
+def paths(program: Program, softmax: Node) -> Iterator[list[Node]]:
+    """Ways from a product of two tensors down to the softmax's operand, the shortest choice first."""
+    call = program.call(softmax)
+    assert call is not None
+    budget = [SEARCHED]
+
+    def climb(node: Node, below: list[Node]) -> Iterator[list[Node]]:
+        budget[0] -= 1
+        if budget[0] < 0 or tensor_fact(node) is None:
+            return
+        if contraction_of(program, node) is not None:
+            yield [node, *below]
+            return
+        call = program.call(node)
+        if call is None or call.mutates or call.op not in (*SAME, *EITHER):
+            return
+        params = ("self",) if call.op in SAME else ("self", "other")
+        for param in params:
+            operand = call.args.get(param)
+            if isinstance(operand, Node) and _full(operand, node, call):
+                yield from climb(operand, [node, *below])
+
+    operand = call.args["self"]
+    if isinstance(operand, Node):
+        yield from climb(operand, [])
+
+
+def obstacle_above(program: Program, softmax: Node) -> str | None:
+    """What keeps a softmax that stands between two products from being read as attention."""
+    work, seen = [(n, "") for n in softmax.all_input_nodes], 0
+    while work and seen < SEARCHED:
+        (node, through), seen = work.pop(0), seen + 1
+        call = program.call(node)
+        if contraction_of(program, node) is not None:
+            return f"{through} stands between the product and the softmax" if through else None
+        if call is not None and tensor_fact(node) is not None:
+            name = through or ("" if call.op in (*SAME, *EITHER) and not call.mutates else call.op)
+            work += [(n, name) for n in node.all_input_nodes]
+    return None
+
+
+def _full(operand: Node, node: Node, call: Call) -> bool:
+    """Does the operand have an element for each of the result's? Scores do, what is added to them need not."""
+    x, y = tensor_fact(operand), tensor_fact(node)
+    if x is None or y is None or not x.dtype.is_floating_point or not y.dtype.is_floating_point:
+        return False
+    return call.op in VIEWS or known_equal(x.shape, y.shape)
+
+
+@dataclass
+class Scores:
+    """`scale * Q K^T + bias`, less what is masked, as far as it was followed."""
+
+    program: Program
+    op: Emitter
+    layout: Layout
+    shape: Sequence[Any]
+    product_dtype: torch.dtype
+    dtype: torch.dtype
+    scale: float = 1.0
+    steps: list[BatchStep] = field(default_factory=list)
+    factors: list[tuple[int, Value]] = field(default_factory=list)
+    """Tensors the scores are multiplied with, (batch, queries, keys), each with the number of steps made before."""
+    bias: Value | None = None
+    keep: Value | None = None
+    """Where a score counts; as broad as it must be to be broadcast to the scores."""
+    fills: set[float] = field(default_factory=set)
+    """What stands where it does not, as it was filled in and scaled since."""
+    floor: Value | None = None
+    """The same as a tensor, if it is not one number."""
+    masks: list[tuple[Node, bool]] = field(default_factory=list)
+    """Each mask, and whether it is true where a score is masked."""
+    summed_in: torch.dtype = torch.float32
+    """The dtype in which scores and bias were added."""
+    covered: list[Node] = field(default_factory=list)
+    constants: list[Node] = field(default_factory=list)
+    """What the last mask filled in."""
+
+    def follow(self, node: Node, scores: Node) -> None:
+        """One operation further down; `scores` is the operand that is followed."""
+        call = self.program.call(node)
+        result = tensor_fact(node)
+        assert call is not None and result is not None
+        if call.op in VIEWS:
+            self._view(node, scores, list(result.shape))
+        else:
+            getattr(self, f"_{call.op}")(call, scores)
+        self.covered.append(node)
+        while self.constants and all(u in self.covered for u in self.constants[0].users):  # nobody else's
+            self.covered.append(self.constants.pop(0))
+        self.constants.clear()
+        self.shape = list(result.shape)
+        self.cast(result.dtype)
+        if call.op in ("add", "sub"):
+            self.summed_in = result.dtype
+
+    # ---- arithmetic ----
+
+    def cast(self, dtype: torch.dtype) -> None:
+        """What the scores are rounded to, what was added to them and filled in is rounded to as well."""
+        if dtype == self.dtype:
+            return
+        if not dtype.is_floating_point:
+            raise Refused("the scores become another kind of number")
+        if torch.finfo(dtype).max < torch.finfo(self.product_dtype).max * 0.99:
+            raise Refused(f"scores of {self.product_dtype} may overflow in {dtype}")
+        if torch.finfo(dtype).eps > torch.finfo(self.dtype).eps:
+            self.bias, self.floor = (
+                v if v is None or v.dtype == dtype else self.op.to(v, dtype=dtype) for v in (self.bias, self.floor)
+            )
+            self.fills = {rounded(f, dtype) for f in self.fills}
+        self.dtype = dtype
+
+    def _to(self, call: Call, scores: Node) -> None:
+        if call.get("device") is not None or call.get("layout") is not None:
+            raise Refused("the scores go to another device")
+
+    def _clone(self, call: Call, scores: Node) -> None:
+        """The same scores."""
+
+    def _neg(self, call: Call, scores: Node) -> None:
+        self.times(-1.0)
+
+    def _add(self, call: Call, scores: Node, sign: float = 1.0) -> None:
+        alpha = call.get("alpha")
+        if not is_number(alpha) or isinstance(alpha, Node):
+            raise Refused("a sum times something that is not a number")
+        first, second = call.args["self"], call.args["other"]
+        if first is second:
+            raise Refused("scores are added to themselves")
+        if first is scores:
+            self.plus(second, sign * alpha)
+        else:
+            self.times(sign * alpha)
+            self.plus(first)
+
+    def _sub(self, call: Call, scores: Node) -> None:
+        if (
+            call.args["self"] is scores
+            and call.get("alpha") == 1
+            and self._takes_own_maximum(call.args["other"], scores)
+        ):
+            return
+        self._add(call, scores, -1.0)
+
+    def _mul(self, call: Call, scores: Node) -> None:
+        other = call.args["other"] if call.args["self"] is scores else call.args["self"]
+        if other is scores:
+            raise Refused("scores squared")
+        self._factor(other)
+
+    def _div(self, call: Call, scores: Node) -> None:
+        if call.args["self"] is not scores or call.get("rounding_mode") is not None:
+            raise Refused("something is divided by the scores, or rounded")
+        other = call.args["other"]
+        if other is scores:
+            raise Refused("scores divided by themselves")
+        if isinstance(other, Node):
+            self._factor(other, divide=True)
+        else:
+            self.times(1.0 / other if other else math.inf)
+
+    def times(self, number: float) -> None:
+        number = float(number)
+        if not math.isfinite(number) or number == 0:
+            raise Refused(f"scores are multiplied by {number}")
+        if number < 0 and self.keep is not None:
+            raise Refused("masked scores are multiplied by a negative number")
+        self.scale *= number
+        if not math.isfinite(self.scale) or self.scale == 0:
+            raise Refused(f"a scale of {self.scale}")
+        if number == 1:
+            return
+        self.fills = {f * number for f in self.fills}
+        if any(f > STILL_NEGLIGIBLE for f in self.fills):
+            raise Refused("masked scores are scaled until they may count beside others")
+        self.bias, self.floor = (None if v is None else self.op.mul(v, number) for v in (self.bias, self.floor))
+
+    def _factor(self, other: Any, divide: bool = False) -> None:
+        if not isinstance(other, Node):
+            if not is_number(other):
+                raise Refused("an unknown factor")
+            return self.times(other)
+        if self.keep is not None:
+            raise Refused("masked scores are multiplied by a tensor")
+        value = Value(self.program, other)
+        if is_number(other):
+            value = self.op.call(operator.truediv, 1, value) if divide else value
+        elif value.is_float:
+            value = self.op.rdiv(value, 1) if divide else value
+        else:
+            raise Refused("a factor that is not a floating-point number")
+        self.factors.append((len(self.steps), value if value.rank in (None, 0) else self.aligned(value)))
+        if self.bias is not None:
+            self.bias = self.op.mul(self.bias, Value(self.program, other) if not divide else value)
+
+    def plus(self, other: Any, times: float = 1.0) -> None:
+        if not isinstance(other, Node):
+            if not is_number(other) or not math.isfinite(other) or not math.isfinite(times):
+                raise Refused(f"{other} is added to the scores")
+            return  # one number for all scores of a row: the softmax is the same
+        if is_number(other):
+            return
+        value = Value(self.program, other)
+        if not value.is_tensor or value.dtype.is_complex or not math.isfinite(times) or times == 0:
+            raise Refused("an unknown bias")
+        if not value.is_float or value.rank == 0:  # these do not widen the scores
+            value = value if value.dtype == self.dtype else self.op.to(value, dtype=self.dtype)
+        value = value if times == 1 else self.op.neg(value) if times == -1 else self.op.mul(value, times)
+        if self.fills - {-math.inf}:
+            self.floor = self.op.add(value, min(self.fills)) if self.floor is None else self.op.add(self.floor, value)
+        self.bias = value if self.bias is None else self.op.add(self.bias, value)
+
+    def _takes_own_maximum(self, other: Any, scores: Node) -> bool:
+        """Less the highest score over the keys, kept as an axis: that changes no softmax."""
+        nodes: list[Node] = []
+        while isinstance(other, Node) and (call := self.program.call(other)) is not None and not call.mutates:
+            nodes.append(other)
+            if call.op == "detach" or (call.op == "getitem" and call.args["index"] == 0):
+                other = call.args["self"]
+                continue
+            if call.op not in ("amax", "max") or call.args.get("self") is not scores or "other" in call.args:
+                return False
+            dim = call.get("dim")
+            dims = list(dim) if isinstance(dim, (list, tuple)) else [dim]
+            whole = dims in ([], [None])
+            if not whole and (dims != [self.layout.key] or call.get("keepdim") is not True):
+                return False
+            self.covered.extend(nodes)
+            return True
+        return False
+
+    # ---- masks ----
+
+    def _masked_fill(self, call: Call, scores: Node) -> None:
+        self._mask(call.args["mask"], True, call.args["value"])
+
+    def _where(self, call: Call, scores: Node) -> None:
+        kept = call.args["self"] is scores
+        if kept and call.args["other"] is scores:
+            raise Refused("a choice between the scores and themselves")
+        self._mask(call.args["condition"], not kept, call.args["other" if kept else "self"])
+
+    def _mask(self, mask: Any, masks_out: bool, fill: Any) -> None:
+        found = one_number(self.program, fill)
+        if found is None or not found[0] <= NEGLIGIBLE:
+            raise Refused(f"scores are filled with {fill}, which may count beside others")
+        condition = Value(self.program, mask)
+        if condition.dtype != torch.bool:
+            raise Refused("a mask that is not boolean")
+        number, nodes = rounded(found[0], self.dtype), found[1]
+        self.constants.extend(nodes)
+        self.masks.append((mask, masks_out))
+        plain, negated = negation(self.program, mask)
+        condition = Value(self.program, plain)
+        keep = self.op.logical_not(condition) if masks_out ^ negated else condition
+        if self.keep is None:
+            self.keep, self.fills = keep, {number}
+            return
+        if self.floor is not None or self.fills != {number}:  # the later fill covers the earlier
+            earlier = self.floor if self.floor is not None else self.op.full([], min(self.fills), dtype=self.dtype)
+            self.floor = self.op.where(keep, earlier, number)
+            self.fills |= {number}
+        self.keep = self.op.logical_and(self.keep, keep)
+
+    # ---- views ----
+
+    def _view(self, node: Node, before: Node, shape: Sequence[Any]) -> None:
+        call = self.program.call(node)
+        assert call is not None
+        self.layout, step = viewed(self.program, self.layout, before, node)
+        self.steps += [step] if step is not None else []
+        rank, old = len(self.shape), self.shape
+
+        def moved(value: Value | None) -> Value | None:
+            if value is None:
+                return None
+            if call.op == "permute":
+                return self.op.permute(padded(self.op, value, rank), call.args["dims"])
+            return self._along(value, old, shape)
+
+        self.bias, self.keep, self.floor = moved(self.bias), moved(self.keep), moved(self.floor)
+
+    def _along(self, value: Value, old: Sequence[Any], new: Sequence[Any]) -> Value:
+        """What is broadcast to the scores, after a reshape of them: stretched only where axes are mixed."""
+        value = padded(self.op, value, len(old))
+        sizes = list(value.shape)
+        shape: list[Any] = []
+        for before, after in groups(old, new):
+            if all(known(sizes[d] == 1) for d in before):
+                shape += [1] * len(after)
+            elif len(before) == len(after) == 1:
+                shape.append(sizes[before[0]])
+            else:
+                for d in before:
+                    sizes[d] = old[d]
+                shape += [new[d] for d in after]
+        if not known_equal(sizes, value.shape):
+            value = self.op.expand(value, sizes)
+        return value if known_equal(shape, value.shape) else self.op.reshape(value, shape)
+
+    def aligned(self, value: Value) -> Value:
+        """What is broadcast to the scores as they are now, its axes in the order (batch, queries, keys)."""
+        return aligned(self.op, value, self.layout)
+
+
+def aligned(op: Emitter, value: Value, layout: Layout) -> Value:
+    value = padded(op, value, layout.rank)
+    if layout.order != sorted(layout.order):
+        value = op.permute(value, layout.order)
+    return value if layout.query is not None else op.unsqueeze(value, value.rank - 1)
+
+
+def padded(op: Emitter, value: Value, rank: int) -> Value:
+    """With axes of size one in front, as broadcasting adds them."""
+    if value.rank == rank:
+        return value
+    return op.reshape(value, [*[1] * (rank - value.rank), *value.shape])

@@ -1,0 +1,230 @@
+"""The call itself: what mask it takes, and what rows get of which all keys are masked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..ir.facts import known, known_equal
+from ..ir.program import Program, Value
+from ..ir.values import knowledge
+from ..rewrite.emit import Emitter
+from ..rewrite.refusal import Refused
+from .masks import is_lower_triangle, keeps_a_key, levels, never_infinite
+from .operands import four_axes
+from .probabilities import Probabilities, float_kind
+from .scores import Scores
+
+LOST_IN_FLOAT32 = -1e8
+ABSORBS = 4.0
+"""A fill so low that numbers half as low are this far apart: scores added to such a number are lost in it."""
+
+
+def attend(
+    op: Emitter,
+    program: Program,
+    q: Value,
+    k: Value,
+    v: Value,
+    scores: Scores,
+    below: Probabilities,
+    masks: Sequence[Value | None],
+) -> Value:
+    """softmax(scale * Q K^T + bias) V over (batch, queries, width), with the masks (bias, keep, floor)."""
+    bias, keep, floor = masks
+    sizes = [q.shape[:-2], k.shape[:-2], v.shape[:-2]]
+    if not all(known_equal(s, sizes[0]) for s in sizes):
+        raise Refused("batch axes that do not line up")
+    if not all(known(s >= 1) for s in (q.shape[-1], k.shape[-2])):
+        raise Refused("there may be no keys, or keys without elements")
+    batch = list(q.shape[:-2])
+    dtype = _dtype(op, q, k, v, scores, bias)
+    if floor is not None and float_kind(floor.dtype, dtype) != dtype:
+        raise Refused(f"masked scores of {floor.dtype} would be rounded to {dtype}")
+    bias, floor = (m if m is None or m.dtype == dtype else op.to(m, dtype=dtype) for m in (bias, floor))
+    q, k, v = (
+        four_axes(op, x if x.dtype == dtype or _autocast(q, k, scores) else op.to(x, dtype=dtype), batch)
+        for x in (q, k, v)
+    )
+    call = _Masked(op, program, q, k, scores, below)
+    bias, keep, floor = (None if m is None else four_axes(op, m, batch, broadcast=True) for m in (bias, keep, floor))
+    call.mask(bias, keep, floor)
+    scale = scores.scale
+    if scale < 0:  # kernels take the highest product before they scale it
+        call.q, scale = op.neg(call.q), -scale
+    causal = {"is_causal": True} if call.is_causal else {}
+    made = op.scaled_dot_product_attention(
+        call.q, k, v, attn_mask=call.attn_mask, dropout_p=below.dropout, **causal, scale=scale
+    )
+    made = call.corrected(made, v)
+    wanted = [*batch, made.shape[-2], v.shape[-1]]
+    return made if known_equal(wanted, made.shape) else op.reshape(made, wanted)
+
+
+def _autocast(q: Value, k: Value, scores: Scores) -> bool:
+    """Do products come out narrower than what goes into them?"""
+    return float_kind(q.dtype, k.dtype) != scores.product_dtype
+
+
+def _dtype(op: Emitter, q: Value, k: Value, v: Value, scores: Scores, bias: Value | None) -> torch.dtype:
+    """The dtype in which nothing is lost that was not lost before."""
+    if not all(x.is_float for x in (q, k, v)):
+        raise Refused("queries, keys or values that are not floating-point numbers")
+    if _autocast(q, k, scores):
+        narrow = scores.product_dtype
+        if bias is not None and float_kind(bias.dtype, narrow) != narrow:
+            raise Refused(f"a bias of {bias.dtype} would be rounded to {narrow}")
+        return narrow
+    return float_kind(q.dtype, k.dtype, v.dtype, *(() if bias is None else (bias.dtype,)))
+
+
+class _Masked:
+    """The mask of one call, and what it asks of queries and result."""
+
+    def __init__(self, op: Emitter, program: Program, q: Value, k: Value, scores: Scores, below: Probabilities) -> None:
+        self.op, self.program, self.q, self.k, self.scores, self.below = op, program, q, k, scores, below
+        self.know = knowledge(program)
+        self.attn_mask: Value | None = None
+        self.is_causal = False
+        self.finite_rows: Value | None = None
+        """Which queries have a key whose bias is not -inf; the others are NaN, and so are their gradients."""
+        self.kept_rows: Value | None = None
+        """Which queries have a key that the mask keeps."""
+        self.without_keys: Any = math.nan
+        """What the others get."""
+
+    @property
+    def square(self) -> bool:
+        return known_equal(self.q.shape[-2], self.k.shape[-2])
+
+    def mask(self, bias: Value | None, keep: Value | None, floor: Value | None) -> None:
+        if keep is not None and self.know.is_all_true(keep.node):
+            keep = floor = None
+        if bias is not None and self.know.is_zero(bias.node):
+            bias = None
+        if keep is None:
+            if bias is not None:
+                self._bias(bias)
+        elif bias is None and floor is None:
+            self._keep(keep)
+        elif self.scores.fills == {-math.inf}:
+            assert bias is not None
+            if self.below.empty_rows_are_zero:
+                raise Refused("probabilities are set to zero beside a bias")
+            self._bias(self.op.where(self._kept(keep), bias, -math.inf))
+        else:
+            self._keep_and_bias(keep, bias, floor)
+
+    def _bias(self, bias: Value) -> None:
+        """As it is; a row that is -inf everywhere gives NaN in eager, which the kernels do not say."""
+        kept = keeps_a_key(self.program, bias.node)
+        if kept is not None and self.square and known_equal(bias.shape[-2:], [self.q.shape[-2], self.k.shape[-2]]):
+            if is_lower_triangle(kept):
+                self.is_causal = True
+                return
+        self.attn_mask = bias
+        if kept is not None:
+            return
+        if not never_infinite(self.program, bias.node):
+            self.finite_rows = self.op.any(self.op.gt(bias, -math.inf), dim=-1, keepdim=True)
+        if self._may_sink(bias):
+            self._raise(bias, self._sunk(bias))
+
+    def _may_sink(self, bias: Value) -> bool:
+        """Could a row be so low everywhere that its products are lost in it, and the kernel not do the same?
+
+        In half precision they are lost earlier than in the kernel, which adds in float32; and the backward kernels
+        take the sum of a row from a logarithm, which is lost in such low numbers too.
+        """
+        held = levels(self.program, bias.node)
+        if held is not None and all(n > self._depth for n in held):
+            return False
+        if self.program.is_training:
+            return True
+        same_in_kernel = self.scores.summed_in in (torch.float32, torch.float64)
+        return not same_in_kernel and not (held is not None and all(n == 0 or n < LOST_IN_FLOAT32 for n in held))
+
+    @property
+    def _depth(self) -> float:
+        return -2 * ABSORBS / torch.finfo(self.scores.summed_in).eps
+
+    def _sunk(self, bias: Value) -> Value:
+        return self.op.lt(self.op.amax(self.op.detach(bias), dim=[-1], keepdim=True), self._depth)
+
+    def _raise(self, bias: Value, sunk: Value, gradient: bool = True) -> None:
+        """Rows that are low everywhere: their products count nothing, their bias counts from its highest."""
+        op = self.op
+        highest = op.amax(op.detach(bias), dim=[-1], keepdim=True)
+        self.attn_mask = op.sub(bias, op.where(sunk, highest, 0.0))
+        idle: Any = 0.0
+        if gradient and self.program.is_training:  # no value, and yet a gradient, as eager has it
+            idle = op.sub(self.q, op.detach(self.q))
+        self.q = op.where(sunk, idle, self.q)
+
+    def _keep(self, keep: Value) -> None:
+        op = self.op
+        if self.square and known_equal(keep.shape[-2:], [self.q.shape[-2], self.k.shape[-2]]):
+            if self.know.is_causal(keep.node):
+                self.is_causal = True
+                return
+        if self.below.empty_rows_are_zero or self.scores.fills == {-math.inf}:
+            self.attn_mask = self._kept(keep)
+            return
+        self.attn_mask = keep
+        if not self.know.every_row_keeps_one(keep.node):  # all keys are filled alike: so they weigh alike
+            rows = op.any(keep, dim=-1, keepdim=True)
+            self.q = op.where(rows, self.q, 0.0)
+            self.attn_mask = op.logical_or(keep, op.logical_not(rows))
+
+    def _kept(self, keep: Value) -> Value:
+        """The mask for the kernel, which need not see rows without a key: what they get is chosen afterwards."""
+        if self.know.every_row_keeps_one(keep.node):
+            return keep
+        self.kept_rows = self.op.any(keep, dim=-1, keepdim=True)
+        if self.below.empty_rows_are_zero:
+            self.without_keys = 0.0
+        if not self.program.is_training:
+            return keep
+        return self.op.logical_or(keep, self.op.logical_not(self.kept_rows))
+
+    def _keep_and_bias(self, keep: Value, bias: Value | None, floor: Value | None) -> None:
+        """Filled with finite numbers beside a bias: rows whose kept keys are all as low as the filled ones weigh
+        them together, and there the products are lost in such low numbers; so their queries are set to zero."""
+        op, dtype = self.op, self.q.dtype
+        finite = [f for f in self.scores.fills if f != -math.inf]
+        highest = max(finite)
+        spacing = torch.finfo(self.scores.dtype).eps * -highest / 2
+        if bias is not None and (spacing < ABSORBS or len(finite) != len(self.scores.fills)):
+            raise Refused(f"a mask that fills with {highest} beside a bias that may be as low")
+        if self.below.empty_rows_are_zero:
+            raise Refused("probabilities are set to zero beside a bias")
+        lowest = torch.finfo(dtype).min
+        filled: Any = floor if floor is not None else max(highest, lowest)
+        if bias is None:
+            rows = op.any(keep, dim=-1, keepdim=True)
+            bias = op.full([], 0.0, dtype=dtype, device=self.q.device)
+        else:
+            rows = op.any(op.logical_and(keep, op.gt(bias, highest / 2)), dim=-1, keepdim=True)
+        made = op.where(keep, bias, filled)
+        self.attn_mask = made if made.dtype == dtype else op.to(made, dtype=dtype)
+        if not self.know.every_row_keeps_one(keep.node) or self.scores.bias is not None:
+            self.finite_rows = op.any(op.gt(self.attn_mask, -math.inf), dim=-1, keepdim=True)
+            self._raise(self.attn_mask, op.logical_not(rows), gradient=False)
+
+    def corrected(self, made: Value, v: Value) -> Value:
+        op = self.op
+        if self.finite_rows is not None:  # a factor, and not a choice: so that the gradients are NaN where eager's are
+            made = op.mul(made, self._one_or_nan(self.finite_rows, made))
+        if self.kept_rows is None:
+            return made
+        instead = self.without_keys
+        if instead != 0.0 and self.program.is_training:  # the gradient of the values is NaN, and theirs alone
+            instead = op.mul(op.mean(v, dim=[2], keepdim=True), self._one_or_nan(self.kept_rows, made))
+        return op.where(self.kept_rows, made, instead)
+
+    def _one_or_nan(self, rows: Value, like: Value) -> Value:
+        factor = self.op.where(rows, 1.0, math.nan)
+        return factor if factor.dtype == like.dtype else self.op.to(factor, dtype=like.dtype)

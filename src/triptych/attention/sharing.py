@@ -1,0 +1,56 @@
+"""What several attentions of one graph need alike, such as a mask made ready, is made once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..ir.program import Program, Value
+from ..rewrite.emit import Emitter
+
+
+class Shared(Emitter):
+    """An emitter that takes a node made for an earlier attention where it would make the same one again."""
+
+    def __init__(self, program: Program, anchor: Node, rule: str, earlier: dict[Any, Node]) -> None:
+        super().__init__(program, anchor, rule)
+        self.earlier = earlier
+        self.keys: dict[Any, Node] = {}
+
+    def node(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
+        key = (kind, target, _key(args), _key(kwargs))
+        found = self.earlier.get(key) or self.keys.get(key)
+        if found is not None and self._usable(found):
+            return Value(self.program, found)
+        value = super().node(kind, target, args, kwargs)
+        self.keys[key] = value.node
+        return value
+
+    def _usable(self, node: Node) -> bool:
+        aliasing = self.program.aliasing
+        if node._erased or not node < self.anchor or not aliasing.effects(node).pure:
+            return False
+        return not aliasing.written(node) and aliasing.barrier_between(node, self.anchor) is None
+
+    def drop_last(self) -> None:
+        super().drop_last()
+        self.keys = {k: n for k, n in self.keys.items() if not n._erased}
+
+    def keep(self) -> None:
+        """The rewrite was made: what it is built of may serve later ones."""
+        self.earlier.update({k: n for k, n in self.keys.items() if not n._erased})
+
+
+def _key(value: Any) -> Any:
+    """What is the same for the same arguments: 1, 1.0 and True are three things."""
+    if isinstance(value, (list, tuple)):
+        return tuple(_key(v) for v in value)
+    if isinstance(value, dict):
+        return tuple((k, _key(v)) for k, v in value.items())
+    if isinstance(value, slice):
+        return ("slice", _key((value.start, value.stop, value.step)))
+    if isinstance(value, (Node, torch.dtype, torch.device)):
+        return value
+    return (type(value), repr(value))

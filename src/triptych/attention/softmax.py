@@ -1,0 +1,186 @@
+"""Softmax written by hand: exp(x - max) / sum, exp(x - logsumexp), exp(log_softmax), and softmin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.fx import Node
+
+from ..ir.facts import tensor_fact
+from ..ir.program import Program
+from ..passes.base import PassRun
+from ..rewrite.emit import Emitter
+from ..rewrite.rewriter import PlainTerms
+from .contraction import contraction_of
+
+
+@dataclass
+class Found:
+    """A softmax: of what, over which dim, and the nodes whose work it does."""
+
+    scores: Node
+    dim: int
+    nodes: list[Node] = field(default_factory=list)
+    sign: int = 1
+
+
+def softmax_by_hand(run: PassRun, node: Node) -> None:
+    """exp(x - max(x)) / sum(exp(x - max(x))) -> softmax(x), up to rounding; with any of the ways to write it"""
+    if node._erased:
+        return
+    call = run.program.call(node)
+    if call is None or call.mutates:
+        return
+    if call.op == "div":
+        _divided_late(run, node)
+    find = FORMS.get(call.op)
+    found = find(run.program, node) if find is not None and not node._erased else None
+    if found is None or not _is_float(found.scores):
+        return
+
+    def make(op: Emitter) -> Any:
+        return op.softmax(found.scores if found.sign == 1 else op.neg(found.scores), found.dim)
+
+    run.replace("softmax_by_hand", node, make, covered=found.nodes)
+
+
+def _is_float(node: Any) -> bool:
+    known = tensor_fact(node)
+    return known is not None and known.dtype.is_floating_point
+
+
+def _divided_late(run: PassRun, node: Node) -> None:
+    """(exp(x) @ v) / sum(exp(x)) -> softmax(x) @ v, where nothing else reads the product"""
+    call = run.program.call(node)
+    assert call is not None
+    product, bottom = call.args["self"], call.args["other"]
+    found = contraction_of(run.program, product) if isinstance(product, Node) else None
+    total = _reduction(run.program, bottom, ("sum",)) if found is not None else None
+    if found is None or total is None or total.scores is not found.left or call.get("rounding_mode") is not None:
+        return
+    probabilities = tensor_fact(found.left)
+    if found.alpha != 1 or found.added is not None or probabilities is None:
+        return
+    last = probabilities.dim() - 1
+    ours = run.program.call(product)
+    if ours is None or ours.op != "matmul" or total.dim != last or set(product.users) != {node}:
+        return
+    if any(u is not product and u not in total.nodes for u in found.left.users):
+        return
+    inner = _shifted_exp(run.program, found.left, total.dim)
+    if inner is None:
+        return
+
+    def make(op: Emitter) -> Any:
+        return op.matmul(op.softmax(inner.scores, inner.dim), found.right)
+
+    covered = [product, *total.nodes, *inner.nodes]
+    run.replace("softmax_by_hand", node, make, covered=covered, terms=PlainTerms(keeps_strides=True))
+
+
+def _softmin(program: Program, node: Node) -> Found | None:
+    call = program.call(node)
+    assert call is not None
+    dim, scores = call.args.get("dim"), call.args.get("input")
+    known = tensor_fact(scores)
+    if not isinstance(dim, int) or known is None or call.args.get("dtype") is not None:
+        return None
+    return Found(scores, dim % known.dim(), [], -1)  # type: ignore[arg-type]
+
+
+def _exp_over_sum(program: Program, node: Node) -> Found | None:
+    call = program.call(node)
+    assert call is not None
+    top, bottom = call.args["self"], call.args["other"]
+    total = _reduction(program, bottom, ("sum",))
+    if total is None or total.scores is not top or call.get("rounding_mode") is not None:
+        return None
+    found = _shifted_exp(program, top, total.dim)
+    if found is None:
+        return None
+    return Found(found.scores, found.dim, [*total.nodes, *found.nodes])
+
+
+def _shifted_exp(program: Program, node: Any, dim: int) -> Found | None:
+    """exp(x - max(x)), or exp(x) of a product that nothing was added to: then no row of it is all zero, unless it
+    overflows."""
+    exp = program.call(node) if isinstance(node, Node) else None
+    if exp is None or exp.op != "exp" or exp.mutates or not isinstance(exp.args["self"], Node):
+        return None
+    inner = exp.args["self"]
+    shifted = program.call(inner)
+    if shifted is not None and shifted.op == "sub" and shifted.get("alpha") == 1:
+        scores, shift = shifted.args["self"], shifted.args["other"]
+        highest = _reduction(program, shift, ("amax", "max"))
+        if highest is not None and highest.scores is scores and highest.dim == dim:
+            return Found(scores, dim, [node, inner, *highest.nodes])
+    return Found(inner, dim, [node]) if _is_bare_product(program, inner) else None
+
+
+def _is_bare_product(program: Program, node: Any) -> bool:
+    while isinstance(node, Node) and contraction_of(program, node) is None:
+        call = program.call(node)
+        if call is None or call.mutates or call.op not in ("mul", "div", "to"):
+            return False
+        if isinstance(call.args.get("other"), Node):
+            return False
+        node = call.args["self"]
+    return isinstance(node, Node)
+
+
+def _exp_of_log(program: Program, node: Node) -> Found | None:
+    call = program.call(node)
+    assert call is not None
+    inner_node = call.args["self"]
+    inner = program.call(inner_node) if isinstance(inner_node, Node) else None
+    if inner is None or inner.mutates:
+        return None
+    if inner.op == "log_softmax" and inner.get("dtype") is None and isinstance(inner.args.get("dim"), int):
+        return Found(inner.args["self"], inner.args["dim"], [inner_node])
+    if inner.op == "sub" and inner.get("alpha") == 1:
+        scores, shift = inner.args["self"], inner.args["other"]
+        found = _reduction(program, shift, ("logsumexp",))
+        if found is not None and found.scores is scores:
+            return Found(scores, found.dim, [inner_node, *found.nodes])
+    return None
+
+
+FORMS: dict[str, Callable[[Program, Node], Found | None]] = {
+    "div": _exp_over_sum,
+    "exp": _exp_of_log,
+    "torch.nn.functional.softmin": _softmin,
+}
+
+
+def _reduction(program: Program, node: Any, ops: tuple[str, ...]) -> Found | None:
+    """A reduction over one dim that is kept, or its first result, possibly cut off from the gradient."""
+    nodes: list[Node] = []
+    kept_at: int | None = None
+    while isinstance(node, Node):
+        nodes.append(node)
+        call = program.call(node)
+        if call is None or call.mutates:
+            return None
+        if call.op == "detach" or (call.op == "getitem" and call.args["index"] == 0):
+            node = call.args["self"]
+            continue
+        if call.op == "unsqueeze" and kept_at is None:
+            kept_at, node = call.args["dim"], call.args["self"]
+            continue
+        dim = call.get("dim")
+        dims = list(dim) if isinstance(dim, (list, tuple)) else [dim]
+        operand = call.args.get("self")
+        if call.op not in ops or call.args.get("dtype") is not None or "other" in call.args:
+            return None
+        known = tensor_fact(operand)
+        if not isinstance(operand, Node) or known is None or len(dims) != 1 or not isinstance(dims[0], int):
+            return None
+        over = dims[0] % known.dim()
+        if (call.get("keepdim") is True) == (kept_at is not None) or (
+            kept_at is not None and kept_at % known.dim() != over
+        ):
+            return None
+        return Found(operand, over, nodes)
+    return None

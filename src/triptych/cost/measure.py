@@ -1,0 +1,92 @@
+"""Measuring what the model of a device cannot know, once for each question: answers are kept in memory and on disk."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import _private
+from .device import store_path
+
+log = logging.getLogger("triptych")
+
+Work = Callable[[], Any]
+
+SHARE = 0.25
+"""Of the free memory, what a measurement may take."""
+
+_known: dict[str, float] = {}
+
+
+def can_measure(device: torch.device, needed: int) -> bool:
+    """Is the device there, with room for that many bytes, and nobody recording what is launched?"""
+    if device.type != "cuda" or not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing():
+        return False
+    free, _ = torch.cuda.mem_get_info(device)
+    return needed < SHARE * free
+
+
+def measured(question: str, device: torch.device, prepare: Callable[[], Work]) -> float | None:
+    """Seconds that a piece of work takes on a GPU: from memory, from disk, or measured now; None if it fails.
+
+    `question` names all that the answer depends on but the device and torch's version, which are added.
+    """
+    key = f"{torch.cuda.get_device_name(device)} | torch {torch.__version__} | {question}"
+    if key not in _known:
+        _known.update(_read())
+    if key not in _known:
+        try:
+            with _private.without_dispatch_modes(), torch.no_grad(), torch.cuda.device(device):
+                _known[key] = _time(prepare())
+        except RuntimeError as error:  # no memory after all, or no such kernel
+            log.info("not measured: %s: %s", question, error)
+            return None
+        _write(key, _known[key])
+    return _known[key]
+
+
+def _time(work: Work, rounds: int = 5, least: float = 1e-3) -> float:
+    """The best of some rounds, each long enough for the clock: other work on the machine only adds."""
+    for _ in range(3):
+        work()
+    times = max(1, min(100, int(least / max(_round(work, 3), 1e-7))))
+    return min(_round(work, times) for _ in range(rounds))
+
+
+def _round(work: Work, times: int) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(times):
+        work()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3 / times
+
+
+def _file() -> Path:
+    return store_path("measured.json")
+
+
+def _read() -> dict[str, float]:
+    try:
+        return {str(k): float(v) for k, v in json.loads(_file().read_text()).items()}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def _write(key: str, seconds: float) -> None:
+    """Written aside and moved in place: another process may be reading, or writing an answer of its own."""
+    path = _file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_suffix(f".{os.getpid()}")
+        aside.write_text(json.dumps({**_read(), key: seconds}, indent=1))
+        aside.replace(path)
+    except OSError as error:
+        log.info("a measurement is not kept: %s", error)

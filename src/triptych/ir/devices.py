@@ -1,0 +1,56 @@
+"""What is the same to the bit on another device, and who takes a value from the CPU."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from .calls import Call
+from .facts import number, tensor_fact
+from .program import Program
+from .traits import is_pointwise
+from .values.shape_only import EXACT, SAME_VALUE
+
+ROUNDED_ELSEWHERE = frozenset("div sqrt reciprocal remainder fmod floor_divide".split())
+"""Fast forms of these on a GPU round otherwise than the CPU does."""
+
+INDEXING = frozenset("index _unsafe_index index_put _unsafe_index_put tensor_getitem".split())
+"""Take an index from the CPU, whatever the device of the values."""
+
+
+def not_taken_over(call: Call, user: Node, operand: Node) -> str | None:
+    """Why a GPU operation that takes its operand from the CPU cannot as well take it from the GPU."""
+    if call.op == "to" or (call.op in INDEXING and call.args.get("self") is not operand):
+        return None
+    value = tensor_fact(operand)
+    if value is None or value.dim() or not is_pointwise(call.op):
+        return f"{user.name} takes it from the CPU"
+    operands = [
+        v for n in user.all_input_nodes if (v := tensor_fact(n)) is not None and v.dtype != torch.bool
+    ]
+    if any(v.dtype != value.dtype for v in operands):
+        # a number from the CPU keeps its precision, one from the GPU is first rounded to the result's dtype
+        return f"{user.name} would round it before it computes"
+    return None
+
+
+def computes_alike(program: Program, node: Node, call: Call, found: torch.Tensor) -> bool:
+    """The same bits on a GPU as on the CPU."""
+    if not program.aliasing.effects(node).pure or "device" in call.args:
+        return False
+    if found.dtype.is_floating_point and call.op in ROUNDED_ELSEWHERE:
+        return False
+    return call.op in SAME_VALUE or call.op in EXACT or call.op == "to"
+
+
+def unlike_elsewhere(call: Call, found: torch.Tensor) -> str | None:
+    if call.args.get("pin_memory"):
+        return "it is made in pinned memory"
+    if call.op == "arange" and found.dtype.is_floating_point:
+        # sums of a step are kept in double on the CPU and in float on a GPU: alike as long as all are whole
+        bounds = [number(call.args.get(name, 0)) for name in ("start", "end", "step")]
+        if not all(isinstance(b, (int, float)) and float(b).is_integer() and abs(b) < 2**24 for b in bounds):
+            return "its steps round otherwise on a GPU"
+        if found.dtype != torch.float32 and found.dtype != torch.float64:
+            return "its steps round otherwise on a GPU"
+    return None

@@ -1,0 +1,336 @@
+"""What is known about the elements of a tensor: all true, zero, the lower triangle, every row keeps one, or all of
+them. Asked lazily, each node once; everything answered is proved, for every size the program was compiled for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ... import _private
+from ..calls import Call
+from ..facts import known, known_equal, tensor_fact
+from ..program import Program
+from .affine import (
+    NEVER,
+    Affine,
+    Condition,
+    TooLarge,
+    at_least_zero,
+    constant,
+    either,
+    holds_everywhere,
+    index,
+    same_condition,
+)
+from .arithmetic import COMPARISONS, by_range
+from .elements import Elements, leaf_of, uniform
+from .ranges import RANGES, Interval, interval, of_dtype, of_elements
+from .shape_only import SAME_VALUE, ShapeOnly, distinct, is_plain
+from .transfer import TRANSFER
+
+NEVER_NEGATIVE_ZERO = frozenset("exp sigmoid abs softmax square rand rand_like exp2 cosh".split())
+
+
+def knowledge(program: Program) -> Knowledge:
+    """What is known of a program's values; kept with the program, since rewrites keep values."""
+    if program.knowledge is None:
+        program.knowledge = Knowledge(program)
+    return program.knowledge
+
+
+class Knowledge:
+    """Answers about the values of one program; False or None where nothing is proved."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._shape_only = ShapeOnly(program)
+        self._elements: dict[Node, Elements | None] = {}
+        self._intervals: dict[Node, Interval] = {}
+
+    # ---- what others ask ----
+
+    def evaluate(self, node: Node) -> torch.Tensor | None:
+        """All elements, on the CPU, of a tensor that depends on static sizes alone and is not too large."""
+        return self._shape_only.value(node)
+
+    def is_all_true(self, node: Node) -> bool:
+        """A boolean that is true everywhere."""
+        return self._proved(node, _booleans, lambda where, shape: holds_everywhere(where, shape), lambda v: v.all())
+
+    def is_all_false(self, node: Node) -> bool:
+        """A boolean that is false everywhere."""
+        return self._proved(node, _booleans, lambda where, shape: where.never, lambda v: not v.any())
+
+    def is_zero(self, node: Node) -> bool:
+        """A float that is 0.0 or -0.0 everywhere."""
+        return self._proved(node, _floats, _zero_everywhere, lambda v: (v == 0).all())
+
+    def is_causal(self, node: Node) -> bool:
+        """A boolean of shape (..., n, n) that is true exactly where the last index is at most the one before it."""
+        if not _square(node):
+            return False
+        return self._proved(
+            node, _booleans, lambda where, shape: same_condition(where, lower_triangle(shape), shape),
+            lambda v: (v == _lower(v)).all(), matrices=True,
+        )  # fmt: skip
+
+    def is_causal_bias(self, node: Node) -> bool:
+        """A float of shape (..., n, n) that is 0 where the last index is at most the one before it, else -inf."""
+        if not _square(node):
+            return False
+        return self._proved(node, _floats, _causal_bias, lambda v: (v == _causal_like(v)).all(), matrices=True)
+
+    def every_row_keeps_one(self, node: Node) -> bool:
+        """A boolean of shape (..., rows, keys) with at least one key true in each row."""
+        found = tensor_fact(node)
+        if found is None or found.dim() == 0 or not known(found.shape[-1] > 0):
+            return False
+        return self._proved(node, _booleans, row_keeps_one, lambda v: v.any(-1).all(), matrices=True)
+
+    def uniform(self, node: Any) -> torch.Tensor | None:
+        """The one number that all elements are, as a tensor without dims in the value's dtype."""
+        found, held = tensor_fact(node), self.elements(node)
+        if held is None or found is None:
+            return None
+        with _private.without_dispatch_modes():
+            return held.number(found.dtype)
+
+    def never_negative_zero(self, node: Any) -> bool:
+        """No element can be -0.0, so that adding 0.0 changes nothing."""
+        while isinstance(node, Node) and (found := tensor_fact(node)) is not None:
+            if not found.dtype.is_floating_point:
+                return True
+            about = self.interval(node)
+            if about.low > 0:  # a small negative one could be rounded to -0.0 on the way
+                return True
+            value, call = self.uniform(node), self.program.call(node)
+            if value is not None:
+                return not (value.item() == 0 and math.copysign(1, value.item()) < 0)
+            if call is None or call.mutates or self.program.aliasing.written(node):
+                return False
+            if call.op in NEVER_NEGATIVE_ZERO or (call.op == "mul" and call.args["self"] is call.args["other"]):
+                return True
+            if call.op not in SAME_VALUE and call.op != "to":
+                return False
+            node = call.args.get("self")
+        return False
+
+    def mask(self, node: Node) -> Condition | None:
+        """Where a boolean is true, if that is known."""
+        found, held = tensor_fact(node), self.elements(node)
+        if held is None or found is None or found.dtype != torch.bool:
+            return None
+        return _unless_too_large(lambda: held.truth(found.shape))
+
+    def bounds(self, node: Node) -> tuple[Any, Any]:
+        """Numbers, perhaps symbolic, that all elements lie between."""
+        found, held = tensor_fact(node), self.elements(node)
+        if held is not None and found is not None and isinstance(leaf := held.only, Affine):
+            low, high = leaf.least(found.shape), leaf.most(found.shape)
+            if low is not None and high is not None:
+                return low, high
+        about = self.interval(node)
+        return about.low, about.high
+
+    # ---- how it is found out ----
+
+    def elements(self, node: Any) -> Elements | None:
+        """The elements as a function of their index, if they follow a pattern."""
+        if not isinstance(node, Node) or tensor_fact(node) is None:
+            return None
+        if node not in self._elements:
+            with _private.without_dispatch_modes(), torch.no_grad():
+                self._look(node)
+        return self._elements[node]
+
+    def interval(self, node: Node) -> Interval:
+        """Static numbers that all elements of a tensor lie between."""
+        self.elements(node)
+        return self._intervals[node]
+
+    def _look(self, asked: Node) -> None:
+        """Operands first, without recursion: a graph may be deeper than Python's stack."""
+        work = [asked]
+        while work:
+            node = work[-1]
+            if node in self._elements:
+                work.pop()
+                continue
+            waiting = [n for n in self._operands(node) if n not in self._elements]
+            if waiting:
+                work.extend(waiting)
+                continue
+            self._note(node)
+
+    def _operands(self, node: Node) -> list[Node]:
+        call = self.program.call(node)
+        if call is not None and call.mutates:
+            return [call.args["self"]] if self._writes_in_full(node, call) else []
+        if call is None or (call.op not in TRANSFER and call.op not in RANGES):
+            return []
+        operands = [n for n in node.all_input_nodes if tensor_fact(n) is not None]
+        if call.op == "getitem" and isinstance(call.args["self"], Node):
+            operands += [n for n in call.args["self"].all_input_nodes if tensor_fact(n) is not None]
+        writer = self._written_once(node)
+        if writer is not None:
+            operands += [n for n in writer.all_input_nodes if n is not node and tensor_fact(n) is not None]
+        return operands
+
+    def _note(self, node: Node) -> None:
+        call, found = self.program.call(node), tensor_fact(node)
+        assert found is not None
+        held = None
+        told = call is not None and not call.mutates and (call.op in TRANSFER or call.op in RANGES)
+        if call is None or not told or not is_plain(found) or self.unsafe(node):
+            if node.op == "get_attr" and is_plain(found):
+                held = self._attribute(node, found)
+            elif call is not None and is_plain(found):
+                held = self._after_write(node, call, found)
+            self._elements[node] = held
+            self._intervals[node] = of_dtype(found.dtype) if held is None else of_elements(held, found)
+            return
+        if call.op in TRANSFER:
+            try:
+                held = TRANSFER[call.op](self, node, call, found)
+            except TooLarge:
+                held = None
+        self._elements[node] = held
+        self._intervals[node] = interval(self, node, call, found) if held is None else of_elements(held, found)
+        if held is None and call.op in COMPARISONS:
+            self._elements[node] = by_range(self, call, found)
+
+    def _attribute(self, node: Node, found: torch.Tensor) -> Elements | None:
+        value = self.evaluate(node)
+        return uniform(leaf_of(value, found.dim())) if value is not None and value.numel() == 1 else None
+
+    def unsafe(self, node: Node) -> bool:
+        """Written later, or made by more than a computation: then nothing is said of it."""
+        aliasing = self.program.aliasing
+        if not aliasing.effects(node).pure or aliasing.written(node) and aliasing.is_input(node):
+            return True
+        return any(not writer < node for writer in aliasing.writers(node))
+
+    # ---- `mask.masked_fill_(...)`: new memory that is written once, before anybody reads it ----
+
+    def _written_once(self, node: Node) -> Node | None:
+        """The one write to a new value, which all its other users come after."""
+        aliasing = self.program.aliasing
+        if not aliasing.written(node) or not aliasing.is_fresh(node) or aliasing.is_input(node):
+            return None
+        (writer, *others) = aliasing.writers(node)
+        call = self.program.call(writer)
+        if others or call is None or call.args.get("self") is not node or not self._writes_in_full(writer, call):
+            return None
+        return writer if all(user is writer or writer < user for user in node.users) else None
+
+    def _writes_in_full(self, node: Node, call: Call) -> bool:
+        """An operation in place that leaves what it would return out of place."""
+        target = tensor_fact(call.args.get("self"))
+        found = tensor_fact(node)
+        if target is None or found is None or not call.op.endswith("_") or call.op[:-1] not in TRANSFER:
+            return False
+        return found.dtype == target.dtype and known_equal(found.shape, target.shape)
+
+    def _after_write(self, node: Node, call: Call, found: torch.Tensor) -> Elements | None:
+        if call.mutates:
+            target = call.args.get("self")
+            if not isinstance(target, Node) or self._written_once(target) is not node:
+                return None
+            return self._elements.get(target)
+        writer = self._written_once(node)
+        writes = self.program.call(writer) if writer is not None else None
+        if writer is None or writes is None or call.op not in TRANSFER:
+            return None
+        try:
+            self._elements[node] = TRANSFER[call.op](self, node, call, found)  # as it is before the write
+            self._intervals[node] = of_dtype(found.dtype)
+            op = writes.op[:-1]
+            return TRANSFER[op](self, writer, Call(op, writes.args), found)
+        except TooLarge:
+            return None
+
+    def _proved(
+        self,
+        node: Node,
+        dtype: Callable[[torch.dtype], bool],
+        by_pattern: Callable[[Any, Any], bool],
+        by_value: Callable[[torch.Tensor], Any],
+        matrices: bool = False,
+    ) -> bool:
+        """By the pattern of the elements, else by the elements themselves."""
+        found = tensor_fact(node)
+        if found is None or not dtype(found.dtype):
+            return False
+        held = self.elements(node)
+        about = self.mask(node) if dtype is _booleans else held
+        if about is not None and _unless_too_large(lambda: by_pattern(about, found.shape)):
+            return True
+        if held is not None and held.is_uniform and held.number(found.dtype) is not None:
+            return False
+        value = self.evaluate(node)
+        return value is not None and bool(by_value(distinct(value, keep=2 if matrices else 0)))
+
+
+def _unless_too_large(ask: Callable[[], Any]) -> Any:
+    try:
+        return ask()
+    except TooLarge:
+        return None
+
+
+def _booleans(dtype: torch.dtype) -> bool:
+    return dtype == torch.bool
+
+
+def _floats(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point
+
+
+def _zero_everywhere(held: Elements, shape: Any) -> bool:
+    return all(isinstance(leaf, torch.Tensor) and leaf.item() == 0 for _, leaf in held.pieces)
+
+
+def _causal_bias(held: Elements, shape: Any) -> bool:
+    below = NEVER
+    for where, leaf in held.pieces:
+        if not isinstance(leaf, torch.Tensor) or leaf.item() not in (0, -math.inf):
+            return False
+        if leaf.item() == 0:
+            below = either(below, where, shape)
+    return same_condition(below, lower_triangle(shape), shape)
+
+
+def lower_triangle(shape: Any) -> Condition:
+    rank = len(shape)
+    return at_least_zero(index(rank - 2, rank) - index(rank - 1, rank), shape)
+
+
+def row_keeps_one(where: Condition, shape: Any) -> bool:
+    """One clause holds in each row for the first key, the last, or the one of the row's own number."""
+    rank = len(shape)
+    first = [index(d, rank) for d in range(rank)]
+    candidates = [constant(0, rank), constant(shape[-1] - 1, rank)]
+    if rank > 1 and known(shape[-2] <= shape[-1]):
+        candidates += [index(rank - 2, rank), index(rank - 2, rank).plus(shape[-1] - shape[-2])]
+    return any(
+        all(seen is not None and seen.never_negative(shape) for seen in (p.through(places, rank) for p in clause))
+        for clause in where.clauses
+        for places in ([*first[:-1], key] for key in candidates)
+    )
+
+
+def _square(node: Node) -> bool:
+    found = tensor_fact(node)
+    return found is not None and found.dim() >= 2 and known_equal(found.shape[-1], found.shape[-2])
+
+
+def _lower(value: torch.Tensor) -> torch.Tensor:
+    return torch.ones(value.shape[-2:], dtype=torch.bool).tril()
+
+
+def _causal_like(value: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(value).masked_fill(~_lower(value), -math.inf)

@@ -1,0 +1,168 @@
+"""Views as index maps: for each dim of the operand, where its index lies in terms of the result's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.fx import Node
+
+from ..calls import Call
+from ..canonical import index_steps
+from ..facts import known, known_equal, number, numel
+from .affine import Affine, Shape, constant, index, is_zero, stretched
+
+Places = list[Affine | None]
+"""None: that dim's index is no affine pattern; only values that are the same along it are seen through."""
+
+
+def seen_through(call: Call, own: Shape, shape: Shape) -> Callable[[Affine], Affine | None] | None:
+    """How a view shows a pattern of its operand; None if the operation is no view known here."""
+    if call.op in RESHAPES:
+        return lambda pattern: reshaped(pattern, own, shape)
+    make = MAPS.get(call.op)
+    places = make(call.args, own, shape) if make is not None else None
+    return None if places is None else lambda pattern: pattern.through(places, len(shape))
+
+
+def _identity(args: dict[str, Any], own: Shape, shape: Shape) -> Places:
+    return [index(d, len(own)) for d in range(len(own))]
+
+
+def _permute(args: dict[str, Any], own: Shape, shape: Shape) -> Places:
+    dims = list(args["dims"])
+    return [index(dims.index(d), len(own)) for d in range(len(own))]
+
+
+def _expand(args: dict[str, Any], own: Shape, shape: Shape) -> Places:
+    """An expand, or a repeat: dims of size one, and dims that are not repeated, are as in an expand."""
+    return stretched(own, shape)
+
+
+def _slice(args: dict[str, Any], own: Shape, shape: Shape) -> Places:
+    found = _identity(args, own, shape)
+    dim = args.get("dim", 0)
+    found[dim] = _sliced(args.get("start", 0), args.get("step", 1), own[dim], index(dim, len(own)))
+    return found
+
+
+def _sliced(start: Any, step: Any, size: Any, place: Affine) -> Affine | None:
+    """Where an element of a slice lies; the end does not matter, and a start beyond it leaves no element."""
+    start, step = number(start), number(step)
+    start, step = 0 if start is None else start, 1 if step is None else step
+    if isinstance(start, float) or isinstance(step, float):
+        return None
+    if known(start < 0):
+        start = size + start
+    return place.times(step).plus(start) if known(start >= 0) else None
+
+
+def _select(args: dict[str, Any], own: Shape, shape: Shape) -> Places:
+    dim, at = args["dim"], number(args["index"])
+    found: Places = [index(d - (d > dim), len(shape)) for d in range(len(own))]
+    found[dim] = constant(at, len(shape)) if known(at >= 0) else None
+    return found
+
+
+def _flip(args: dict[str, Any], own: Shape, shape: Shape) -> Places:
+    found = _identity(args, own, shape)
+    for dim in args["dims"]:
+        found[dim] = index(dim, len(own)).times(-1).plus(own[dim] - 1)
+    return found
+
+
+def _groups(own: Shape, shape: Shape) -> list[tuple[list[int], list[int]]]:
+    """Runs of dims, not of size one, that hold the same elements on both sides; until nothing more is known."""
+    mine = [d for d, s in enumerate(own) if not known(s == 1)]
+    theirs = [d for d, s in enumerate(shape) if not known(s == 1)]
+    found: list[tuple[list[int], list[int]]] = []
+    while mine and theirs:
+        a, b = [mine.pop(0)], [theirs.pop(0)]
+        while not known_equal(numel([own[d] for d in a]), numel([shape[d] for d in b])):
+            left, right = numel([own[d] for d in a]), numel([shape[d] for d in b])
+            if mine and known(left < right):
+                a.append(mine.pop(0))
+            elif theirs and (known(left > right) or not mine):
+                b.append(theirs.pop(0))
+            elif mine:
+                a.append(mine.pop(0))
+            else:
+                return found
+        found.append((a, b))
+    return found
+
+
+def reshaped(pattern: Affine, own: Shape, shape: Shape) -> Affine | None:
+    """A pattern seen through a reshape: a dim that is split is a sum of its parts, and n*i + j over (i, j) is k over
+    the joined dim."""
+    made = constant(pattern.start, len(shape))
+    groups = _groups(own, shape)
+    for mine, theirs in groups:
+        steps = [pattern.steps[d] for d in mine]
+        if all(is_zero(s) for s in steps):
+            continue
+        inner = steps[-1]
+        size: Any = 1
+        for dim, step in zip(reversed(mine), reversed(steps)):
+            if not known_equal(step, inner * size):
+                return None
+            size = size * own[dim]
+        step = inner
+        for dim in reversed(theirs):
+            made += index(dim, len(shape)).times(step)
+            step = step * shape[dim]
+    covered = {d for mine, _ in groups for d in mine}
+    rest = [s for d, s in enumerate(pattern.steps) if d not in covered and not known(own[d] == 1)]
+    return made if all(is_zero(s) for s in rest) else None
+
+
+def _basic_index(args: dict[str, Any], own: Shape, shape: Shape) -> Places | None:
+    """Numbers, slices, None and `...`."""
+    if index_steps(len(own), args["index"]) is None:
+        return None
+    entries = list(args["index"]) if isinstance(args["index"], tuple) else [args["index"]]
+    taken = sum(e is not None and e is not Ellipsis for e in entries)
+    if Ellipsis not in entries:
+        entries.append(Ellipsis)
+    found: Places = []
+    at = 0
+    for entry in entries:
+        if entry is Ellipsis:
+            more = len(own) - taken
+            found += [index(at + d, len(shape)) for d in range(more)]
+            at += more
+        elif entry is None:
+            at += 1
+        elif isinstance(entry, slice):
+            found.append(_sliced(entry.start, entry.step, own[len(found)], index(at, len(shape))))
+            at += 1
+        else:
+            place = entry + own[len(found)] if entry < 0 else entry
+            found.append(constant(place, len(shape)))
+    return found
+
+
+def tensor_entries(indices: Sequence[Any], rank: int) -> tuple[list[Node], int] | None:
+    """The tensors of an index that stand side by side among whole dims, and where they begin."""
+    entries = [None if e == slice(None) else e for e in indices]
+    if len(entries) > rank or not all(e is None or isinstance(e, Node) for e in entries):
+        return None
+    places_of = [i for i, e in enumerate(entries) if e is not None]
+    if not places_of or places_of != list(range(places_of[0], places_of[-1] + 1)):
+        return None
+    return [e for e in entries if e is not None], places_of[0]
+
+
+RESHAPES = ("reshape", "unsqueeze", "squeeze")
+
+MAPS: dict[str, Callable[[dict[str, Any], Shape, Shape], Places | None]] = {
+    **dict.fromkeys("alias detach clone contiguous lift_fresh_copy identity to".split(), _identity),
+    "permute": _permute,
+    "expand": _expand,
+    "slice": _slice,
+    "select": _select,
+    "flip": _flip,
+    "repeat": _expand,
+    "tile": _expand,
+    "tensor_getitem": _basic_index,
+}

@@ -1,0 +1,110 @@
+"""Which function says what an operation makes of its operands' elements, and what they all use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Node
+
+from ..calls import Call
+from ..facts import number, tensor_fact
+from .affine import NEVER, Affine, Clause, Condition, both, condition, constant, either, index
+from .elements import Elements, Leaf, boolean, cast, combinations, pieces, uniform
+
+if TYPE_CHECKING:
+    from .knowledge import Knowledge
+
+Transfer = Callable[["Knowledge", Node, Call, torch.Tensor], "Elements | None"]
+
+TRANSFER: dict[str, Transfer] = {}
+
+
+def of(*ops: str) -> Callable[[Transfer], Transfer]:
+    def register(transfer: Transfer) -> Transfer:
+        for op in ops:
+            TRANSFER[op] = transfer
+        return transfer
+
+    return register
+
+
+def operand(know: Knowledge, value: Any, found: torch.Tensor) -> Elements | None:
+    """What is known of an operand, stretched to the result's shape; a number is itself."""
+    fact = tensor_fact(value)
+    if fact is not None:
+        held = know.elements(value)
+        return None if held is None else held.broadcast(fact.shape, found.shape)
+    value = number(value)
+    if isinstance(value, (bool, float)):
+        return uniform(torch.tensor(value, dtype=torch.bool if isinstance(value, bool) else torch.float64))
+    return uniform(constant(value, found.dim())) if isinstance(value, (int, torch.SymInt)) else None
+
+
+def compared(op: str, left: Elements, right: Elements, found: torch.Tensor) -> Elements | None:
+    """Comparisons of integers; None where a float takes part."""
+    shape, rank = found.shape, found.dim()
+    made = NEVER
+    for where, leaves in combinations((left, right), shape):
+        a, b = (as_integer(leaf, rank) for leaf in leaves)
+        if a is None or b is None:
+            return None
+        made = either(made, both(where, holds(op, a, b, shape), shape), shape)
+    return boolean(made, shape)
+
+
+def as_integer(leaf: Leaf, rank: int) -> Affine | None:
+    if isinstance(leaf, Affine):
+        return leaf
+    return constant(int(leaf.item()), rank) if leaf.dtype == torch.bool else None
+
+
+def holds(op: str, a: Affine, b: Affine, shape: Any) -> Condition:
+    up, down = b - a, a - b
+    clauses: dict[str, list[Clause]] = {
+        "lt": [(up.plus(-1),)],
+        "le": [(up,)],
+        "gt": [(down.plus(-1),)],
+        "ge": [(down,)],
+        "eq": [(up, down)],
+        "ne": [(up.plus(-1),), (down.plus(-1),)],
+    }
+    return condition(clauses[op], shape)
+
+
+def is_real(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype == torch.bool
+
+
+def joined(parts: Any, dim: int, shape: Any, dtype: torch.dtype) -> Elements | None:
+    rank = len(shape)
+    made: list[tuple[Condition, Leaf]] = []
+    before: Any = 0
+    for held, own in parts:
+        if held is None or own is None or own.dim() != rank:
+            return None
+        size = own.shape[dim]
+        inside = condition(
+            [(index(dim, rank).plus(-before), index(dim, rank).times(-1).plus(before + size - 1))], shape
+        )
+        places = [index(d, rank).plus(-before) if d == dim else index(d, rank) for d in range(rank)]
+        seen = held.through(lambda pattern, places=places: pattern.through(places, rank), shape)
+        if seen is None:
+            return None
+        for where, leaf in seen.pieces:
+            same = cast(leaf, dtype, shape)
+            if same is None:
+                return None
+            made.append((both(where, inside, shape), same))
+        before = before + size
+    return pieces(made, shape)
+
+
+def with_rank(leaf: Leaf, rank: int) -> Leaf:
+    return constant(leaf.start, rank) if isinstance(leaf, Affine) else leaf
+
+
+def cast_all(made: Any, found: torch.Tensor) -> Elements | None:
+    parts = [(where, cast(leaf, found.dtype, found.shape)) for where, leaf in made]
+    return None if any(leaf is None for _, leaf in parts) else pieces(parts, found.shape)  # type: ignore[arg-type]

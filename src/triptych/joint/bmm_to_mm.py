@@ -1,0 +1,54 @@
+"""`bmm_to_mm`: a batch of one is no batch."""
+
+from __future__ import annotations
+
+import torch
+
+from ..ir.facts import known
+from ..ir.program import Value
+from ..match.pattern import Tensor
+from ..rewrite.emit import Emitter
+from ..rewrite.rule import Rule
+from ..testing import declines, fires
+
+
+class BmmToMm(Rule):
+    """bmm(a, b) -> unsqueeze(mm(squeeze(a), squeeze(b))), where both are batches of one; up to rounding
+
+    The views cost nothing. What is gained: the plain product has more and better kernels on a GPU, it is what bias
+    and padding rules look for, and views beside it that added the batch cancel. On a CPU the product itself costs
+    the same either way.
+    """
+
+    exact = False
+
+    def pattern(self, op, a: Tensor, b: Tensor):
+        return op.matmul(a, b)
+
+    def check(self, m, a, b):
+        m.applies(a.rank == 3 and b.rank == 3 and known(a.shape[0] == 1) and known(b.shape[0] == 1))
+
+    def rewrite(self, op, a, b):
+        return op.unsqueeze(op.matmul(_matrix(op, a), _matrix(op, b)), 0)
+
+    examples = [
+        fires(lambda a, b: torch.bmm(a, b), "f32[1, 4, 8]", "f32[1, 8, 2]"),
+        fires(lambda a, b: a @ b, "bf16[1, 4, 8]", "bf16[1, 8, 2]"),
+        fires(lambda a, b: a.bmm(b.transpose(1, 2)), "f32[1, 4, 8]", "f32[1, 2, 8]"),
+        fires(lambda a, b: torch.bmm(a.unsqueeze(0), b.unsqueeze(0)).squeeze(0), "f32[4, 8]", "f32[8, 2]"),
+        fires(lambda a, b: torch.bmm(a, b), "f32[1, 4, 0]", "f32[1, 0, 2]"),
+        fires(lambda a, b: torch.bmm(a[:1], b[:1]), "f32[3, 4, 8]", "f32[3, 8, 2]", dynamic=True),
+        declines(lambda a, b: torch.bmm(a, b), "f32[2, 4, 8]", "f32[2, 8, 2]"),
+        declines(lambda a, b: torch.bmm(a, b), "f32[3, 4, 8]", "f32[3, 8, 2]", dynamic=True),
+        declines(lambda a, b: a @ b, "f32[1, 4, 8]", "f32[3, 8, 2]", dialects=("torch",)),
+        declines(lambda a, b: a @ b, "f32[4, 8]", "f32[8, 2]"),
+    ]
+
+
+def _matrix(op: Emitter, batch: Value) -> Value:
+    """The one matrix of a batch. A transposed one is transposed after the batch is gone, so that what made the batch
+    stands beside what undoes it."""
+    call = batch.call
+    if call is not None and call.op == "permute" and list(call.args["dims"]) == [0, 2, 1]:
+        return op.permute(op.squeeze(call.args["self"], dim=[0]), [1, 0])
+    return op.squeeze(batch, dim=[0])

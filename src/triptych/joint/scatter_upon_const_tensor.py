@@ -1,0 +1,192 @@
+"""`scatter_upon_const_tensor`: what a scatter writes into a tensor of one value is a comparison with the index."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.fx import Node
+
+from ..ir.facts import known, known_equal, number, tensor_fact
+from ..ir.program import ATEN, Program, Value
+from ..ir.traits import is_pointwise
+from ..match.pattern import Tensor
+from ..rewrite.emit import Emitter
+from ..rewrite.rule import Match, Rule
+from ..testing import declines, fires
+
+FIRST_USERS = 64
+"""How many users of a value are looked at for a proof."""
+
+DEEPEST = 8
+"""How many steps back two indices are compared."""
+
+
+class ScatterUponConstTensor(Rule):
+    """scatter(full(shape, fill), dim, index, value) -> where(index == iota, value, fill), index of size 1 along dim
+
+    Such an index names one place for each position, so nothing is written twice. Instead of a buffer that is filled,
+    written here and there, and read again, each element is computed where it is used. An index out of range raises:
+    where the same index is known to be checked by a `gather` over the same size (the forward of a cross-entropy),
+    that one raises; else the index is taken through a `gather` from the iota, which raises just so.
+    """
+
+    interior_may_be_used = True
+    mixed_dtypes = True
+
+    def pattern(self, op, size, fill, dtype, layout, device, pinned, dim, index: Tensor, value, source: Tensor):
+        constant = op.full(size, fill, dtype=dtype, layout=layout, device=device, pin_memory=pinned)
+        return op.any_of(
+            op.scatter(constant, dim, index, value=value),
+            op.scatter(constant, dim, index, src=source),
+            op.scatter_add(constant, dim, index, source),
+        )
+
+    def check(self, m, fill, pinned, dim, index, value, source):
+        m.applies(m.root.known and index.known and index.rank == m.root.rank > 0)
+        m.require(not pinned, "it is made in pinned memory")
+        m.require(isinstance(fill, (bool, int, float)), "the fill is no number")
+        m.require(known(index.shape[dim] == 1), "several places of one position are written")
+        others = [d for d in range(m.root.rank) if d != dim]
+        m.require(all(known_equal(index.shape[d], m.root.shape[d]) for d in others), "only a part is written")
+        if source is not None:
+            m.require(known_equal(source.shape, index.shape), "the source is larger than the index")
+            m.require(source.dtype == m.root.dtype, f"{source.dtype} would be written into {m.root.dtype}")
+        else:
+            m.require(isinstance(value, (bool, int, float)), "the value is no number")
+            m.require(_fits(value, m.root.dtype), f"{value} is not a value of {m.root.dtype}")
+
+    def rewrite(self, op, m, fill, dim, index, value, source):
+        like, shape = m.root.tensor, list(m.root.shape)
+        places = _iota(op, shape[dim], like.device)
+        places = op.reshape(places, [shape[dim] if d == dim else 1 for d in range(len(shape))])
+        if not _checked_elsewhere(m, index, dim, shape[dim]):
+            # some kernels count a negative place of a gather from the back: here it is out of range
+            beyond = op.full([], shape[dim], dtype=index.dtype, device=like.device)
+            index = op.gather(op.expand(places, shape), dim, op.where(op.lt(index, 0), beyond, index))
+        background = op.full([], fill, dtype=like.dtype, device=like.device)
+        if source is None:
+            source = op.full([], value, dtype=like.dtype, device=like.device)
+        elif m.root.op == "scatter_add":
+            source = op.add(source, background)  # which also turns -0.0 into the 0.0 that adding makes of it
+        return op.where(op.eq(index, places), source, background)
+
+    examples = [
+        fires(lambda i: torch.zeros(4, 10).scatter(1, i, 1.0), "i64[4, 1]"),
+        fires(lambda i: torch.zeros(4, 10).scatter(-1, i.unsqueeze(-1), 1), "i64[4]"),
+        fires(lambda i: torch.full((10, 4), 3, dtype=torch.int32).scatter(0, i, -7), "i64[1, 4]"),
+        fires(lambda i: torch.zeros(4, 10, dtype=torch.bool).scatter(1, i, True), "i64[4, 1]"),
+        fires(lambda i, x: torch.zeros(4, 10).scatter(1, i, x), "i64[4, 1]", "f32[4, 1]"),
+        fires(lambda i, x: torch.zeros(4, 10).scatter_add(1, i, x), "i64[4, 1]", torch.tensor([[-0.0], [1], [2], [3]])),
+        fires(lambda i, x: torch.ones(4, 10).scatter_add(1, i, x), "i64[4, 1]", "f32[4, 1]"),
+        fires(lambda x, i: (x.gather(1, i), torch.zeros(4, 10).scatter(1, i, 2.0)), "f32[4, 10]", "i64[4, 1]"),
+        fires(lambda x, i: torch.zeros(x.shape[0], 10).scatter(1, i, 1.0), "f32[4, 10]", "i64[4, 1]", dynamic=True),
+        fires(lambda i: torch.full((4, 10), float("nan")).scatter(1, i, float("inf")), "i64[4, 1]"),
+        fires(lambda i: torch.zeros(0, 10).scatter(1, i, 1.0), "i64[0, 1]"),
+        declines(lambda i: torch.zeros(4, 10).scatter(1, i, 1.0), "i64[4, 2]", because="several places"),
+        declines(lambda i: torch.zeros(4, 10).scatter(1, i, 1.0), "i64[3, 1]", because="only a part"),
+        declines(lambda i, x: torch.zeros(4, 10).scatter(1, i, x), "i64[4, 1]", "f32[4, 2]", because="larger"),
+        declines(lambda i: torch.ones(4, 10).scatter(1, i, 2.0, reduce="multiply"), "i64[4, 1]"),
+        declines(lambda x, i: x.scatter(1, i, 2.0), "f32[4, 10]", "i64[4, 1]"),
+        declines(lambda i: torch.zeros(4, 10, dtype=torch.uint8).scatter(1, i, 2.5), "i64[4, 1]", because="not a"),
+        declines(lambda i: torch.zeros(10).scatter(0, i, 1.0), "i64[]"),
+        declines(lambda x: F.one_hot(x, 5), "i64[4]"),
+    ]  # fmt: skip
+
+
+def _fits(value: bool | int | float, dtype: torch.dtype) -> bool:
+    """Does writing the number into that dtype only round it, as `full` would?"""
+    if dtype.is_floating_point or dtype.is_complex:
+        return True
+    if dtype == torch.bool:
+        return value in (0, 1)
+    info = torch.iinfo(dtype)
+    return float(value).is_integer() and info.min <= value <= info.max
+
+
+def _iota(op: Emitter, length: Any, device: torch.device) -> Value:
+    if op.program.dialect != ATEN:
+        return op.arange(length, device=device)
+    how = {"start": 0, "step": 1, "dtype": torch.int64, "device": device, "requires_grad": False}
+    return op.call(torch.ops.prims.iota.default, length, **how)
+
+
+# ---- an index that another operation checks ----
+
+
+def _checked_elsewhere(m: Match, index: Value, dim: int, length: Any) -> bool:
+    """Does a `gather` that stays in the graph take the same index over the same size?"""
+    for source in _sources(m.program, index.node):
+        for gather in _gathers(m.program, source):
+            call = m.program.call(gather)
+            assert call is not None
+            over = tensor_fact(call.args["self"])
+            if over is None or not gather < m.root.node or not gather.users:
+                continue
+            same_size = known_equal(over.shape[call.args["dim"]], length)
+            if same_size and same_elements(m.program, call.args["index"], index.node):
+                return True
+    return False
+
+
+def _sources(program: Program, node: Node) -> list[Node]:
+    """The value and what it is made of, a few steps back."""
+    seen = [node]
+    edge = [node]
+    for _ in range(DEEPEST):
+        edge = [n for e in edge for n in e.all_input_nodes if n not in seen and tensor_fact(n) is not None]
+        seen.extend(dict.fromkeys(edge))
+    return seen
+
+
+def _gathers(program: Program, node: Node) -> list[Node]:
+    """Gathers by an index made of the value, a few steps on."""
+    found, edge = [], [node]
+    for _ in range(DEEPEST // 2):
+        users = dict.fromkeys(u for e in edge for u in itertools.islice(e.users, FIRST_USERS))
+        calls = {u: call for u in users if (call := program.call(u)) is not None and not call.mutates}
+        found += [u for u, call in calls.items() if call.op == "gather" and call.args["index"] in edge]
+        edge = [u for u, call in calls.items() if is_pointwise(call.op) or call.op in SAME_ORDER]
+    return found
+
+
+SAME_ORDER = ("reshape", "squeeze", "unsqueeze")
+"""Views that leave the elements in their order."""
+
+
+def same_elements(program: Program, left: Any, right: Any, depth: int = DEEPEST) -> bool:
+    """Do two values hold the same elements in the same order, whatever dims they count them by?"""
+    left, right = _without_views(program, left), _without_views(program, right)
+    if left is right:
+        return True
+    if not isinstance(left, Node) or not isinstance(right, Node):
+        return type(left) is type(right) and left == right
+    one, other = program.call(left), program.call(right)
+    if depth == 0 or one is None or other is None or one.op != other.op or one.args.keys() != other.args.keys():
+        return False
+    if one.mutates or other.mutates or not all(program.aliasing.effects(n).pure for n in (left, right)):
+        return False
+    if one.op in ("scalar_tensor", "full"):
+        return one.args == other.args
+    if not is_pointwise(one.op) or not (_is_plain(program, left) and _is_plain(program, right)):
+        return False
+    return all(same_elements(program, one.args[key], other.args[key], depth - 1) for key in one.args)
+
+
+def _is_plain(program: Program, node: Node) -> bool:
+    """Every operand has as many elements as the result, or one: nothing is repeated along one dim only."""
+    result = tensor_fact(node)
+    operands = [t for n in node.all_input_nodes if (t := tensor_fact(n)) is not None]
+    return result is not None and all(t.dim() == 0 or known(t.numel() == result.numel()) for t in operands)
+
+
+def _without_views(program: Program, value: Any) -> Any:
+    value = number(value) if isinstance(value, Node) and tensor_fact(value) is None else value
+    while isinstance(value, Node):
+        call = program.call(value)
+        if call is None or call.mutates or call.op not in SAME_ORDER or program.aliasing.written(value):
+            return value
+        value = call.args["self"]
+    return value

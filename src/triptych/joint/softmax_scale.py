@@ -1,0 +1,245 @@
+"""`mul_softmax_pattern`, `div_softmax_pattern`: the maximum of a softmax is taken away before its scale is applied.
+
+A softmax of x * s computes x * s - max(x * s). Compilers may contract a product and a difference into one rounding, and
+then not every element is at most the maximum: for large scores exp() of that excess overflows, which is what taking
+the maximum away was to prevent. (x - max(x)) * s has no such excess, and one product less to compute for the maximum.
+
+Why it is right, at the level of the whole softmax, for every s that is constant along its dim:
+
+- s < 0 turns the order round: the maximum of x * s is at the minimum of x. The sign of a number is known, a tensor's
+  may be known by what made it; else both ends are computed, and the sign chooses.
+- Infinities, NaN: an infinite or NaN element gives the same zeros (-inf) or the same row of NaN (+inf, NaN, all -inf)
+  either way; s = NaN, s = inf and x / 0 give rows of NaN either way, x / inf a uniform row.
+- x * s may overflow, and a row with an infinite maximum is NaN. For |s| <= 1 it cannot; else the new maximum is NaN
+  where s times it is not finite (0 * inf is NaN, 0 * finite adds nothing).
+- x - max(x) may overflow to -inf, whose exp() is 0. That is right while |s| times the largest number is far beyond
+  what exp() can tell from 0; a number says so, a tensor does not, and a log_softmax shows the difference itself. So
+  these two need x in a narrower dtype than the softmax computes in (half scores, float softmax): nothing overflows.
+- s = 0 is left alone: 0 * -inf is NaN.
+- Where half scores are scaled before they are widened, eager rounds the product to half; the new form does not.
+
+What is gained with Inductor's kernels: for a number, one product less for each element in the loop that finds the
+maximum, and contraction does no harm (Triton contracts, the C++ code generator is told not to). For a tensor whose sign
+is not known the loop has a minimum more instead of a product less: on a CPU nothing is gained, and it is left alone.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch.fx import Node
+
+from ..ir.facts import known, tensor_fact
+from ..ir.program import Program, Value
+from ..ir.values.shape_only import SAME_VALUE
+from ..match.matcher import equal
+from ..match.pattern import Tensor
+from ..rewrite.emit import Emitter
+from ..rewrite.rule import Match, Rule
+from ..testing import declines, fires
+
+f32, f64 = torch.float32, torch.float64
+
+NEVER_NEGATIVE = frozenset("exp exp2 sigmoid abs square relu softplus sqrt softmax".split())
+
+
+class _ScaledSoftmax(Rule, ABC):
+    """scale(x) - max(scale(x)) -> scale(x - max(x)), inside a softmax"""
+
+    exact = False
+    mixed_dtypes = True
+    CONTRACTS: ClassVar[tuple[str, ...]] = ("cuda", "xpu")
+    """Devices for which the code generator contracts products and sums."""
+
+    @abstractmethod
+    def scaled(self, op: Any, x: Any, s: Any) -> Any: ...
+
+    @abstractmethod
+    def factor(self, number: float) -> float:
+        """What the number multiplies by."""
+
+    def pattern(self, op, x: Tensor, s, wide, dim):
+        scores = op.optional("to", self.scaled(op, x, s), dtype=wide)
+        return op.sub(scores, op.amax(scores, dim, True))
+
+    def check(self, m, x, s, dim):
+        m.applies(m.root.known and x.known and x.is_float)
+        wider = m.root.dtype.itemsize > x.dtype.itemsize
+        m.require(_inside_softmax(m.program, m.root.node, dim), "the difference is used otherwise than in a softmax")
+        taken_by_log = any(m.program.call(u).op == "sub" for u in m.root.node.users)
+        m.require(wider or not taken_by_log, "log_softmax shows a difference that overflows")
+        if isinstance(s, (int, float)):
+            m.require(s != 0 and math.isfinite(s), f"{s} is no plain scale")
+            least = 2 * -math.log(torch.finfo(m.root.dtype).tiny) / torch.finfo(m.root.dtype).max
+            m.require(wider or abs(self.factor(s)) > least, "the scale is so small that x - max(x) may overflow")
+            return
+        m.applies(isinstance(s, Value) and s.is_tensor, "a symbolic scale")
+        m.applies(_constant_along(s, x, dim), "the scale varies along the dim")
+        m.require(wider, "x - max(x) may overflow where the scale is tiny")
+        m.require(
+            never_negative(m.program, s.node) or x.device.type in self.CONTRACTS,
+            "the sign of the scale is not known, and nothing is gained by finding it out",
+        )
+
+    def rewrite(self, op, m, x, s, dim):
+        wide = m.root.dtype
+        top = self._top(op, m, x, s, dim)
+        if not isinstance(s, (int, float)) or abs(self.factor(s)) > 1:
+            finite = op.mul(_as(op, self.scaled(op, top, s), wide), 0.0)
+            top = op.add(_as(op, top, wide), finite)
+        return self.scaled(op, op.sub(_as(op, x, wide), _as(op, top, wide)), s)
+
+    def _top(self, op: Emitter, m: Match, x: Value, s: Any, dim: Any) -> Value:
+        """Where the largest scaled element comes from."""
+        if isinstance(s, (int, float)):
+            return op.amax(x, dim, True) if s > 0 else op.amin(x, dim, True)
+        if never_negative(m.program, s.node):
+            return op.amax(x, dim, True)
+        return op.where(op.ge(s, 0), op.amax(x, dim, True), op.amin(x, dim, True))
+
+
+def by_hand(scores: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """A softmax as decompositions write it."""
+    raised = (scores - scores.amax(dim, keepdim=True)).exp()
+    return raised / raised.sum(dim, keepdim=True)
+
+
+def log_by_hand(scores: torch.Tensor) -> torch.Tensor:
+    below = scores - scores.amax(-1, keepdim=True)
+    return below - below.exp().sum(-1, keepdim=True).log()
+
+
+INFINITE = torch.tensor([[1.0, math.inf, 2.0], [-math.inf, 0.0, -0.0], [-math.inf] * 3, [math.nan, 1.0, 2.0]])
+HUGE = torch.tensor([[3e38, -3e38, 0.0], [-3e38, -3.1e38, -3.2e38], [3e38, 2e38, 3e38], [0.0, -0.0, 1e-45]])
+SCALES = torch.tensor([[0.0], [-0.0], [math.inf], [math.nan]])
+
+
+class MulSoftmaxPattern(_ScaledSoftmax):
+    """x * s - max(x * s) -> (x - max(x)) * s, inside a softmax, s constant along its dim; up to rounding"""
+
+    def scaled(self, op, x, s):
+        return op.mul(x, s)
+
+    def factor(self, number):
+        return number
+
+    examples = [
+        fires(lambda x: by_hand(x * 0.125), "f32[4, 8]"),
+        fires(lambda x: by_hand(-0.5 * x, 0), "f32[4, 8]"),
+        fires(lambda x: by_hand(x * 1.5), "f32[4, 8]", dynamic=True),
+        fires(lambda x: by_hand((x * 0.125).float()).half(), "f16[4, 8]"),
+        fires(lambda x: by_hand((x * 3).double(), 1).float(), "f32[2, 4, 8]"),
+        fires(lambda x: log_by_hand((x * 0.125).float()), "f16[4, 8]"),
+        fires(lambda x, s: by_hand((x * s.exp()).float()).bfloat16(), "bf16[4, 8]", "bf16[]"),
+        fires(lambda x, s: by_hand((s.sigmoid() * x).float()).half(), "f16[4, 8]", "f16[4, 1]"),
+        *(fires(lambda x: (by_hand(x * 0.25), by_hand(x * -0.25)), x) for x in (INFINITE, HUGE)),
+        *(fires(lambda x: (by_hand(x * 2.0), by_hand(x * -2.0)), x) for x in (INFINITE, HUGE)),
+        fires(lambda x, s: by_hand((x * s.abs()).double()), HUGE, SCALES),
+        fires(lambda x, s: by_hand((x * s.abs()).double()), INFINITE, torch.tensor([[2.0], [0.0], [1.0], [1e30]])),
+        declines(lambda x: by_hand(x * 1e-37), HUGE, because="so small"),
+        declines(lambda x: by_hand(x * 0.0), INFINITE, because="no plain scale"),
+        declines(lambda x: by_hand(x * math.inf), "f32[4, 8]", because="no plain scale"),
+        declines(lambda x: by_hand(x * math.nan), "f32[4, 8]"),
+        declines(lambda x: log_by_hand(x * 0.125), HUGE, because="log_softmax"),
+        declines(lambda x, s: by_hand((x * s).float()), "f16[4, 8]", "f16[]", because="sign"),
+        declines(lambda x, s: by_hand(x * s.abs()), "f32[4, 8]", "f32[]", because="tiny"),
+        declines(lambda x, s: by_hand((x * s.abs()).float()), "f16[4, 8]", "f16[8]"),
+        declines(lambda x: (y := x * 0.125, by_hand(y)), "f32[4, 8]", because="used outside"),
+        declines(lambda x: (y := x * 0.125) - y.amax(-1, keepdim=True), "f32[4, 8]", because="otherwise"),
+        declines(lambda x: by_hand(x), "f32[4, 8]"),
+    ]  # fmt: skip
+
+
+class DivSoftmaxPattern(_ScaledSoftmax):
+    """x / s - max(x / s) -> (x - max(x)) / s, inside a softmax, s constant along its dim; up to rounding"""
+
+    def scaled(self, op, x, s):
+        return op.div(x, s)
+
+    def factor(self, number):
+        return 1 / number
+
+    examples = [
+        fires(lambda x: by_hand(x / 8), "f32[4, 8]"),
+        fires(lambda x: by_hand(x / 0.7), "f32[4, 8]", dynamic=True),
+        fires(lambda x: by_hand((x / math.sqrt(64)).float()).half(), "f16[4, 8]"),
+        fires(lambda x: log_by_hand((x / -0.7).float()).bfloat16(), "bf16[4, 8]"),
+        fires(lambda x, s: by_hand((x / s.exp()).float()).half(), "f16[4, 8]", "f16[]"),
+        *(fires(lambda x: (by_hand(x / 4.0), by_hand(x / -4.0)), x) for x in (INFINITE, HUGE)),
+        *(fires(lambda x: (by_hand(x / 0.5), by_hand(x / -0.5)), x) for x in (INFINITE, HUGE)),
+        fires(lambda x, s: by_hand((x / s.abs()).double()), HUGE, SCALES),
+        fires(lambda x, s: by_hand((x / s.abs()).double()), INFINITE, torch.tensor([[2.0], [math.inf], [1.0], [1e30]])),
+        declines(lambda x: by_hand(x / math.inf), "f32[4, 8]", because="no plain scale"),
+        declines(lambda x: by_hand(x / 1e37), HUGE, because="so small"),
+        declines(lambda x: by_hand(4 / x), "f32[4, 8]"),
+        declines(lambda x: by_hand(torch.div(x, 4, rounding_mode="floor")), "f32[4, 8]"),
+        declines(lambda x: F.softmax(x / 8, -1), "f32[4, 8]"),  # one operation: nothing is between scale and maximum
+    ]  # fmt: skip
+
+
+def _as(op: Emitter, value: Value, dtype: torch.dtype) -> Value:
+    return value if value.dtype == dtype else op.to(value, dtype=dtype)
+
+
+def _constant_along(s: Value, x: Value, dim: Any) -> bool:
+    """Broadcast along every dim of the softmax."""
+    if s.rank > x.rank:
+        return False
+    aligned = [1] * (x.rank - s.rank) + list(s.shape)
+    return all(known(aligned[d] == 1) for d in dim)
+
+
+def _inside_softmax(program: Program, below: Node, dim: Any) -> bool:
+    """Is x - max(x) used for a softmax or a log_softmax over that dim and nothing else? A row that is NaN in one place
+    is then NaN in all."""
+    raised = [u for u in below.users if _op(program, u) == "exp"]
+    if len(raised) != 1:
+        return False
+    totals = [u for u in raised[0].users if _sums(program, u, dim)]
+    logs = [u for total in totals for u in total.users if _op(program, u) == "log"]
+
+    def shares(user: Node, op: str, by: list[Node]) -> bool:
+        call = program.call(user)
+        return call is not None and call.op == op and set(call.args) == {"self", "other"} and call.args["other"] in by
+
+    return (
+        bool(totals)
+        and all(u in totals or shares(u, "div", totals) for u in raised[0].users)
+        and all(u in raised or shares(u, "sub", logs) for u in below.users)
+    )
+
+
+def _op(program: Program, node: Node) -> str:
+    call = program.call(node)
+    return call.op if call is not None and not call.mutates else ""
+
+
+def _sums(program: Program, node: Node, dim: Any) -> bool:
+    call = program.call(node)
+    if call is None or call.op != "sum" or call.args.get("keepdim") is not True or "dtype" in call.args:
+        return False
+    return equal(call.args.get("dim"), dim)
+
+
+def never_negative(program: Program, node: Node) -> bool:
+    """Is every element at least 0 (or NaN) by what made it?"""
+    while isinstance(node, Node) and tensor_fact(node) is not None:
+        call = program.call(node)
+        if call is None or call.mutates or program.aliasing.written(node):
+            return False
+        if call.op in NEVER_NEGATIVE:
+            return True
+        if call.op == "clamp":
+            least = call.args.get("min")
+            return isinstance(least, (int, float)) and least >= 0 and call.args.get("max", 0) >= 0
+        if call.op == "full":
+            filled = call.args.get("fill_value")
+            return isinstance(filled, (int, float)) and filled >= 0
+        if call.op not in SAME_VALUE and call.op != "to":
+            return False
+        node = call.args["self"]
+    return False

@@ -1,0 +1,45 @@
+"""A joint graph in two: PyTorch's partitioner, told what must not be computed twice."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import CheckpointPolicy
+
+from . import _private
+from .ir.effects import effects
+from .ir.facts import fact
+
+POLICY = "recompute"
+"""Where the partitioner looks for a node's policy."""
+
+LEAST_BUDGET = 1e-9
+"""For memory that activations may take: at 0 the partitioner keeps nothing but inputs, whatever the policies say."""
+
+
+def partition(joint: GraphModule, inputs: Sequence[Any], **facts: Any) -> tuple[GraphModule, GraphModule]:
+    """Forward and backward. What the backward needs of random draws it gets from the forward, or computes from the
+    forward's seeds: drawn again they would be other numbers, and the gradient that of another function."""
+    draws = keep_draws(joint)
+    config = _private.functorch_config
+    with contextlib.ExitStack() as stack:
+        if draws and config.activation_memory_budget < 1:
+            # draws of several results cannot be marked: with those the partitioner must not look for more memory
+            whole = all(isinstance(fact(n), torch.Tensor) for n in draws)
+            least = max(config.activation_memory_budget, LEAST_BUDGET) if whole else 1.0
+            stack.enter_context(config.patch(activation_memory_budget=least))
+        return _private.min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **facts)
+
+
+def keep_draws(joint: GraphModule) -> list[Node]:
+    """Mark the draws of a graph to be kept; those of a checkpointed region, which has a way of its own, stay as they
+    are."""
+    draws = [n for n in joint.graph.nodes if n.op == "call_function" and effects(n).random]
+    for node in draws:
+        if isinstance(fact(node), torch.Tensor):
+            node.meta.setdefault(POLICY, CheckpointPolicy.MUST_SAVE)
+    return draws

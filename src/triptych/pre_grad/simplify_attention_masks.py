@@ -1,0 +1,348 @@
+"""Attention masks that say nothing are dropped, and those that say "causal" in tensors say it in a word.
+
+`scaled_dot_product_attention` chooses its kernel by what it is given: with a mask, a GPU often has only a slow one. So
+this runs before autograd, where attention is still one call and the choice is open. What a mask holds is proved from
+how it is built (`arange`, comparisons, expands, `tril`, ...), for static and symbolic sizes, never guessed.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.fx import Node
+
+from ..ir.facts import known, known_equal, tensor_fact
+from ..ir.program import Program, Value
+from ..ir.values import Knowledge, knowledge
+from ..match.pattern import PatternBuilder, Tensor
+from ..passes.base import Pass, PassRun
+from ..rewrite.emit import Emitter
+from ..rewrite.rewriter import PlainTerms
+from ..rewrite.rule import Match, Rule
+from ..testing.examples import declines, fires
+
+ATTENTION = "scaled_dot_product_attention"
+
+TORCH = ("torch",)
+INF = float("inf")
+
+
+def _full_mask(q, k, v):
+    rows = torch.arange(q.shape[-2])[None, None, :, None]
+    return F.scaled_dot_product_attention(q, k, v, (rows >= 0).expand(q.shape[0], -1, -1, k.shape[-2]))
+
+
+def _ones(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool))
+
+
+def _with_zeros(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, torch.zeros(q.shape[-2], k.shape[-2]), scale=0.3)
+
+
+def _lower(q, k, v):
+    keep = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
+
+
+def _compared(q, k, v, window=None):
+    rows, keys = torch.arange(q.shape[-2])[:, None], torch.arange(k.shape[-2])
+    keep = keys <= rows
+    if window is not None:
+        keep = keep & (keys > rows - window)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=keep[None, None].expand(q.shape[0], 1, -1, -1))
+
+
+def _windowed(q, k, v):
+    return _compared(q, k, v, window=3)
+
+
+def _wide_window(q, k, v):
+    return _compared(q, k, v, window=64)
+
+
+def _packed(q, k, v):
+    """As models build it that also keep packed sequences apart: here there is one."""
+    positions = torch.arange(q.shape[-2])[None].expand(q.shape[0], -1)
+    sequence = (torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1) != 1).cumsum(-1)
+    batch, rows = torch.arange(q.shape[0])[:, None, None, None], torch.arange(q.shape[-2])[None, None, :, None]
+    keys = torch.arange(k.shape[-2])[None, None, None, :]
+    keep = (keys <= rows) & (sequence[batch, rows] == sequence[batch, keys])
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
+
+
+def _upper_bias(q, k, v):
+    bias = torch.triu(torch.full((q.shape[-2], k.shape[-2]), -INF), diagonal=1)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+
+def _finite_bias(q, k, v):
+    bias = torch.triu(torch.full((q.shape[-2], k.shape[-2]), -1e9), diagonal=1)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+
+def _both(q, k, v, keep):
+    bias = torch.where(keep, 0.0, -INF)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+
+def _kept_bias(q, bias):
+    keep = (torch.arange(q.shape[-2])[:, None] >= 0).expand(-1, q.shape[-2])
+    return F.scaled_dot_product_attention(q, q, q, torch.where(keep, bias, torch.finfo(q.dtype).min))
+
+
+def _bias_and_zero(q, bias):
+    padding = (1.0 - torch.ones(q.shape[0], 1, 1, q.shape[-2])) * torch.finfo(q.dtype).min
+    return F.scaled_dot_product_attention(q, q, q, bias + padding)
+
+
+class MaskRule(Rule, ABC):
+    """attention(q, k, v, mask) -> attention with less of a mask: what these rules have in common"""
+
+    exact = False
+    mixed_dtypes = True
+    takes_random = True  # dropout stays what it was, in the same place
+    keeps_strides = False
+
+    def pattern(self, op: PatternBuilder, q, k, v, mask, dropout, scale, gqa):
+        return op.scaled_dot_product_attention(q, k, v, mask, dropout, False, scale=scale, enable_gqa=gqa)
+
+    @abstractmethod
+    def rewrite(self, op, m): ...
+
+    def about(self, m: Match, mask: Any) -> Knowledge:
+        m.applies(isinstance(mask, Value) and mask.is_tensor, "no mask")
+        m.require(not mask.tensor.requires_grad, "the mask has a gradient")
+        return knowledge(m.program)
+
+    def attend(self, op: Any, m: Match, mask: Any = None, is_causal: bool = False) -> Value:
+        arguments = {"dropout_p": m["dropout"], "scale": m["scale"], "enable_gqa": m["gqa"]}
+        plain = {"dropout_p": 0.0, "scale": None, "enable_gqa": False}
+        given = {k: v for k, v in arguments.items() if isinstance(v, Value) or v != plain[k]}
+        if is_causal:
+            given["is_causal"] = True
+        if mask is not None:
+            given["attn_mask"] = mask
+        return op.scaled_dot_product_attention(m["q"], m["k"], m["v"], **given)
+
+
+class DropFullMask(MaskRule):
+    """attention(q, k, v, mask) -> attention(q, k, v), where the mask is true everywhere (up to rounding)"""
+
+    def check(self, m: Match, mask: Any) -> None:
+        about = self.about(m, mask)
+        m.applies(mask.dtype == torch.bool)
+        m.require(about.is_all_true(mask.node), "the mask is not known to be true everywhere")
+
+    def rewrite(self, op: Any, m: Match) -> Value:
+        return self.attend(op, m)
+
+    examples = [
+        fires(_full_mask, "f32[2, 4, 6, 8]", "f32[2, 4, 6, 8]", "f32[2, 4, 6, 8]", dialects=TORCH),
+        fires(_full_mask, "f32[2, 4, 6, 8]", "f32[2, 4, 9, 8]", "f32[2, 4, 9, 8]", dialects=TORCH, dynamic=True),
+        fires(_ones, "f32[2, 4, 6, 8]", "f32[2, 4, 9, 8]", "f32[2, 4, 9, 8]", dialects=TORCH),
+        fires(_ones, "f32[6, 8]", "f32[9, 8]", "f32[9, 8]", dialects=TORCH, dynamic=True),
+        declines(_lower, "f32[2, 6, 8]", "f32[2, 6, 8]", "f32[2, 6, 8]", dialects=TORCH, because="true everywhere"),
+        declines(_both, "f32[2, 6, 8]", "f32[2, 6, 8]", "f32[2, 6, 8]", "bool[6, 6]", dialects=TORCH),
+        declines(
+            lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, mask),
+            "f32[2, 6, 8]", "f32[2, 6, 8]", "f32[2, 6, 8]", torch.ones(6, 6, dtype=torch.bool),
+            dialects=TORCH, because="true everywhere",
+        ),
+    ]  # fmt: skip
+
+
+class DropZeroBias(MaskRule):
+    """attention(q, k, v, bias) -> attention(q, k, v), where the bias is 0 everywhere (up to rounding)"""
+
+    def check(self, m: Match, mask: Any) -> None:
+        about = self.about(m, mask)
+        m.applies(mask.is_float)
+        m.require(about.is_zero(mask.node), "the bias is not known to be 0")
+
+    def rewrite(self, op: Any, m: Match) -> Value:
+        return self.attend(op, m)
+
+    examples = [
+        fires(_with_zeros, "f32[2, 4, 6, 8]", "f32[2, 4, 9, 8]", "f32[2, 4, 9, 8]", dialects=TORCH),
+        fires(_with_zeros, "f32[2, 4, 6, 8]", "f32[2, 4, 9, 8]", "f32[2, 4, 9, 8]", dialects=TORCH, dynamic=True),
+        fires(
+            lambda q: F.scaled_dot_product_attention(q, q, q, (1.0 - torch.ones(2, 1, 1, 6)) * -1e9),
+            "f32[2, 4, 6, 8]", dialects=TORCH,
+        ),
+        declines(_finite_bias, "f32[6, 8]", "f32[6, 8]", "f32[6, 8]", dialects=TORCH, because="known to be 0"),
+    ]  # fmt: skip
+
+
+class CausalMask(MaskRule):
+    """attention(q, k, v, mask) -> attention(q, k, v, is_causal=True), for the lower triangle of as many queries as
+    keys (up to rounding)"""
+
+    def check(self, m: Match, q: Any, k: Any, mask: Any) -> None:
+        about = self.about(m, mask)
+        lengths = q.is_tensor and k.is_tensor and mask.rank >= 2
+        same = lengths and known_equal((q.shape[-2], k.shape[-2]), mask.shape[-2:])
+        triangle = about.is_causal if mask.dtype == torch.bool else about.is_causal_bias
+        m.require(same and known_equal(q.shape[-2], k.shape[-2]), "queries and keys are not known to be as many")
+        m.require(triangle(mask.node), "the mask is not known to be the lower triangle")
+
+    def rewrite(self, op: Any, m: Match) -> Value:
+        return self.attend(op, m, is_causal=True)
+
+    examples = [
+        fires(_lower, "f32[2, 4, 6, 8]", "f32[2, 4, 6, 8]", "f32[2, 4, 6, 8]", dialects=TORCH),
+        fires(_compared, "f32[2, 4, 6, 8]", "f32[2, 4, 6, 8]", "f32[2, 4, 6, 8]", dialects=TORCH),
+        fires(_packed, "f32[2, 4, 6, 8]", "f32[2, 4, 6, 8]", "f32[2, 4, 6, 8]", dialects=TORCH),
+        fires(_upper_bias, "f32[2, 4, 6, 8]", "f32[2, 4, 6, 8]", "f32[2, 4, 6, 8]", dialects=TORCH),
+        fires(_wide_window, "f32[2, 4, 6, 8]", "f32[2, 4, 6, 8]", "f32[2, 4, 6, 8]", dialects=TORCH),
+        fires(lambda q: _compared(q, q, q), "f32[2, 4, 6, 8]", dialects=TORCH, dynamic=True),
+        fires(lambda q: _packed(q, q, q), "f32[2, 4, 6, 8]", dialects=TORCH, dynamic=True),
+        fires(lambda q: _upper_bias(q, q, q), "f32[2, 4, 6, 8]", dialects=TORCH, dynamic=True),
+        declines(lambda q: _windowed(q, q, q), "f32[2, 4, 6, 8]", dialects=TORCH, because="triangle"),
+        declines(lambda q: _windowed(q, q, q), "f32[2, 4, 6, 8]", dialects=TORCH, dynamic=True, because="triangle"),
+        declines(lambda q: _wide_window(q, q, q), "f32[2, 4, 6, 8]", dialects=TORCH, dynamic=True, because="triangle"),
+        declines(_lower, "f32[2, 4, 6, 8]", "f32[2, 4, 9, 8]", "f32[2, 4, 9, 8]", dialects=TORCH, because="as many"),
+        declines(_finite_bias, "f32[6, 8]", "f32[6, 8]", "f32[6, 8]", dialects=TORCH, because="triangle"),
+    ]
+
+
+class BooleanMask(MaskRule):
+    """attention(q, k, v, where(keep, 0, -inf)) -> attention(q, k, v, keep)"""
+
+    def pattern(self, op: PatternBuilder, q, k, v, keep, fill, dropout, scale, gqa):
+        bias = op.where(keep, 0.0, fill)
+        return op.scaled_dot_product_attention(q, k, v, bias, dropout, False, scale=scale, enable_gqa=gqa)
+
+    def check(self, m: Match, keep: Any, fill: Any) -> None:
+        m.applies(isinstance(keep, Value) and keep.dtype == torch.bool and keep.rank >= 2)
+        m.require(fill == -math.inf, "a finite fill lets a row without keys attend to all of them")
+
+    def rewrite(self, op: Any, m: Match, keep: Any) -> Value:
+        return self.attend(op, m, mask=keep)
+
+    examples = [
+        fires(_both, "f32[2, 6, 8]", "f32[2, 6, 8]", "f32[2, 6, 8]", "bool[6, 6]", dialects=TORCH),
+        fires(_both, "f32[2, 6, 8]", "f32[2, 6, 8]", "f32[2, 6, 8]", "bool[6, 6]", dialects=TORCH, dynamic=True),
+        declines(
+            lambda q, keep: F.scaled_dot_product_attention(q, q, q, torch.where(keep, 0.0, -1e9)),
+            "f32[2, 6, 8]", "bool[6, 6]", dialects=TORCH, because="finite fill",
+        ),
+    ]  # fmt: skip
+
+
+class KeptBias(MaskRule):
+    """attention(q, k, v, where(keep, bias, fill)) -> attention(q, k, v, bias), where keep is true everywhere"""
+
+    interior_may_be_used = True
+
+    def pattern(self, op: PatternBuilder, q, k, v, keep, bias: Tensor, fill, dropout, scale, gqa):
+        mask = op.where(keep, bias, fill)
+        return op.scaled_dot_product_attention(q, k, v, mask, dropout, False, scale=scale, enable_gqa=gqa)
+
+    def check(self, m: Match, q: Any, keep: Any, bias: Any, fill: Any) -> None:
+        m.applies(isinstance(keep, Value) and bias.rank >= 2 and bias.dtype == q.dtype)
+        filler = fill.tensor if isinstance(fill, Value) else None
+        m.require(filler is None or not filler.requires_grad, "the fill has a gradient")
+        m.require(knowledge(m.program).is_all_true(keep.node), "the mask is not known to be true everywhere")
+
+    def rewrite(self, op: Any, m: Match, bias: Any) -> Value:
+        return self.attend(op, m, mask=bias)
+
+    examples = [
+        fires(_kept_bias, "f32[2, 4, 6, 8]", "f32[1, 4, 6, 6]", dialects=TORCH),
+        fires(_kept_bias, "f32[2, 4, 6, 8]", "f32[1, 4, 6, 6]", dialects=TORCH, dynamic=True),
+        declines(
+            lambda q, bias, keep: F.scaled_dot_product_attention(q, q, q, torch.where(keep, bias, -1e9)),
+            "f32[2, 4, 6, 8]", "f32[4, 6, 6]", "bool[6, 6]", dialects=TORCH, because="true everywhere",
+        ),
+    ]  # fmt: skip
+
+
+class BiasAndZero(MaskRule):
+    """attention(q, k, v, bias + zero) -> attention(q, k, v, bias), for a zero of either sign: a softmax cannot tell"""
+
+    interior_may_be_used = True
+
+    def pattern(self, op: PatternBuilder, q, k, v, bias: Tensor, zero: Tensor, dropout, scale, gqa):
+        mask = op.add(bias, zero)
+        return op.scaled_dot_product_attention(q, k, v, mask, dropout, False, scale=scale, enable_gqa=gqa)
+
+    def check(self, m: Match, q: Any, bias: Any, zero: Any) -> None:
+        m.applies(bias.rank >= 2 and bias.dtype == q.dtype)
+        m.require(not zero.tensor.requires_grad, "what is added has a gradient")
+        m.require(knowledge(m.program).is_zero(zero.node), "what is added is not known to be 0")
+
+    def rewrite(self, op: Any, m: Match, bias: Any) -> Value:
+        return self.attend(op, m, mask=bias)
+
+    examples = [
+        fires(_bias_and_zero, "f32[2, 4, 6, 8]", "f32[1, 4, 6, 6]", dialects=TORCH),
+        fires(_bias_and_zero, "f32[2, 4, 6, 8]", "f32[1, 4, 6, 6]", dialects=TORCH, dynamic=True),
+        declines(
+            lambda q, bias: F.scaled_dot_product_attention(q, q, q, bias + bias),
+            "f32[2, 4, 6, 8]", "f32[4, 6, 6]", dialects=TORCH, because="known to be 0",
+        ),
+    ]  # fmt: skip
+
+
+RULES: tuple[Rule, ...] = (DropFullMask(), DropZeroBias(), CausalMask(), BooleanMask(), KeptBias(), BiasAndZero())
+
+
+@dataclass(frozen=True)
+class SimplifyAttentionMasks(Pass):
+    """Drops attention masks that keep everything, and turns lower triangles into `is_causal`; up to rounding, since
+    another kernel may then compute the attention."""
+
+    name = "simplify_attention_masks"
+
+    def rules(self) -> Sequence[Rule]:
+        return RULES
+
+    def run(self, run: PassRun) -> None:
+        masks = _masks(run.program)
+        run.run_rules(self.rules())
+        if run.tally.fired:
+            _erase_unused(run, masks)
+        for node in list(run.program.graph.nodes):
+            _lay_out_mask(run, node)
+
+
+def _lay_out_mask(run: PassRun, node: Node) -> None:
+    """On a GPU the kernel for masks reads them along the keys: of one that lies otherwise (a permuted bias, a mask
+    stretched over the keys) it gets a copy, instead of attention without a kernel of its own."""
+    call = run.program.call(node)
+    mask: Any = call.args.get("attn_mask") if call is not None and call.op == ATTENTION else None
+    found = tensor_fact(mask)
+    if call is None or found is None or found.device.type != "cuda" or found.dim() < 2:
+        return
+    if not known(found.stride(-1) != 1) or not known(found.shape[-1] > 1):
+        return
+
+    def make(op: Emitter) -> Value:
+        copy = op.clone(run.program.value(mask), memory_format=torch.contiguous_format)
+        return op.scaled_dot_product_attention(**{**call.args, "attn_mask": copy})
+
+    run.replace("lay_out_mask", node, make, terms=PlainTerms(takes_random=True, keeps_strides=False))
+
+
+def _masks(program: Program) -> list[Node]:
+    calls = [c for n in program.graph.nodes if (c := program.call(n)) is not None and c.op == ATTENTION]
+    return [mask for c in calls if isinstance(mask := c.args.get("attn_mask"), Node)]
+
+
+def _erase_unused(run: PassRun, nodes: Sequence[Node]) -> None:
+    """What built the masks, where nobody uses it any more."""
+    work = list(nodes)
+    while work:
+        node = work.pop()
+        if node._erased or node.users or node.op in ("placeholder", "output"):
+            continue
+        if run.program.aliasing.effects(node).pure:
+            work += node.all_input_nodes
+            run.rewriter.erase(node)

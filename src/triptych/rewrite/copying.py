@@ -1,0 +1,28 @@
+"""Copies that lie in memory as something else does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..cost import size_hint
+from ..ir.facts import same_layout, tensor_fact
+from ..ir.program import Value
+from .emit import Emitter
+
+
+def copied(op: Emitter, value: Any, like: torch.Tensor | None) -> Any:
+    """The value in new memory, laid out as `cat` and `stack` do it: as the operands lie, or contiguous."""
+    known = tensor_fact(getattr(value, "node", value))
+    if known is not None and like is not None and same_layout(known, like):
+        return op.clone(value)
+    return op.clone(value, memory_format=torch.contiguous_format)
+
+
+def copied_as(op: Emitter, value: Value, like: torch.Tensor) -> Value:
+    """The value in memory of its own, its dims in the order in which those of another tensor lie."""
+    dims = sorted(range(like.dim()), key=lambda d: (-size_hint(like.stride(d)), d))
+    in_order = op.permute(value, dims) if dims != sorted(dims) else value
+    copy = op.clone(in_order, memory_format=torch.contiguous_format)
+    return copy if in_order is value else op.permute(copy, [dims.index(d) for d in range(like.dim())])

@@ -1,0 +1,52 @@
+"""Attention masks on a GPU: which kernel attention ends in."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import triptych
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+Q = (2, 8, 128, 64)
+
+
+def _full(q, bias):
+    keep = torch.arange(q.shape[-2], device=q.device)[None, None, :, None] >= 0
+    return F.scaled_dot_product_attention(q, q, q, keep.expand(q.shape[0], -1, -1, q.shape[-2]))
+
+
+def _lower(q, bias):
+    at = torch.arange(q.shape[-2], device=q.device)
+    return F.scaled_dot_product_attention(q, q, q, (at[None, :] <= at[:, None]).expand(q.shape[0], 1, -1, -1))
+
+
+def _relative(q, bias):
+    """A bias looked up by position and permuted, as T5 has it."""
+    return F.scaled_dot_product_attention(q, q, q, bias.permute(2, 0, 1)[None])
+
+
+@pytest.mark.parametrize("program, kernel", [(_full, "flash"), (_lower, "flash"), (_relative, "efficient")])
+def test_kernels(program, kernel):
+    q = torch.randn(Q, device="cuda", dtype=torch.bfloat16)
+    bias = torch.randn(Q[-2], Q[-2], Q[1], device="cuda", dtype=torch.bfloat16)
+    seen = []
+
+    def compile_fn(gm, example_inputs):
+        seen.extend(str(n.target) for n in gm.graph.nodes)
+        return gm
+
+    torch._dynamo.reset()
+    run = torch.compile(
+        lambda *args: program(*args).transpose(1, 2).reshape(2, 128, -1) * 2, backend=triptych.make_backend(compile_fn)
+    )
+    with torch.no_grad():
+        actual = run(q, bias)
+        expected = program(q, bias).transpose(1, 2).reshape(2, 128, -1) * 2
+    torch.testing.assert_close(actual, expected, atol=3e-2, rtol=3e-2)
+    assert any(kernel in target for target in seen), [t for t in seen if "attention" in t or "bmm" in t]
