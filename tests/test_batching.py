@@ -217,3 +217,17 @@ def test_a_view_that_is_also_used_elsewhere():
         got = torch.compile(program, backend=triptych.compile_fx, options={"codegen": "eager"})(*given)
     torch.testing.assert_close(got, program(*given))
     assert not any(r.error for r in sessions[0].records)
+
+
+def test_what_no_gradient_reaches_has_none():
+    def program(x, *weights):
+        results = [torch.relu(nn.functional.linear(x, w)) for w in weights]
+        return sum(results[:8]) + sum(r.detach() for r in results[8:])
+
+    torch.manual_seed(0)
+    x, weights = torch.randn(4, 8), [torch.randn(8, 8, requires_grad=True) for _ in range(16)]
+    with watching() as sessions:
+        result = torch.compile(program, backend=triptych.compile_fx, options={"codegen": "eager"})(x, *weights)
+    assert sum(r.fired["batch_linear"] for r in sessions[0].records) == 2
+    result.sum().backward()
+    assert [w.grad is None for w in weights] == [False] * 8 + [True] * 8

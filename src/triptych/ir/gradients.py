@@ -50,3 +50,16 @@ def may_require_grad(node: Node) -> bool:
         if not isinstance(value, torch.Tensor) or RULE in one.meta:
             work.extend(one.all_input_nodes)
     return False
+
+
+def reached_by_gradients(program: Program) -> set[Node]:
+    """Values on a way to what the graph returns that no `detach` cuts."""
+    reached: set[Node] = set()
+    for node in reversed(program.graph.nodes):
+        for user in node.users:
+            call = program.call(user)
+            cut = call is not None and call.op == "detach"
+            if user.op == "output" or (user in reached and not cut):
+                reached.add(node)
+                break
+    return reached

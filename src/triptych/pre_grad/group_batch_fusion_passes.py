@@ -22,6 +22,7 @@ from ..batching.recipes import (
     Recipe,
 )
 from ..ir.facts import tensor_fact
+from ..ir.gradients import reached_by_gradients
 from ..ir.order import nearest_order, predecessors
 from ..kernels import triton_is_there
 from ..passes.base import Pass, PassRun
@@ -53,6 +54,10 @@ class GroupBatchFusionPasses(Pass):
     def _batch(self, run: PassRun, recipes: Sequence[Recipe], free_draws: bool, always: bool = False) -> None:
         nodes = list(run.program.graph.nodes)
         members = {n: m for n in nodes if (m := _member(run, n, recipes)) is not None}
+        if run.program.is_training:
+            # an input that no gradient reaches has none; beside others in a stack it would get zeros
+            reached = reached_by_gradients(run.program)
+            members = {n: replace(m, key=(m.key, n in reached)) for n, m in members.items()}
         if len(members) < self.min_group:
             return
         plan = find_groups(predecessors(run.program, nodes, free_draws), members.get, self.min_group)
