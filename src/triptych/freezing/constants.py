@@ -6,7 +6,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from operator import attrgetter, itemgetter
+from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 import torch
@@ -35,19 +35,19 @@ class Constants:
         self.strides = [t.stride() for t in like]
         self.values: list[torch.Tensor] = []
         self.changed = True
-        """A weight is gone, or an optimizer has stepped."""
-        self.ids: list[int] = []
+        """An optimizer has stepped, or nothing was computed yet."""
+        self.seen: tuple[torch.Tensor, ...] = ()
+        """The weights the values were computed from; held, so that no other can come to stand for one of them."""
         self.versions: list[int] = []
         self.computed = 0
         """How often the values were computed."""
-        self._alive: list[weakref.ref[Any]] = []
         self._lock = threading.Lock()
         _watch(self)
 
     def of(self, inputs: list[Any]) -> list[torch.Tensor]:
         """The values for these inputs of the graph; the memory they lie in is always the same."""
         weights = self.pick(inputs)
-        if self.changed or list(map(id, weights)) != self.ids or self._written(weights):
+        if self.changed or not all(map(is_, weights, self.seen)) or self._written(weights):
             with self._lock:
                 self._refresh(weights)
         return self.values
@@ -60,9 +60,7 @@ class Constants:
 
     def _refresh(self, weights: Sequence[torch.Tensor]) -> None:
         self.changed = False
-        self.ids = list(map(id, weights))
-        # the number may belong to another tensor once this one is gone
-        self._alive = [weakref.ref(w, self._note_gone) for w in weights]
+        self.seen = tuple(weights)
         untold = any(w.is_inference() for w in weights)
         self.versions = [] if untold else list(map(_version, weights))
         try:
@@ -88,12 +86,9 @@ class Constants:
             self.values.append(new if own else _copied(new, stride))
             taken.add(_place(new))
 
-    def _note_gone(self, _: Any) -> None:
-        self.changed = True
-
     def note_step(self, stepped: set[int]) -> None:
         """An optimizer has stepped over the tensors of these ids."""
-        if not stepped.isdisjoint(self.ids):
+        if not stepped.isdisjoint(map(id, self.seen)):
             self.changed = True
 
 
