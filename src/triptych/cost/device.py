@@ -11,12 +11,14 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
+
+from .. import _private
+from .timing import seconds
 
 log = logging.getLogger("triptych")
 
@@ -97,12 +99,13 @@ def device_model(device: torch.device | str) -> DeviceModel:
 
 
 def measure(name: str, device: torch.device) -> DeviceModel:
-    """Bandwidth by a copy, arithmetic by a product, launch cost by a tiny kernel: about a second, once."""
+    """Bandwidth by a copy, arithmetic by a product: about a second, once. A launch costs what it does elsewhere."""
     log.info("measuring %s, once", name)
-    large = torch.empty(1 << 27, dtype=torch.uint8, device=device)
-    target = torch.empty_like(large)
-    bandwidth = 2 * large.numel() / _seconds(lambda: target.copy_(large))
-    rates: Mapping[torch.dtype, float] = {d: _gemm_rate(d, device) for d in (torch.float16, torch.float32)}
+    with _private.without_dispatch_modes(), torch.no_grad():
+        large = torch.empty(1 << 27, dtype=torch.uint8, device=device)
+        target = torch.empty_like(large)
+        bandwidth = 2 * large.numel() / seconds(lambda: target.copy_(large))
+        rates: Mapping[torch.dtype, float] = {d: _gemm_rate(d, device) for d in (torch.float16, torch.float32)}
     cores = torch.cuda.get_device_properties(device).multi_processor_count
     return DeviceModel(name, bandwidth, rates[torch.float16], rates[torch.float32], GPU_LAUNCH, cores)
 
@@ -110,19 +113,7 @@ def measure(name: str, device: torch.device) -> DeviceModel:
 def _gemm_rate(dtype: torch.dtype, device: torch.device) -> float:
     n = 4096
     x = torch.ones(n, n, dtype=dtype, device=device)
-    return 2.0 * n**3 / _seconds(lambda: x @ x)
-
-
-def _seconds(work: Callable[[], Any], times: int = 10) -> float:
-    for _ in range(3):
-        work()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(times):
-        work()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / 1e3 / times
+    return 2.0 * n**3 / seconds(lambda: x @ x)
 
 
 def store_path(name: str) -> Path:

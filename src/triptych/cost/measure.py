@@ -7,16 +7,14 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from .. import _private
 from .device import store_path
+from .timing import Work, seconds
 
 log = logging.getLogger("triptych")
-
-Work = Callable[[], Any]
 
 SHARE = 0.25
 """Of the free memory, what a measurement may take."""
@@ -43,30 +41,12 @@ def measured(question: str, device: torch.device, prepare: Callable[[], Work]) -
     if key not in _known:
         try:
             with _private.without_dispatch_modes(), torch.no_grad(), torch.cuda.device(device):
-                _known[key] = _time(prepare())
+                _known[key] = seconds(prepare())
         except RuntimeError as error:  # no memory after all, or no such kernel
             log.info("not measured: %s: %s", question, error)
             return None
         _write(key, _known[key])
     return _known[key]
-
-
-def _time(work: Work, rounds: int = 5, least: float = 1e-3) -> float:
-    """The best of some rounds, each long enough for the clock: other work on the machine only adds."""
-    for _ in range(3):
-        work()
-    times = max(1, min(100, int(least / max(_round(work, 3), 1e-7))))
-    return min(_round(work, times) for _ in range(rounds))
-
-
-def _round(work: Work, times: int) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(times):
-        work()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / 1e3 / times
 
 
 def _file() -> Path:
@@ -80,13 +60,13 @@ def _read() -> dict[str, float]:
         return {}
 
 
-def _write(key: str, seconds: float) -> None:
+def _write(key: str, answer: float) -> None:
     """Written aside and moved in place: another process may be reading, or writing an answer of its own."""
     path = _file()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_suffix(f".{os.getpid()}")
-        aside.write_text(json.dumps({**_read(), key: seconds}, indent=1))
+        aside.write_text(json.dumps({**_read(), key: answer}, indent=1))
         aside.replace(path)
     except OSError as error:
         log.info("a measurement is not kept: %s", error)
