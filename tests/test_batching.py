@@ -231,3 +231,10 @@ def test_what_no_gradient_reaches_has_none():
     assert sum(r.fired["batch_linear"] for r in sessions[0].records) == 2
     result.sum().backward()
     assert [w.grad is None for w in weights] == [False] * 8 + [True] * 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_numeric_check_lets_rounding_pass(dtype):
+    model, x = Towers("cat", count=8).to(dtype), inputs(False, dtype=dtype)
+    _, session = compile_and_watch(model, x, codegen="eager", verify="each")
+    assert not session.warnings and any(r.fired["batch_linear"] for r in session.records)

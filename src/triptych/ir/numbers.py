@@ -197,6 +197,8 @@ def _allowed(want: torch.Tensor, truth: Any, dtype: torch.dtype, scale: float) -
     """The error that the graph before has itself, some times over; None where the truth is not to be had."""
     if not isinstance(truth, torch.Tensor) or truth.shape != want.shape:
         return None
+    if dtype in (torch.float64, torch.complex128):
+        return None  # a run in float64 is the same run: it shows no error
     own = (want - truth).abs()
     own = own[want.isfinite() & truth.isfinite()]
     largest = _largest(truth)
