@@ -242,3 +242,15 @@ def test_piece_of_a_joined_tensor_asks_for_its_gradient(program):
     given = [torch.randn(3, 4, requires_grad=True), torch.randn(3, 4)]
     for result in torch.compile(program, backend=triptych.compile_fx, options={"codegen": "eager"})(*given):
         assert result.requires_grad
+
+
+def test_a_view_that_only_fake_tensors_allow_is_a_copy():
+    """A slice of shape (2, 1, 4) whose rows lie apart is no (1, 8), whatever torch's fake tensors say."""
+    traced = make_fx(lambda x: x[:, 1:2] * 2, tracing_mode="fake")(torch.randn(2, 3, 4))
+    (piece,) = traced.graph.find_nodes(op="call_function", target=torch.ops.aten.slice.Tensor)[-1:]
+    (after,) = piece.users
+    made = Rewriter(Program(traced)).emitter(after).reshape(piece, [1, 8])
+    traced.graph.output_node().args = (made.node,)
+    traced.recompile()
+    x = torch.randn(2, 3, 4)
+    assert torch.equal(traced(x), x[:, 1].reshape(1, 8))

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from ..ir.facts import fact, known
+from .. import _private
+from ..ir.facts import fact, is_static, known
 from ..ir.program import ATEN, Value
 from .refusal import Refused
 
@@ -123,12 +124,30 @@ def _aten_clamp(op: Emitter, a: dict[str, Any]) -> Value:
 
 def _aten_reshape(op: Emitter, a: dict[str, Any]) -> Value:
     shape = list(a["shape"])
+    if _surely_no_view(fact(a["self"]), shape):
+        return _aten_copied_view(op, a["self"], shape)
     try:
         return op.node("call_function", aten.view.default, (a["self"], shape), {})
     except (RuntimeError, ValueError):  # the memory cannot be seen in this shape
         op.drop_last()
-        copy = op.node("call_function", aten.clone.default, (a["self"],), {"memory_format": torch.contiguous_format})
-        return op.node("call_function", aten._unsafe_view.default, (copy.node, shape), {})
+        return _aten_copied_view(op, a["self"], shape)
+
+
+def _aten_copied_view(op: Emitter, x: Any, shape: list[Any]) -> Value:
+    copy = op.node("call_function", aten.clone.default, (x,), {"memory_format": torch.contiguous_format})
+    return op.node("call_function", aten._unsafe_view.default, (copy.node, shape), {})
+
+
+def _surely_no_view(value: Any, shape: list[Any]) -> bool:
+    """Asked of a tensor without memory: fake tensors allow some views over dims of size one that real ones refuse."""
+    if not isinstance(value, torch.Tensor) or not is_static((*value.shape, *value.stride(), *shape)):
+        return False
+    with _private.without_dispatch_modes():
+        try:
+            torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta").view(shape)
+        except RuntimeError:
+            return True
+    return False
 
 
 def _aten_matmul(op: Emitter, a: dict[str, Any]) -> Value:
