@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 import copy
-import os
 
 import torch
-from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import triptych
+from tests.fuzzing import QUICK, choose_from
 from triptych.testing.check import compare_graphs
 from triptych.testing.fuzz import random_program
-
-COUNT = os.environ.get("FUZZ_PROGRAMS")
-"""`FUZZ_PROGRAMS=5000 pytest tests/test_fuzz.py` looks for new programs; otherwise they are the same every time."""
-QUICK = settings(
-    max_examples=int(COUNT or 150),
-    derandomize=COUNT is None,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    print_blob=True,
-)
-
-
-def choose_from(data):
-    return lambda below: data.draw(st.integers(0, max(below, 1) - 1))
 
 
 @QUICK

@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import copy
-import os
 
 import torch
-from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import triptych
+from tests.fuzzing import QUICK, choose_from
 from triptych.pieces.index_map import IndexMap
 from triptych.pieces.join import Block, neighbours_joined, progressions_joined
 from triptych.pieces.plan import plan
 from triptych.pieces.read import Way
 from triptych.testing.check import compare_graphs
 from triptych.testing.fuzz import random_program
-
-COUNT = os.environ.get("FUZZ_PROGRAMS")
-"""`FUZZ_PROGRAMS=2000 pytest tests/test_pieces_fuzz.py` looks for new programs; otherwise they are the same ones."""
-QUICK = settings(
-    max_examples=int(COUNT or 150),
-    derandomize=COUNT is None,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    print_blob=True,
-)
-
-
-def choose_from(data):
-    return lambda below: data.draw(st.integers(0, max(below, 1) - 1))
-
 
 # ---- the algebra alone ----
 
