@@ -53,6 +53,11 @@ class Options:
         object.__setattr__(self, "add_passes", name_list(self.add_passes))
         object.__setattr__(self, "remove_passes", name_list(self.remove_passes))
 
+    @property
+    def cuda_graphs(self) -> bool:
+        """Are launches recorded once and replayed together? Then the host's share of them is nothing."""
+        return self.codegen == "inductor" and self.mode in ("reduce-overhead", "max-autotune")
+
     @staticmethod
     def make(options: Mapping[str, Any] | Options | None = None, mode: str | None = None) -> Options:
         """Options from what `torch.compile` hands over; an unknown name is an error that names the near ones."""

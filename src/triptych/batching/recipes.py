@@ -148,7 +148,8 @@ class GroupLinear(Recipe):
             n, k = (size_hint(s) for s in w.shape)
             seconds.append(model.gemm(elements(x.shape[:-1]), n, k, x.dtype))
         launches = -(-len(group) // MOST)
-        return sum(seconds), sum(s - model.launch for s in seconds) * SLOWER + launches * 2 * model.launch
+        once = max(2 * model.launch, model.operator)
+        return sum(seconds), sum(s - model.launch for s in seconds) * SLOWER + launches * once
 
 
 SLOWER = 2.0

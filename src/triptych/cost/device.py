@@ -12,7 +12,7 @@ import logging
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -39,6 +39,8 @@ class DeviceModel:
     launch: float
     """What a kernel costs at least, from the call to the next one."""
     cores: int = 1
+    operator: float = 0.0
+    """What a call of an operator written in Python costs at least: the host then is slower than with torch's own."""
 
     def flops(self, dtype: torch.dtype) -> float:
         if dtype in (torch.bfloat16, torch.float16):
@@ -60,10 +62,11 @@ class DeviceModel:
 
 def _gpu(name: str, bandwidth: float, half: float, single: float, cores: int) -> DeviceModel:
     """Bandwidth in TB/s, GEMM rates in Tflop/s: about four fifths of the data sheet's."""
-    return DeviceModel(name, bandwidth * 0.8e12, half * 0.8e12, single * 0.8e12, GPU_LAUNCH, cores)
+    return DeviceModel(name, bandwidth * 0.8e12, half * 0.8e12, single * 0.8e12, GPU_LAUNCH, cores, GPU_OPERATOR)
 
 
 GPU_LAUNCH = 5e-6
+GPU_OPERATOR = 60e-6
 KNOWN = (
     _gpu("H200", 4.8, 989, 67, 132),
     _gpu("H100", 3.35, 989, 67, 132),
@@ -107,7 +110,7 @@ def measure(name: str, device: torch.device) -> DeviceModel:
         bandwidth = 2 * large.numel() / seconds(lambda: target.copy_(large))
         rates: Mapping[torch.dtype, float] = {d: _gemm_rate(d, device) for d in (torch.float16, torch.float32)}
     cores = torch.cuda.get_device_properties(device).multi_processor_count
-    return DeviceModel(name, bandwidth, rates[torch.float16], rates[torch.float32], GPU_LAUNCH, cores)
+    return DeviceModel(name, bandwidth, rates[torch.float16], rates[torch.float32], GPU_LAUNCH, cores, GPU_OPERATOR)
 
 
 def _gemm_rate(dtype: torch.dtype, device: torch.device) -> float:
@@ -124,7 +127,8 @@ def store_path(name: str) -> Path:
 
 def _remembered(name: str) -> DeviceModel | None:
     try:
-        return DeviceModel(**json.loads(store_path("devices.json").read_text())[name])
+        held = DeviceModel(**json.loads(store_path("devices.json").read_text())[name])
+        return replace(held, launch=GPU_LAUNCH, operator=GPU_OPERATOR)  # not measured, so not remembered either
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
+from ..cost import device_model
 from ..cost.sizes import elements
 from ..ir.facts import is_static, tensor_fact
 from ..ir.program import ATEN, Program
@@ -30,6 +31,7 @@ from .parallel import (
     placed,
     product_cost,
     take_pieces,
+    tensor_of,
     undisturbed,
 )  # fmt: skip
 
@@ -144,8 +146,10 @@ class FuseParallelLinearPass(Pass):
         # the gradients are products of their own either way
         before = product_cost(group.members[0].x, group.sizes)
         after = product_cost(group.members[0].x, [sum(group.sizes)])
-        if not run.pays(KERNEL, group.anchor, before, after):
-            return True
+        if not run.options.cuda_graphs:
+            after = max(after, device_model(tensor_of(group.members[0].x).device).operator)
+        if self.own_pointers is None and not run.pays(KERNEL, group.anchor, before, after):
+            return False
 
         def make(op: Emitter) -> list[Any]:
             weights = [op.permute(m.weight, [1, 0]) if m.turned else m.weight for m in group.members]
@@ -155,7 +159,7 @@ class FuseParallelLinearPass(Pass):
             made = op.call(target, group.members[0].x, weights, group.biases, biased)
             return [op.getitem(made, i) for i in range(len(group.members))]
 
-        return self._replace(run, KERNEL, group, make)
+        return self._replace(run, KERNEL, group, make, decided=self.own_pointers is None)
 
     # ---- over the weights side by side ----
 
@@ -172,10 +176,12 @@ class FuseParallelLinearPass(Pass):
             return
         self._replace(run, JOINED, group, _joined(group, copied, dim))
 
-    def _replace(self, run: PassRun, what: str, group: Group, make: Callable[[Emitter], list[Any]]) -> bool:
+    def _replace(
+        self, run: PassRun, what: str, group: Group, make: Callable[[Emitter], list[Any]], decided: bool = True
+    ) -> bool:
         terms = PlainTerms(keeps_strides=False)
         done = run.replace(what, group.nodes, make, group.anchor, group.covered(), terms)
-        if not done:
+        if not done and decided:
             run.tally.decisions.pop()  # of a rewrite that was not made
         return done
 
