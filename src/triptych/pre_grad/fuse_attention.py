@@ -21,6 +21,7 @@ from ..passes.base import Pass, PassRun
 from ..rewrite.refusal import NotConcerned, Refused
 from ..rewrite.rewriter import PlainTerms
 from ..testing.examples import declines, fires
+from .masked_writes import masked_write
 
 QKV = ["f32[2, 4, 6, 8]"] * 3
 TWO = ["f32[6, 8]"] * 3
@@ -47,6 +48,7 @@ class FuseAttention(Pass):
         if run.program.dialect == ATEN and not run.program.has_composites:
             return  # the choice of kernel is made
         for node in list(run.program.graph.nodes):
+            masked_write(run, node)
             softmax_by_hand(run, node)
         earlier: dict[Any, Node] = {}
         for node in list(run.program.graph.nodes):
