@@ -111,7 +111,7 @@ class Attention:
     def build(self, op: Emitter, same_strides: bool) -> Value:
         """What takes the place of the product with the values; laid out as that was, if it must be."""
         scores = self._scores(op)
-        below = Probabilities(self.program, op, scores.layout, scores.masks, self.draws)
+        below = Probabilities(self.program, op, scores.layout, scores.masks, scores.fills, self.draws)
         for before, node in zip([self.softmax, *self.after], self.after):
             below.follow(node, before)
         layout, values = below.layout, self.values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ from ..ir.facts import known, known_equal, tensor_fact
 from ..ir.program import Program, Value
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import NotConcerned, Refused
+from .choices import choice
 from .contraction import contraction_of
 from .layout import VIEWS, BatchStep, Layout, viewed
 from .masks import is_number, negation, one_number, same_value
@@ -55,6 +57,8 @@ class Probabilities:
     layout: Layout
     masks: list[tuple[Node, bool]]
     """The masks of the scores."""
+    fills: set[float]
+    """What they filled in."""
     draws: bool
     dropout: float = 0.0
     empty_rows_are_zero: bool = False
@@ -108,6 +112,17 @@ class Probabilities:
             raise Refused("probabilities are masked otherwise than the scores")
         self.empty_rows_are_zero = True
 
+    def _is_own_mask(self, other: Node) -> bool:
+        """Multiplied by zeros and ones where the scores were masked: rows without a key become zero, or stay NaN."""
+        by = choice(self.program, other) if len(self.masks) == 1 and not self.steps else None
+        own = choice(self.program, self.masks[0][0]) if by is not None and by.is_mask else None
+        if by is None or own is None or not own.is_mask or not by.same_places(self.program, own):
+            return False
+        if (by.high == own.high) == self.masks[0][1]:
+            return False
+        self.empty_rows_are_zero = self.empty_rows_are_zero or -math.inf not in self.fills
+        return True
+
     def _take_factor(self, call: Call, other: Any) -> None:
         divide = call.op == "div"
         if divide and call.get("rounding_mode") is not None:
@@ -118,6 +133,8 @@ class Probabilities:
             self.factor = self.factor / other if divide else self.factor * other
             return
         value = Value(self.program, other)
+        if not divide and self._is_own_mask(other):
+            return
         if not value.is_float:
             raise Refused("a factor of the probabilities that is not a floating-point tensor")
         value = self.op.rdiv(value, 1) if divide else value

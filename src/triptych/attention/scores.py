@@ -16,6 +16,7 @@ from ..ir.facts import known, known_equal, tensor_fact
 from ..ir.program import Program, Value
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
+from .choices import Choice, choice, kept_by
 from .contraction import contraction_of
 from .layout import VIEWS, BatchStep, Layout, groups, viewed
 from .masks import NEGLIGIBLE, is_number, negation, one_number, rounded
@@ -78,6 +79,19 @@ def _full(operand: Node, node: Node, call: Call) -> bool:
     return call.op in VIEWS or known_equal(x.shape, y.shape)
 
 
+@dataclass(frozen=True)
+class Gate:
+    """Zeros and ones that the scores were multiplied with: a mask, once something low is added where they are zero."""
+
+    node: Node
+    by: Choice
+    factor: tuple[int, Value]
+    layout: Layout
+    before: Value | None
+    """The bias as it was before."""
+    after: Value | None
+
+
 @dataclass
 class Scores:
     """`scale * Q K^T + bias`, less what is masked, as far as it was followed."""
@@ -101,6 +115,9 @@ class Scores:
     """The same as a tensor, if it is not one number."""
     masks: list[tuple[Node, bool]] = field(default_factory=list)
     """Each mask, and whether it is true where a score is masked."""
+    gates: list[Gate] = field(default_factory=list)
+    cut_by_sum: bool = False
+    """The mask is -inf that was added: what is NaN by it, all its gradients are."""
     summed_in: torch.dtype = torch.float32
     """The dtype in which scores and bias were added."""
     covered: list[Node] = field(default_factory=list)
@@ -221,9 +238,12 @@ class Scores:
             value = self.op.rdiv(value, 1) if divide else value
         else:
             raise Refused("a factor that is not a floating-point number")
+        before, by = self.bias, None if divide else choice(self.program, other)
         self.factors.append((len(self.steps), value if value.rank in (None, 0) else self.aligned(value)))
         if self.bias is not None:
             self.bias = self.op.mul(self.bias, Value(self.program, other) if not divide else value)
+        if by is not None and by.is_mask:
+            self.gates.append(Gate(other, by, self.factors[-1], self.layout, before, self.bias))
 
     def plus(self, other: Any, times: float = 1.0) -> None:
         if not isinstance(other, Node):
@@ -235,12 +255,37 @@ class Scores:
         value = Value(self.program, other)
         if not value.is_tensor or value.dtype.is_complex or not math.isfinite(times) or times == 0:
             raise Refused("an unknown bias")
+        if self._closes_a_gate(value, times):
+            return
         if not value.is_float or value.rank == 0:  # these do not widen the scores
             value = value if value.dtype == self.dtype else self.op.to(value, dtype=self.dtype)
         value = value if times == 1 else self.op.neg(value) if times == -1 else self.op.mul(value, times)
         if self.fills - {-math.inf}:
             self.floor = self.op.add(value, min(self.fills)) if self.floor is None else self.op.add(self.floor, value)
         self.bias = value if self.bias is None else self.op.add(self.bias, value)
+
+    def _closes_a_gate(self, value: Value, times: float) -> bool:
+        """s * m + (m - 1) * 1e9 -> where(m, s, -1e9), if m is proved to hold zeros and ones"""
+        added = choice(self.program, value.node) if self.gates and self.keep is None else None
+        for gate in self.gates if added is not None and value.rank else ():
+            seen_since = gate.factor[0] != len(self.steps) or gate.layout != self.layout
+            if seen_since or added is None or not gate.by.same_places(self.program, added):
+                continue
+            kept, cut = (added.high, added.low) if gate.by.high == 1 else (added.low, added.high)
+            cut = rounded(cut * times, torch.promote_types(self.dtype, value.dtype))
+            if kept != 0 or not cut <= NEGLIGIBLE:
+                continue
+            self.factors = [f for f in self.factors if f is not gate.factor]
+            self.gates.clear()
+            if self.bias is gate.after:
+                self.bias = gate.before
+            elif cut != -math.inf:  # what was added in between stays where the mask is
+                self.floor = self.op.add(self.bias, cut)
+            self.keep, self.fills = kept_by(self.op, gate.node), {cut}
+            self.masks.append((self.keep.node, False))
+            self.cut_by_sum = cut == -math.inf
+            return True
+        return False
 
     def _takes_own_maximum(self, other: Any, scores: Node) -> bool:
         """Less the highest score over the keys, kept as an axis: that changes no softmax."""
@@ -279,6 +324,8 @@ class Scores:
         condition = Value(self.program, mask)
         if condition.dtype != torch.bool:
             raise Refused("a mask that is not boolean")
+        if self.cut_by_sum:
+            raise Refused("scores are masked again after -inf was added to them")
         number, nodes = rounded(found[0], self.dtype), found[1]
         self.constants.extend(nodes)
         self.masks.append((mask, masks_out))

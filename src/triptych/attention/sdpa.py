@@ -114,7 +114,11 @@ class _Masked:
             assert bias is not None
             if self.below.empty_rows_are_zero:
                 raise Refused("probabilities are set to zero beside a bias")
-            self._bias(self.op.where(self._kept(keep), bias, -math.inf))
+            if self.scores.cut_by_sum:
+                zero = self.op.full([], 0.0, dtype=bias.dtype, device=bias.device)
+                self._bias(self.op.add(bias, self.op.where(keep, zero, -math.inf)))
+            else:
+                self._bias(self.op.where(self._kept(keep), bias, -math.inf))
         else:
             self._keep_and_bias(keep, bias, floor)
 
@@ -183,12 +187,18 @@ class _Masked:
         """The mask for the kernel, which need not see rows without a key: what they get is chosen afterwards."""
         if self.know.every_row_keeps_one(keep.node):
             return keep
-        self.kept_rows = self.op.any(keep, dim=-1, keepdim=True)
+        rows = self.op.any(keep, dim=-1, keepdim=True)
+        if self.scores.cut_by_sum:
+            if self.below.empty_rows_are_zero:
+                raise Refused("probabilities are set to zero where -inf was added")
+            self.finite_rows = rows
+        else:
+            self.kept_rows = rows
         if self.below.empty_rows_are_zero:
             self.without_keys = 0.0
         if not self.program.is_training:
             return keep
-        return self.op.logical_or(keep, self.op.logical_not(self.kept_rows))
+        return self.op.logical_or(keep, self.op.logical_not(rows))
 
     def _keep_and_bias(self, keep: Value, bias: Value | None, floor: Value | None) -> None:
         """Filled with finite numbers beside a bias: rows whose kept keys are all as low as the filled ones weigh

@@ -13,6 +13,7 @@ from torch.fx import Node
 from ..attention.around import shapes_of_their_own, without_weights
 from ..attention.build import Attention, softmax_call
 from ..attention.probabilities import way_down
+from ..attention.renormalised import mask_before_softmax
 from ..attention.scores import obstacle_above, paths
 from ..attention.sharing import Shared
 from ..attention.softmax import softmax_by_hand
@@ -39,6 +40,10 @@ class FuseAttention(Pass):
     where a finite number was. One thing is not kept: where a finite number that swallows the scores was *added* to
     all keys of a row, eager hands the gradient of that row on to the keys as if nothing were lost; here it does not
     reach them.
+
+    Scores are taken to be finite where a mask is: by a product with zeros and ones, infinity and NaN there would be
+    NaN. And what is masked after the softmax and divided by the sum of the rest is masked before it: so the rest is
+    not lost where it is too small beside what is masked.
     """
 
     name: ClassVar[str] = "fuse_attention"
@@ -50,6 +55,7 @@ class FuseAttention(Pass):
         for node in list(run.program.graph.nodes):
             masked_write(run, node)
             softmax_by_hand(run, node)
+            mask_before_softmax(run, node)
         earlier: dict[Any, Node] = {}
         for node in list(run.program.graph.nodes):
             if softmax_call(run.program, node) is not None:
