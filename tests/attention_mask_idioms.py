@@ -1,4 +1,4 @@
-"""Masks that are written into the scores, multiplied with them, or applied after the softmax; and attention sinks.
+"""Masks that are written into the scores, multiplied with them, or applied after the softmax.
 
 Part of the collection in `attention_idioms`, which says what the inputs are.
 """

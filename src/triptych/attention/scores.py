@@ -20,6 +20,7 @@ from .choices import Choice, choice, kept_by
 from .contraction import contraction_of
 from .layout import VIEWS, BatchStep, Layout, groups, viewed
 from .masks import NEGLIGIBLE, is_number, negation, one_number, rounded
+from .sinks import joined_with_sink, refuse_beside_sink, sink_column
 
 SEARCHED = 40
 """Nodes looked at above one softmax."""
@@ -34,6 +35,11 @@ def paths(program: Program, softmax: Node) -> Iterator[list[Node]]:
     """Ways from a product of two tensors down to the softmax's operand, the shortest choice first."""
     call = program.call(softmax)
     assert call is not None
+    if isinstance(call.args["self"], Node):
+        yield from ways_from_products(program, call.args["self"])
+
+
+def ways_from_products(program: Program, last: Node) -> Iterator[list[Node]]:
     budget = [SEARCHED]
 
     def climb(node: Node, below: list[Node]) -> Iterator[list[Node]]:
@@ -44,6 +50,8 @@ def paths(program: Program, softmax: Node) -> Iterator[list[Node]]:
             yield [node, *below]
             return
         call = program.call(node)
+        if call is not None and (joined := joined_with_sink(program, call)) is not None:
+            yield from climb(joined.scores, [node, *below])
         if call is None or call.mutates or call.op not in (*SAME, *EITHER):
             return
         params = ("self",) if call.op in SAME else ("self", "other")
@@ -52,9 +60,7 @@ def paths(program: Program, softmax: Node) -> Iterator[list[Node]]:
             if isinstance(operand, Node) and _full(operand, node, call):
                 yield from climb(operand, [node, *below])
 
-    operand = call.args["self"]
-    if isinstance(operand, Node):
-        yield from climb(operand, [])
+    yield from climb(last, [])
 
 
 def obstacle_above(program: Program, softmax: Node) -> str | None:
@@ -113,6 +119,9 @@ class Scores:
     """What stands where it does not, as it was filled in and scaled since."""
     floor: Value | None = None
     """The same as a tensor, if it is not one number."""
+    sink: Value | None = None
+    """A further column of scores, which has no key."""
+    sink_is_first: bool = False
     masks: list[tuple[Node, bool]] = field(default_factory=list)
     """Each mask, and whether it is true where a score is masked."""
     gates: list[Gate] = field(default_factory=list)
@@ -153,8 +162,9 @@ class Scores:
         if torch.finfo(dtype).max < torch.finfo(self.product_dtype).max * 0.99:
             raise Refused(f"scores of {self.product_dtype} may overflow in {dtype}")
         if torch.finfo(dtype).eps > torch.finfo(self.dtype).eps:
-            self.bias, self.floor = (
-                v if v is None or v.dtype == dtype else self.op.to(v, dtype=dtype) for v in (self.bias, self.floor)
+            self.bias, self.floor, self.sink = (
+                v if v is None or v.dtype == dtype else self.op.to(v, dtype=dtype)
+                for v in (self.bias, self.floor, self.sink)
             )
             self.fills = {rounded(f, dtype) for f in self.fills}
         self.dtype = dtype
@@ -222,13 +232,16 @@ class Scores:
         self.fills = {f * number for f in self.fills}
         if any(f > STILL_NEGLIGIBLE for f in self.fills):
             raise Refused("masked scores are scaled until they may count beside others")
-        self.bias, self.floor = (None if v is None else self.op.mul(v, number) for v in (self.bias, self.floor))
+        self.bias, self.floor, self.sink = (
+            None if v is None else self.op.mul(v, number) for v in (self.bias, self.floor, self.sink)
+        )
 
     def _factor(self, other: Any, divide: bool = False) -> None:
         if not isinstance(other, Node):
             if not is_number(other):
                 raise Refused("an unknown factor")
             return self.times(other)
+        refuse_beside_sink(self.sink)
         if self.keep is not None:
             raise Refused("masked scores are multiplied by a tensor")
         value = Value(self.program, other)
@@ -252,6 +265,7 @@ class Scores:
             return  # one number for all scores of a row: the softmax is the same
         if is_number(other):
             return
+        refuse_beside_sink(self.sink)
         value = Value(self.program, other)
         if not value.is_tensor or value.dtype.is_complex or not math.isfinite(times) or times == 0:
             raise Refused("an unknown bias")
@@ -317,7 +331,17 @@ class Scores:
             raise Refused("a choice between the scores and themselves")
         self._mask(call.args["condition"], not kept, call.args["other" if kept else "self"])
 
+    def _cat(self, call: Call, scores: Node) -> None:
+        """A sink beside the scores."""
+        found = joined_with_sink(self.program, call)
+        if found is None or found.scores is not scores or found.dim != self.layout.key or found.sink is scores:
+            raise Refused("scores are joined with others")
+        refuse_beside_sink(self.sink)
+        dtype = torch.promote_types(self.dtype, Value(self.program, found.sink).dtype)
+        self.sink, self.sink_is_first = sink_column(self.op, self.program, found, dtype), found.first
+
     def _mask(self, mask: Any, masks_out: bool, fill: Any) -> None:
+        refuse_beside_sink(self.sink)
         found = one_number(self.program, fill)
         if found is None or not found[0] <= NEGLIGIBLE:
             raise Refused(f"scores are filled with {fill}, which may count beside others")
@@ -357,7 +381,7 @@ class Scores:
                 return self.op.permute(padded(self.op, value, rank), call.args["dims"])
             return self._along(value, old, shape)
 
-        self.bias, self.keep, self.floor = moved(self.bias), moved(self.keep), moved(self.floor)
+        self.bias, self.keep, self.floor, self.sink = map(moved, (self.bias, self.keep, self.floor, self.sink))
 
     def _along(self, value: Value, old: Sequence[Any], new: Sequence[Any]) -> Value:
         """What is broadcast to the scores, after a reshape of them: stretched only where axes are mixed."""

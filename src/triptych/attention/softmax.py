@@ -116,10 +116,10 @@ def _shifted_exp(program: Program, node: Any, dim: int) -> Found | None:
         highest = reduction(program, shift, ("amax", "max"))
         if highest is not None and highest.scores is scores and highest.dim == dim:
             return Found(scores, dim, [node, inner, *highest.nodes])
-    return Found(inner, dim, [node]) if _is_bare_product(program, inner) else None
+    return Found(inner, dim, [node]) if is_bare_product(program, inner) else None
 
 
-def _is_bare_product(program: Program, node: Any) -> bool:
+def is_bare_product(program: Program, node: Any) -> bool:
     while isinstance(node, Node) and contraction_of(program, node) is None:
         call = program.call(node)
         if call is None or call.mutates or call.op not in ("mul", "div", "to"):

@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from ..attention.around import shapes_of_their_own, without_weights
 from ..attention.build import Attention, softmax_call
+from ..attention.off_by_one import softmax_off_by_one
 from ..attention.probabilities import way_down
 from ..attention.renormalised import mask_before_softmax
 from ..attention.scores import obstacle_above, paths
@@ -31,6 +32,15 @@ HALF = ["bf16[2, 4, 6, 8]"] * 3
 T: dict[str, Any] = {"dialects": ["torch"]}
 
 
+def _masked_late(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    p = (q @ k.mT).softmax(-1) * (mask | ~mask.any(-1, True))
+    return (p / p.sum(-1, True)) @ v
+
+
+def _beside_a_sink(q: Any, k: Any, v: Any, sink: Any) -> Any:
+    return torch.cat([q @ k.mT, sink], -1).softmax(-1)[..., :-1] @ v
+
+
 @dataclass(frozen=True)
 class FuseAttention(Pass):
     """softmax(scale * Q K^T + bias) V -> scaled_dot_product_attention, whatever it is written with: before autograd,
@@ -43,7 +53,8 @@ class FuseAttention(Pass):
 
     Scores are taken to be finite where a mask is: by a product with zeros and ones, infinity and NaN there would be
     NaN. And what is masked after the softmax and divided by the sum of the rest is masked before it: so the rest is
-    not lost where it is too small beside what is masked.
+    not lost where it is too small beside what is masked. A sink beside the scores is the bias of one more key, and that
+    and its value are zero.
     """
 
     name: ClassVar[str] = "fuse_attention"
@@ -56,6 +67,7 @@ class FuseAttention(Pass):
             masked_write(run, node)
             softmax_by_hand(run, node)
             mask_before_softmax(run, node)
+            softmax_off_by_one(run, node)
         earlier: dict[Any, Node] = {}
         for node in list(run.program.graph.nodes):
             if softmax_call(run.program, node) is not None:
@@ -130,6 +142,13 @@ class FuseAttention(Pass):
         fires(lambda q, k, v: (q @ k.mT / 8**0.5).softmax(-1) @ v, *QKV, **T, dynamic=True),
         declines(lambda q, k, v: F.dropout(F.softmax(q @ k.mT, -1), 0.1) @ v, *QKV, **T, same_values=False,
                  options={"fallback_random": True}, because="other numbers than eager"),
+        fires(lambda q, k, v, m: (q @ k.mT * m.float() + (m.float() - 1) * 1e9).softmax(-1) @ v,
+              *QKV, "bool[6, 6]", **T),
+        fires(_masked_late, *QKV, "bool[6, 6]", **T),
+        fires(_beside_a_sink, *QKV, "f32[2, 4, 6, 1]", **T),
+        fires(_beside_a_sink, *HALF, "bf16[2, 4, 6, 1]", **T, dynamic=True),
+        declines(lambda q, k, v, m: (q @ k.mT * m - 1e9 * (1 - m)).softmax(-1) @ v, *QKV, "f32[6, 6]", **T,
+                 because="varies"),
         declines(lambda q, k, v: F.softmax(q @ k.mT, -2) @ v, *QKV, **T, because="not over the keys"),
         declines(lambda q, k, v: F.softmax(q @ k.mT, -1).mT @ v, *QKV, **T, because="not summed over the keys"),
         declines(lambda q, k, v: (lambda p: (p @ v, p))(F.softmax(q @ k.mT, -1)), *QKV, **T, because="used 2 times"),
