@@ -1110,12 +1110,6 @@ def scores_rectified(q, k, v):
     return F.softmax(F.relu(q @ k.mT), -1) @ v
 
 
-@refused(*QKV, because="")
-def attention_sink(q, k, v):
-    scores = torch.cat([q @ k.mT * 0.35, torch.zeros_like(q[..., :1])], -1)
-    return F.softmax(scores, -1)[..., :-1] @ v
-
-
 @refused(*QKV, because="multiplied by 0.0")
 def scale_zero(q, k, v):
     return F.softmax(q @ k.mT * 0.0, -1) @ v

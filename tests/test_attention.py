@@ -14,22 +14,26 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from triptych.attention import sdpa
+from triptych.attention.sinks import further_keys, require_gain
 from triptych.ir.text import text
 from triptych.pre_grad.attention_heads import AttentionHeads
 from triptych.pre_grad.fuse_attention import FuseAttention
 from triptych.pre_grad.normalization_pass_aten import NormalizationPassAten
 from triptych.pre_grad.remove_noop_pass import RemoveNoopPass
+from triptych.rewrite.refusal import Refused
 from triptych.testing.capture import capture_torch
 from triptych.testing.check import run_pass
 
-from .attention_idioms import IDIOMS, Idiom
+from . import attention_mask_idioms, attention_sink_idioms  # noqa: F401  (register their idioms)
+from .attention_idioms import IDIOMS, Idiom, S
 
 ALL = os.environ.get("TRIPTYCH_ALL_ATTENTION") == "1"
 NAMES = sorted(IDIOMS)
 FUSING = [n for n in NAMES if IDIOMS[n].fuses]
 MASKED = ("CausalBuffer", "causal_and_padding")
 """Triangles that stay masks: one could be changed, the other has padding beside it."""
-COUNTS = (195, 162, 158)
+COUNTS = (272, 214, 210)
 """Idioms, attentions found in them, idioms with any."""
 SOME = NAMES if ALL else NAMES[::3]
 INFERENCE = NAMES if ALL else [n for n in FUSING if {"dead", "sunk", "cut"} & {s[0] for s in IDIOMS[n].inputs if s}]
@@ -173,6 +177,12 @@ def test_inference(name, dtype):
 @pytest.mark.parametrize("name", SOME)
 def test_bfloat16(name):
     check(name, torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", ["gated", "gated_with_bias", "gated_with_bias_in_between", "gated_with_bias_behind"])
+def test_float16(name):
+    """What is finite in other dtypes is infinite there."""
+    check(name, torch.float16)
 
 
 @pytest.mark.parametrize("name", DYNAMIC)
@@ -325,6 +335,53 @@ def test_scores_whose_view_is_written_stay():
     gm, args, tally = fused(program, *inputs)
     assert not tally.fired["fuse_attention"]
     torch.testing.assert_close(gm(*args)[0], program(*inputs))
+
+
+@pytest.mark.parametrize(("device", "width", "gradient", "gains"), [
+    ("cuda", 64, True, True), ("cuda", 128, False, True), ("cpu", 128, True, True), ("cuda", 128, True, False),
+])  # fmt: skip
+def test_a_sink_is_a_key_where_that_gains(device, width, gradient, gains):
+    if gains:
+        require_gain(torch.device(device), width, gradient)
+    else:
+        with pytest.raises(Refused, match="costs more"):
+            require_gain(torch.device(device), width, gradient)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", ["gpt_oss", "sink_and_mask", "sink_and_finite_mask", "sink_of_each_query"])
+def test_more_keys_beside_a_sink(name, dynamic, monkeypatch):
+    """As on a GPU, whose kernels want a multiple of eight."""
+    monkeypatch.setattr(sdpa, "further_keys", lambda keys: 8)
+    (call,) = attention_calls(gm := check(name, torch.float32, dynamic))
+    if not dynamic:
+        assert [call.kwargs["attn_mask"].meta["example_value"].shape[-1]] == [S + 8], text(gm)
+
+
+def test_how_many_keys_are_added():
+    class Keys:
+        def __init__(self, size, device):
+            self.shape, self.device = (2, 4, size, 64), torch.device(device)
+
+    assert [further_keys(Keys(n, "cuda")) for n in (1024, 1023, 1021)] == [8, 1, 3]
+    assert further_keys(Keys(1024, "cpu")) == 1
+
+
+@pytest.mark.parametrize("sink", [-math.inf, -1e9, -3e38, 50.0, math.nan])
+@pytest.mark.parametrize("fill", [-math.inf, -1e4, -1e9])
+def test_sinks_of_all_sizes(sink, fill):
+    """Also where the sink is as low as what is masked, and a row has nothing but that."""
+
+    def program(q, k, v, keep, sinks):
+        scores = (q @ k.mT * 0.35).masked_fill(~keep, fill)
+        return torch.cat([scores, sinks.expand(2, 4, 6, 1)], -1).softmax(-1)[..., :-1] @ v
+
+    keep = torch.rand(2, 1, 6, 6) > 0.5
+    keep[..., -1, :] = False
+    inputs = [torch.randn(2, 4, 6, 8) for _ in range(3)]
+    gm, args, tally = fused(program, *inputs, keep, torch.full((1, 4, 1, 1), sink))
+    assert tally.fired["fuse_attention"] == 1
+    torch.testing.assert_close(gm(*args)[0], program(*inputs, keep, torch.full((1, 4, 1, 1), sink)), equal_nan=True)
 
 
 @pytest.mark.parametrize("size", [100.0, 1e4])

@@ -50,6 +50,7 @@ MODELS = {
         dict(hidden_size=64, num_layers=2, num_heads=4, vocab_size=100, attention_types=[[["global", "local"], 1]]), 2,
     ),
     "gpt_neox": (SMALL, 2),
+    "gpt_oss": (dict(GROUPED, head_dim=16, num_local_experts=2, num_experts_per_tok=1), 2),
     "gptj": (dict(GPT, rotary_dim=8), 2),
     "llama": (GROUPED, 2),
     "mbart": (PAIR, 6),

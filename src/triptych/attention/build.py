@@ -111,9 +111,11 @@ class Attention:
     def build(self, op: Emitter, same_strides: bool) -> Value:
         """What takes the place of the product with the values; laid out as that was, if it must be."""
         scores = self._scores(op)
-        below = Probabilities(self.program, op, scores.layout, scores.masks, self.draws)
+        below = Probabilities(self.program, op, scores.layout, scores, self.draws)
         for before, node in zip([self.softmax, *self.after], self.after):
             below.follow(node, before)
+        if scores.sink is not None and not below.sink_is_dropped:
+            raise Refused("the sink counts as a value")
         layout, values = below.layout, self.values
         q, k = self._queries_and_keys(op, scores)
         for step in below.steps:
@@ -200,10 +202,10 @@ class Attention:
         return outside, v
 
     def _masks(self, op: Emitter, scores: Scores, below: Probabilities) -> list[Value | None]:
-        """Bias, mask and what fills it, with their axes as Q, K and V have them."""
+        """Bias, mask, what fills it, and the sink, with their axes as Q, K and V have them."""
         return [
             None if held is None else self._as_operands(op, scores.aligned(held), scores.layout, below.steps)
-            for held in (scores.bias, scores.keep, scores.floor)
+            for held in (scores.bias, scores.keep, scores.floor, scores.sink)
         ]
 
     def _as_operands(self, op: Emitter, value: Value, layout: Layout, steps: Sequence[BatchStep]) -> Value:

@@ -108,12 +108,12 @@ def same_value(program: Program, left: Any, right: Any, depth: int = 8) -> bool:
         return False
     if set(first.args) != set(second.args):
         return False
-    return all(_same_argument(program, first.args[k], second.args[k], depth - 1) for k in first.args)
+    return all(same_argument(program, first.args[k], second.args[k], depth - 1) for k in first.args)
 
 
-def _same_argument(program: Program, left: Any, right: Any, depth: int) -> bool:
+def same_argument(program: Program, left: Any, right: Any, depth: int = 8) -> bool:
     if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
-        return len(left) == len(right) and all(_same_argument(program, a, b, depth) for a, b in zip(left, right))
+        return len(left) == len(right) and all(same_argument(program, a, b, depth) for a, b in zip(left, right))
     return same_value(program, left, right, depth)
 
 

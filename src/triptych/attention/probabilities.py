@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,12 +14,14 @@ from ..ir.facts import known, known_equal, tensor_fact
 from ..ir.program import Program, Value
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import NotConcerned, Refused
+from .choices import choice
 from .contraction import contraction_of
 from .layout import VIEWS, BatchStep, Layout, viewed
 from .masks import is_number, negation, one_number, same_value
-from .scores import aligned
+from .scores import Scores, aligned
+from .sinks import drops_sink
 
-BELOW = ("to", "clone", "dropout", "masked_fill", "where", "mul", "div", *VIEWS)
+BELOW = ("to", "clone", "dropout", "masked_fill", "where", "mul", "div", "slice", *VIEWS)
 
 
 def way_down(program: Program, softmax: Node) -> tuple[list[Node], Node]:
@@ -53,11 +56,11 @@ class Probabilities:
     program: Program
     op: Emitter
     layout: Layout
-    masks: list[tuple[Node, bool]]
-    """The masks of the scores."""
+    scores: Scores
     draws: bool
     dropout: float = 0.0
     empty_rows_are_zero: bool = False
+    sink_is_dropped: bool = False
     factor: float = 1.0
     steps: list[BatchStep] = field(default_factory=list)
     factors: list[tuple[int, Value]] = field(default_factory=list)
@@ -73,6 +76,8 @@ class Probabilities:
             self.layout, step = viewed(self.program, self.layout, before, node)
             self.steps += [step] if step is not None else []
             return
+        if call.op == "slice":
+            return self._drop_sink(call, old, new)
         if not known_equal(old.shape, new.shape):
             raise Refused("the probabilities are stretched")
         if call.op == "dropout":
@@ -85,6 +90,13 @@ class Probabilities:
         elif call.op in ("mul", "div"):
             other = call.args["other"] if call.args["self"] is before else call.args["self"]
             self._take_factor(call, other)
+
+    def _drop_sink(self, call: Call, old: torch.Tensor, new: torch.Tensor) -> None:
+        if self.scores.sink is None or self.sink_is_dropped:
+            raise Refused("a part of the probabilities is taken")
+        if not drops_sink(call, old, new, self.layout.key, self.scores.sink_is_first):
+            raise Refused("more or less than the sink is left out of the probabilities")
+        self.sink_is_dropped = True
 
     def _take_dropout(self, call: Call) -> None:
         rate, train = call.args["p"], call.get("train")
@@ -101,12 +113,24 @@ class Probabilities:
     def _take_zeros(self, mask: Any, masks_out: bool, value: Any) -> None:
         """Probabilities set to zero by the mask that the scores had: it changes rows without a key only."""
         number = one_number(self.program, value)
-        if len(self.masks) != 1 or number is None or number[0] != 0 or self.steps:
+        if len(self.scores.masks) != 1 or number is None or number[0] != 0 or self.steps:
             raise Refused("probabilities are masked otherwise than the scores")
-        (node, negated), (other, other_negated) = negation(self.program, mask), negation(self.program, self.masks[0][0])
-        if not same_value(self.program, node, other) or (masks_out ^ negated) != (self.masks[0][1] ^ other_negated):
+        ((own, own_masks_out),) = self.scores.masks
+        (node, negated), (other, other_negated) = negation(self.program, mask), negation(self.program, own)
+        if not same_value(self.program, node, other) or (masks_out ^ negated) != (own_masks_out ^ other_negated):
             raise Refused("probabilities are masked otherwise than the scores")
         self.empty_rows_are_zero = True
+
+    def _is_own_mask(self, other: Node) -> bool:
+        """Multiplied by zeros and ones where the scores were masked: rows without a key become zero, or stay NaN."""
+        by = choice(self.program, other) if len(self.scores.masks) == 1 and not self.steps else None
+        own = choice(self.program, self.scores.masks[0][0]) if by is not None and by.is_mask else None
+        if by is None or own is None or not own.is_mask or not by.same_places(self.program, own):
+            return False
+        if (by.high == own.high) == self.scores.masks[0][1]:
+            return False
+        self.empty_rows_are_zero = self.empty_rows_are_zero or -math.inf not in self.scores.fills
+        return True
 
     def _take_factor(self, call: Call, other: Any) -> None:
         divide = call.op == "div"
@@ -118,10 +142,14 @@ class Probabilities:
             self.factor = self.factor / other if divide else self.factor * other
             return
         value = Value(self.program, other)
+        if not divide and self._is_own_mask(other):
+            return
         if not value.is_float:
             raise Refused("a factor of the probabilities that is not a floating-point tensor")
         value = self.op.rdiv(value, 1) if divide else value
         value = aligned(self.op, value, self.layout)
+        if self.scores.sink is not None and not self.sink_is_dropped and not known(value.shape[-1] == 1):
+            raise Refused("a factor of the probabilities with a sink beside them")
         if not known(value.shape[-1] == 1) and not known(value.shape[-2] == 1):
             raise Refused("a factor of the probabilities that varies with query and key")
         self.factors.append((len(self.steps), value))

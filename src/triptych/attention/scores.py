@@ -16,9 +16,11 @@ from ..ir.facts import known, known_equal, tensor_fact
 from ..ir.program import Program, Value
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
+from .choices import Choice, choice, kept_by
 from .contraction import contraction_of
 from .layout import VIEWS, BatchStep, Layout, groups, viewed
 from .masks import NEGLIGIBLE, is_number, negation, one_number, rounded
+from .sinks import joined_with_sink, refuse_beside_sink, sink_column
 
 SEARCHED = 40
 """Nodes looked at above one softmax."""
@@ -33,6 +35,11 @@ def paths(program: Program, softmax: Node) -> Iterator[list[Node]]:
     """Ways from a product of two tensors down to the softmax's operand, the shortest choice first."""
     call = program.call(softmax)
     assert call is not None
+    if isinstance(call.args["self"], Node):
+        yield from ways_from_products(program, call.args["self"])
+
+
+def ways_from_products(program: Program, last: Node) -> Iterator[list[Node]]:
     budget = [SEARCHED]
 
     def climb(node: Node, below: list[Node]) -> Iterator[list[Node]]:
@@ -43,6 +50,8 @@ def paths(program: Program, softmax: Node) -> Iterator[list[Node]]:
             yield [node, *below]
             return
         call = program.call(node)
+        if call is not None and (joined := joined_with_sink(program, call)) is not None:
+            yield from climb(joined.scores, [node, *below])
         if call is None or call.mutates or call.op not in (*SAME, *EITHER):
             return
         params = ("self",) if call.op in SAME else ("self", "other")
@@ -51,9 +60,7 @@ def paths(program: Program, softmax: Node) -> Iterator[list[Node]]:
             if isinstance(operand, Node) and _full(operand, node, call):
                 yield from climb(operand, [node, *below])
 
-    operand = call.args["self"]
-    if isinstance(operand, Node):
-        yield from climb(operand, [])
+    yield from climb(last, [])
 
 
 def obstacle_above(program: Program, softmax: Node) -> str | None:
@@ -78,6 +85,19 @@ def _full(operand: Node, node: Node, call: Call) -> bool:
     return call.op in VIEWS or known_equal(x.shape, y.shape)
 
 
+@dataclass(frozen=True)
+class Gate:
+    """Zeros and ones that the scores were multiplied with: a mask, once something low is added where they are zero."""
+
+    node: Node
+    by: Choice
+    factor: tuple[int, Value]
+    layout: Layout
+    before: Value | None
+    """The bias as it was before."""
+    after: Value | None
+
+
 @dataclass
 class Scores:
     """`scale * Q K^T + bias`, less what is masked, as far as it was followed."""
@@ -99,8 +119,14 @@ class Scores:
     """What stands where it does not, as it was filled in and scaled since."""
     floor: Value | None = None
     """The same as a tensor, if it is not one number."""
+    sink: Value | None = None
+    """A further column of scores, which has no key."""
+    sink_is_first: bool = False
     masks: list[tuple[Node, bool]] = field(default_factory=list)
     """Each mask, and whether it is true where a score is masked."""
+    gates: list[Gate] = field(default_factory=list)
+    cut_by_sum: bool = False
+    """The mask is -inf that was added: what is NaN by it, all its gradients are."""
     summed_in: torch.dtype = torch.float32
     """The dtype in which scores and bias were added."""
     covered: list[Node] = field(default_factory=list)
@@ -136,8 +162,9 @@ class Scores:
         if torch.finfo(dtype).max < torch.finfo(self.product_dtype).max * 0.99:
             raise Refused(f"scores of {self.product_dtype} may overflow in {dtype}")
         if torch.finfo(dtype).eps > torch.finfo(self.dtype).eps:
-            self.bias, self.floor = (
-                v if v is None or v.dtype == dtype else self.op.to(v, dtype=dtype) for v in (self.bias, self.floor)
+            self.bias, self.floor, self.sink = (
+                v if v is None or v.dtype == dtype else self.op.to(v, dtype=dtype)
+                for v in (self.bias, self.floor, self.sink)
             )
             self.fills = {rounded(f, dtype) for f in self.fills}
         self.dtype = dtype
@@ -205,13 +232,16 @@ class Scores:
         self.fills = {f * number for f in self.fills}
         if any(f > STILL_NEGLIGIBLE for f in self.fills):
             raise Refused("masked scores are scaled until they may count beside others")
-        self.bias, self.floor = (None if v is None else self.op.mul(v, number) for v in (self.bias, self.floor))
+        self.bias, self.floor, self.sink = (
+            None if v is None else self.op.mul(v, number) for v in (self.bias, self.floor, self.sink)
+        )
 
     def _factor(self, other: Any, divide: bool = False) -> None:
         if not isinstance(other, Node):
             if not is_number(other):
                 raise Refused("an unknown factor")
             return self.times(other)
+        refuse_beside_sink(self.sink)
         if self.keep is not None:
             raise Refused("masked scores are multiplied by a tensor")
         value = Value(self.program, other)
@@ -221,9 +251,12 @@ class Scores:
             value = self.op.rdiv(value, 1) if divide else value
         else:
             raise Refused("a factor that is not a floating-point number")
+        before, by = self.bias, None if divide else choice(self.program, other)
         self.factors.append((len(self.steps), value if value.rank in (None, 0) else self.aligned(value)))
         if self.bias is not None:
             self.bias = self.op.mul(self.bias, Value(self.program, other) if not divide else value)
+        if by is not None and by.is_mask:
+            self.gates.append(Gate(other, by, self.factors[-1], self.layout, before, self.bias))
 
     def plus(self, other: Any, times: float = 1.0) -> None:
         if not isinstance(other, Node):
@@ -232,15 +265,41 @@ class Scores:
             return  # one number for all scores of a row: the softmax is the same
         if is_number(other):
             return
+        refuse_beside_sink(self.sink)
         value = Value(self.program, other)
         if not value.is_tensor or value.dtype.is_complex or not math.isfinite(times) or times == 0:
             raise Refused("an unknown bias")
+        if self._closes_a_gate(value, times):
+            return
         if not value.is_float or value.rank == 0:  # these do not widen the scores
             value = value if value.dtype == self.dtype else self.op.to(value, dtype=self.dtype)
         value = value if times == 1 else self.op.neg(value) if times == -1 else self.op.mul(value, times)
         if self.fills - {-math.inf}:
             self.floor = self.op.add(value, min(self.fills)) if self.floor is None else self.op.add(self.floor, value)
         self.bias = value if self.bias is None else self.op.add(self.bias, value)
+
+    def _closes_a_gate(self, value: Value, times: float) -> bool:
+        """s * m + (m - 1) * 1e9 -> where(m, s, -1e9), if m is proved to hold zeros and ones"""
+        added = choice(self.program, value.node) if self.gates and self.keep is None else None
+        for gate in self.gates if added is not None and value.rank else ():
+            seen_since = gate.factor[0] != len(self.steps) or gate.layout != self.layout
+            if seen_since or added is None or not gate.by.same_places(self.program, added):
+                continue
+            kept, cut = (added.high, added.low) if gate.by.high == 1 else (added.low, added.high)
+            cut = rounded(cut * times, torch.promote_types(self.dtype, value.dtype))
+            if kept != 0 or not cut <= NEGLIGIBLE:
+                continue
+            self.factors = [f for f in self.factors if f is not gate.factor]
+            self.gates.clear()
+            if self.bias is gate.after:
+                self.bias = gate.before
+            elif cut != -math.inf:  # what was added in between stays where the mask is
+                self.floor = self.op.add(self.bias, cut)
+            self.keep, self.fills = kept_by(self.op, gate.node), {cut}
+            self.masks.append((self.keep.node, False))
+            self.cut_by_sum = cut == -math.inf
+            return True
+        return False
 
     def _takes_own_maximum(self, other: Any, scores: Node) -> bool:
         """Less the highest score over the keys, kept as an axis: that changes no softmax."""
@@ -272,13 +331,25 @@ class Scores:
             raise Refused("a choice between the scores and themselves")
         self._mask(call.args["condition"], not kept, call.args["other" if kept else "self"])
 
+    def _cat(self, call: Call, scores: Node) -> None:
+        """A sink beside the scores."""
+        found = joined_with_sink(self.program, call)
+        if found is None or found.scores is not scores or found.dim != self.layout.key or found.sink is scores:
+            raise Refused("scores are joined with others")
+        refuse_beside_sink(self.sink)
+        dtype = torch.promote_types(self.dtype, Value(self.program, found.sink).dtype)
+        self.sink, self.sink_is_first = sink_column(self.op, self.program, found, dtype), found.first
+
     def _mask(self, mask: Any, masks_out: bool, fill: Any) -> None:
+        refuse_beside_sink(self.sink)
         found = one_number(self.program, fill)
         if found is None or not found[0] <= NEGLIGIBLE:
             raise Refused(f"scores are filled with {fill}, which may count beside others")
         condition = Value(self.program, mask)
         if condition.dtype != torch.bool:
             raise Refused("a mask that is not boolean")
+        if self.cut_by_sum:
+            raise Refused("scores are masked again after -inf was added to them")
         number, nodes = rounded(found[0], self.dtype), found[1]
         self.constants.extend(nodes)
         self.masks.append((mask, masks_out))
@@ -310,7 +381,7 @@ class Scores:
                 return self.op.permute(padded(self.op, value, rank), call.args["dims"])
             return self._along(value, old, shape)
 
-        self.bias, self.keep, self.floor = moved(self.bias), moved(self.keep), moved(self.floor)
+        self.bias, self.keep, self.floor, self.sink = map(moved, (self.bias, self.keep, self.floor, self.sink))
 
     def _along(self, value: Value, old: Sequence[Any], new: Sequence[Any]) -> Value:
         """What is broadcast to the scores, after a reshape of them: stretched only where axes are mixed."""

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
+from ..cost import size_hint
 from ..ir.facts import known, known_equal
+from ..ir.gradients import may_require_grad
 from ..ir.program import Program, Value
 from ..ir.values import knowledge
 from ..rewrite.emit import Emitter
@@ -17,6 +19,7 @@ from .masks import is_lower_triangle, keeps_a_key, levels, never_infinite
 from .operands import four_axes, laid_out
 from .probabilities import Probabilities, float_kind
 from .scores import Scores
+from .sinks import beside, further_keys, require_gain, with_zero_rows
 
 LOST_IN_FLOAT32 = -1e8
 ABSORBS = 4.0
@@ -33,25 +36,31 @@ def attend(
     below: Probabilities,
     masks: Sequence[Value | None],
 ) -> Value:
-    """softmax(scale * Q K^T + bias) V over (batch, queries, width), with the masks (bias, keep, floor)."""
-    bias, keep, floor = masks
+    """softmax(scale * Q K^T + bias) V over (batch, queries, width), with the masks (bias, keep, floor, sink)."""
+    bias, keep, floor, sink = masks
     sizes = [q.shape[:-2], k.shape[:-2], v.shape[:-2]]
     if not all(known_equal(s, sizes[0]) for s in sizes):
         raise Refused("batch axes that do not line up")
     if not all(known(s >= 1) for s in (q.shape[-1], k.shape[-2])):
         raise Refused("there may be no keys, or keys without elements")
     batch = list(q.shape[:-2])
-    dtype = _dtype(op, q, k, v, scores, bias)
+    dtype = _dtype(op, q, k, v, scores, [m for m in (bias, sink) if m is not None])
     if floor is not None and float_kind(floor.dtype, dtype) != dtype:
         raise Refused(f"masked scores of {floor.dtype} would be rounded to {dtype}")
-    bias, floor = (m if m is None or m.dtype == dtype else op.to(m, dtype=dtype) for m in (bias, floor))
+    bias, floor, sink = (m if m is None or m.dtype == dtype else op.to(m, dtype=dtype) for m in (bias, floor, sink))
     q, k, v = (
         four_axes(op, x if x.dtype == dtype or _autocast(q, k, scores) else op.to(x, dtype=dtype), batch)
         for x in (q, k, v)
     )
     call = _Masked(op, program, q, k, scores, below)
-    bias, keep, floor = (None if m is None else four_axes(op, m, batch, broadcast=True) for m in (bias, keep, floor))
+    bias, keep, floor, call.sink = (
+        None if m is None else four_axes(op, m, batch, broadcast=True) for m in (bias, keep, floor, sink)
+    )
     call.mask(bias, keep, floor)
+    if call.sink is not None:
+        require_gain(q.device, size_hint(q.shape[-1]), program.is_training and may_require_grad(call.sink.node))
+        further = further_keys(k)
+        k, v = with_zero_rows(op, k, further), with_zero_rows(op, v, further)
     scale = scores.scale
     if scale < 0:  # kernels take the highest product before they scale it
         call.q, scale = op.neg(call.q), -scale
@@ -71,16 +80,17 @@ def _autocast(q: Value, k: Value, scores: Scores) -> bool:
     return float_kind(q.dtype, k.dtype) != scores.product_dtype
 
 
-def _dtype(op: Emitter, q: Value, k: Value, v: Value, scores: Scores, bias: Value | None) -> torch.dtype:
+def _dtype(op: Emitter, q: Value, k: Value, v: Value, scores: Scores, biases: Sequence[Value]) -> torch.dtype:
     """The dtype in which nothing is lost that was not lost before."""
     if not all(x.is_float for x in (q, k, v)):
         raise Refused("queries, keys or values that are not floating-point numbers")
     if _autocast(q, k, scores):
         narrow = scores.product_dtype
-        if bias is not None and float_kind(bias.dtype, narrow) != narrow:
-            raise Refused(f"a bias of {bias.dtype} would be rounded to {narrow}")
+        for bias in biases:
+            if float_kind(bias.dtype, narrow) != narrow:
+                raise Refused(f"a bias of {bias.dtype} would be rounded to {narrow}")
         return narrow
-    return float_kind(q.dtype, k.dtype, v.dtype, *(() if bias is None else (bias.dtype,)))
+    return float_kind(q.dtype, k.dtype, v.dtype, *(bias.dtype for bias in biases))
 
 
 class _Masked:
@@ -89,6 +99,7 @@ class _Masked:
     def __init__(self, op: Emitter, program: Program, q: Value, k: Value, scores: Scores, below: Probabilities) -> None:
         self.op, self.program, self.q, self.k, self.scores, self.below = op, program, q, k, scores, below
         self.know = knowledge(program)
+        self.sink: Value | None = None
         self.attn_mask: Value | None = None
         self.is_causal = False
         self.finite_rows: Value | None = None
@@ -107,31 +118,40 @@ class _Masked:
             keep = floor = None
         if bias is not None and self.know.is_zero(bias.node):
             bias = None
+        if self.sink is not None and self.below.empty_rows_are_zero:
+            raise Refused("probabilities are set to zero beside a sink")
         if keep is None:
             if bias is not None:
                 self._bias(bias)
-        elif bias is None and floor is None:
+            elif self.sink is not None:
+                self.attn_mask = self._with_sink(None)
+        elif bias is None and floor is None and self.sink is None:
             self._keep(keep)
         elif self.scores.fills == {-math.inf}:
-            assert bias is not None
             if self.below.empty_rows_are_zero:
                 raise Refused("probabilities are set to zero beside a bias")
-            self._bias(self.op.where(self._kept(keep), bias, -math.inf))
+            zero = self.op.full([], 0.0, dtype=self.q.dtype, device=self.q.device)
+            if bias is None:  # and a sink, which every row keeps
+                self._bias(self.op.where(keep, zero, -math.inf))
+            elif self.scores.cut_by_sum:
+                self._bias(self.op.add(bias, self.op.where(keep, zero, -math.inf)))
+            else:
+                self._bias(self.op.where(keep if self.sink is not None else self._kept(keep), bias, -math.inf))
         else:
             self._keep_and_bias(keep, bias, floor)
 
     def _bias(self, bias: Value) -> None:
         """As it is; a row that is -inf everywhere gives NaN in eager, which the kernels do not say."""
-        kept = keeps_a_key(self.program, bias.node)
+        kept = keeps_a_key(self.program, bias.node) if self.sink is None else None
         if kept is not None and self.square and known_equal(bias.shape[-2:], [self.q.shape[-2], self.k.shape[-2]]):
             if is_lower_triangle(kept):
                 self.is_causal = True
                 return
-        self.attn_mask = bias
+        self.attn_mask = self._with_sink(bias)
         if kept is not None:
             return
         if not never_infinite(self.program, bias.node):
-            self.finite_rows = self.op.any(self.op.gt(bias, -math.inf), dim=-1, keepdim=True)
+            self.finite_rows = self._any(self.op.gt(bias, -math.inf), -math.inf)
         if self._may_sink(bias):
             self._raise(bias, self._sunk(bias))
 
@@ -154,13 +174,27 @@ class _Masked:
         return -2 * ABSORBS / torch.finfo(self.scores.summed_in).eps
 
     def _sunk(self, bias: Value) -> Value:
-        return self.op.lt(self.op.amax(self.op.detach(bias), dim=[-1], keepdim=True), self._depth)
+        return self.op.lt(self._highest(bias), self._depth)
+
+    def _highest(self, bias: Value) -> Value:
+        highest = self.op.amax(self.op.detach(bias), dim=[-1], keepdim=True)
+        return highest if self.sink is None else self.op.maximum(highest, self.op.detach(self.sink))
+
+    def _any(self, rows: Value, low: float) -> Value:
+        """Which queries have a key of which it is true, or a sink that is not as low."""
+        found = self.op.any(rows, dim=-1, keepdim=True)
+        return found if self.sink is None else self.op.logical_or(found, self.op.gt(self.sink, low))
+
+    def _with_sink(self, bias: Value | None) -> Value | None:
+        if self.sink is None:
+            return bias
+        return beside(self.op, bias, self.sink, self.k.shape[-2], further_keys(self.k))
 
     def _raise(self, bias: Value, sunk: Value, gradient: bool = True) -> None:
         """Rows that are low everywhere: their products count nothing, their bias counts from its highest."""
         op = self.op
-        highest = op.amax(op.detach(bias), dim=[-1], keepdim=True)
-        self.attn_mask = op.sub(bias, op.where(sunk, highest, 0.0))
+        assert self.attn_mask is not None
+        self.attn_mask = op.sub(self.attn_mask, op.where(sunk, self._highest(bias), 0.0))
         idle: Any = 0.0
         if gradient and self.program.is_training:  # no value, and yet a gradient, as eager has it
             idle = op.sub(self.q, op.detach(self.q))
@@ -185,12 +219,18 @@ class _Masked:
         """The mask for the kernel, which need not see rows without a key: what they get is chosen afterwards."""
         if self.know.every_row_keeps_one(keep.node):
             return keep
-        self.kept_rows = self.op.any(keep, dim=-1, keepdim=True)
+        rows = self.op.any(keep, dim=-1, keepdim=True)
+        if self.scores.cut_by_sum:
+            if self.below.empty_rows_are_zero:
+                raise Refused("probabilities are set to zero where -inf was added")
+            self.finite_rows = rows
+        else:
+            self.kept_rows = rows
         if self.below.empty_rows_are_zero:
             self.without_keys = 0.0
         if not self.program.is_training:
             return keep
-        return self.op.logical_or(keep, self.op.logical_not(self.kept_rows))
+        return self.op.logical_or(keep, self.op.logical_not(rows))
 
     def _keep_and_bias(self, keep: Value, bias: Value | None, floor: Value | None) -> None:
         """Filled with finite numbers beside a bias: rows whose kept keys are all as low as the filled ones weigh
@@ -206,15 +246,16 @@ class _Masked:
         lowest = torch.finfo(dtype).min
         filled: Any = floor if floor is not None else max(highest, lowest)
         if bias is None:
-            rows = op.any(keep, dim=-1, keepdim=True)
+            rows = self._any(keep, highest / 2)
             bias = op.full([], 0.0, dtype=dtype, device=self.q.device)
         else:
-            rows = op.any(op.logical_and(keep, op.gt(bias, highest / 2)), dim=-1, keepdim=True)
+            rows = self._any(op.logical_and(keep, op.gt(bias, highest / 2)), highest / 2)
         made = op.where(keep, bias, filled)
-        self.attn_mask = made if made.dtype == dtype else op.to(made, dtype=dtype)
+        made = made if made.dtype == dtype else op.to(made, dtype=dtype)
+        self.attn_mask = self._with_sink(made)
         if not self.know.every_row_keeps_one(keep.node) or self.scores.bias is not None:
-            self.finite_rows = op.any(op.gt(self.attn_mask, -math.inf), dim=-1, keepdim=True)
-            self._raise(self.attn_mask, op.logical_not(rows), gradient=False)
+            self.finite_rows = self._any(op.gt(made, -math.inf), -math.inf)
+            self._raise(made, op.logical_not(rows), gradient=False)
 
     def corrected(self, made: Value, v: Value) -> Value:
         op = self.op

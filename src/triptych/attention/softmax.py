@@ -57,7 +57,7 @@ def _divided_late(run: PassRun, node: Node) -> None:
     assert call is not None
     product, bottom = call.args["self"], call.args["other"]
     found = contraction_of(run.program, product) if isinstance(product, Node) else None
-    total = _reduction(run.program, bottom, ("sum",)) if found is not None else None
+    total = reduction(run.program, bottom, ("sum",)) if found is not None else None
     if found is None or total is None or total.scores is not found.left or call.get("rounding_mode") is not None:
         return
     probabilities = tensor_fact(found.left)
@@ -94,7 +94,7 @@ def _exp_over_sum(program: Program, node: Node) -> Found | None:
     call = program.call(node)
     assert call is not None
     top, bottom = call.args["self"], call.args["other"]
-    total = _reduction(program, bottom, ("sum",))
+    total = reduction(program, bottom, ("sum",))
     if total is None or total.scores is not top or call.get("rounding_mode") is not None:
         return None
     found = _shifted_exp(program, top, total.dim)
@@ -113,13 +113,13 @@ def _shifted_exp(program: Program, node: Any, dim: int) -> Found | None:
     shifted = program.call(inner)
     if shifted is not None and shifted.op == "sub" and shifted.get("alpha") == 1:
         scores, shift = shifted.args["self"], shifted.args["other"]
-        highest = _reduction(program, shift, ("amax", "max"))
+        highest = reduction(program, shift, ("amax", "max"))
         if highest is not None and highest.scores is scores and highest.dim == dim:
             return Found(scores, dim, [node, inner, *highest.nodes])
-    return Found(inner, dim, [node]) if _is_bare_product(program, inner) else None
+    return Found(inner, dim, [node]) if is_bare_product(program, inner) else None
 
 
-def _is_bare_product(program: Program, node: Any) -> bool:
+def is_bare_product(program: Program, node: Any) -> bool:
     while isinstance(node, Node) and contraction_of(program, node) is None:
         call = program.call(node)
         if call is None or call.mutates or call.op not in ("mul", "div", "to"):
@@ -141,7 +141,7 @@ def _exp_of_log(program: Program, node: Node) -> Found | None:
         return Found(inner.args["self"], inner.args["dim"], [inner_node])
     if inner.op == "sub" and inner.get("alpha") == 1:
         scores, shift = inner.args["self"], inner.args["other"]
-        found = _reduction(program, shift, ("logsumexp",))
+        found = reduction(program, shift, ("logsumexp",))
         if found is not None and found.scores is scores:
             return Found(scores, found.dim, [inner_node, *found.nodes])
     return None
@@ -154,7 +154,7 @@ FORMS: dict[str, Callable[[Program, Node], Found | None]] = {
 }
 
 
-def _reduction(program: Program, node: Any, ops: tuple[str, ...]) -> Found | None:
+def reduction(program: Program, node: Any, ops: tuple[str, ...]) -> Found | None:
     """A reduction over one dim that is kept, or its first result, possibly cut off from the gradient."""
     nodes: list[Node] = []
     kept_at: int | None = None

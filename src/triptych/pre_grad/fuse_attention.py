@@ -12,7 +12,9 @@ from torch.fx import Node
 
 from ..attention.around import shapes_of_their_own, without_weights
 from ..attention.build import Attention, softmax_call
+from ..attention.off_by_one import softmax_off_by_one
 from ..attention.probabilities import way_down
+from ..attention.renormalised import mask_before_softmax
 from ..attention.scores import obstacle_above, paths
 from ..attention.sharing import Shared
 from ..attention.softmax import softmax_by_hand
@@ -21,12 +23,22 @@ from ..passes.base import Pass, PassRun
 from ..rewrite.refusal import NotConcerned, Refused
 from ..rewrite.rewriter import PlainTerms
 from ..testing.examples import declines, fires
+from .masked_writes import masked_write
 
 QKV = ["f32[2, 4, 6, 8]"] * 3
 TWO = ["f32[6, 8]"] * 3
 ABC = ["f32[2, 6, 8]"] * 3
 HALF = ["bf16[2, 4, 6, 8]"] * 3
 T: dict[str, Any] = {"dialects": ["torch"]}
+
+
+def _masked_late(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    p = (q @ k.mT).softmax(-1) * (mask | ~mask.any(-1, True))
+    return (p / p.sum(-1, True)) @ v
+
+
+def _beside_a_sink(q: Any, k: Any, v: Any, sink: Any) -> Any:
+    return torch.cat([q @ k.mT, sink], -1).softmax(-1)[..., :-1] @ v
 
 
 @dataclass(frozen=True)
@@ -38,6 +50,11 @@ class FuseAttention(Pass):
     where a finite number was. One thing is not kept: where a finite number that swallows the scores was *added* to
     all keys of a row, eager hands the gradient of that row on to the keys as if nothing were lost; here it does not
     reach them.
+
+    Scores are taken to be finite where a mask is: by a product with zeros and ones, infinity and NaN there would be
+    NaN. And what is masked after the softmax and divided by the sum of the rest is masked before it: so the rest is
+    not lost where it is too small beside what is masked. A sink beside the scores is the bias of one more key, and that
+    and its value are zero.
     """
 
     name: ClassVar[str] = "fuse_attention"
@@ -47,7 +64,10 @@ class FuseAttention(Pass):
         if run.program.dialect == ATEN and not run.program.has_composites:
             return  # the choice of kernel is made
         for node in list(run.program.graph.nodes):
+            masked_write(run, node)
             softmax_by_hand(run, node)
+            mask_before_softmax(run, node)
+            softmax_off_by_one(run, node)
         earlier: dict[Any, Node] = {}
         for node in list(run.program.graph.nodes):
             if softmax_call(run.program, node) is not None:
@@ -122,6 +142,13 @@ class FuseAttention(Pass):
         fires(lambda q, k, v: (q @ k.mT / 8**0.5).softmax(-1) @ v, *QKV, **T, dynamic=True),
         declines(lambda q, k, v: F.dropout(F.softmax(q @ k.mT, -1), 0.1) @ v, *QKV, **T, same_values=False,
                  options={"fallback_random": True}, because="other numbers than eager"),
+        fires(lambda q, k, v, m: (q @ k.mT * m.float() + (m.float() - 1) * 1e9).softmax(-1) @ v,
+              *QKV, "bool[6, 6]", **T),
+        fires(_masked_late, *QKV, "bool[6, 6]", **T),
+        fires(_beside_a_sink, *QKV, "f32[2, 4, 6, 1]", **T),
+        fires(_beside_a_sink, *HALF, "bf16[2, 4, 6, 1]", **T, dynamic=True),
+        declines(lambda q, k, v, m: (q @ k.mT * m - 1e9 * (1 - m)).softmax(-1) @ v, *QKV, "f32[6, 6]", **T,
+                 because="varies"),
         declines(lambda q, k, v: F.softmax(q @ k.mT, -2) @ v, *QKV, **T, because="not over the keys"),
         declines(lambda q, k, v: F.softmax(q @ k.mT, -1).mT @ v, *QKV, **T, because="not summed over the keys"),
         declines(lambda q, k, v: (lambda p: (p @ v, p))(F.softmax(q @ k.mT, -1)), *QKV, **T, because="used 2 times"),

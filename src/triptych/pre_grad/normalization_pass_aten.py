@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
+from ..ir.calls import Call
 from ..ir.canonical import OWN_PARAMETERS, index_step, index_steps
 from ..ir.facts import fact, tensor_fact
 from ..ir.program import ATEN
@@ -21,6 +22,7 @@ from ..rewrite.refusal import Refused
 from ..rewrite.rule import Rule
 from ..rewrite.spelling import Spelling
 from ..testing import declines, fires
+from .masked_writes import as_masked_fill, masked_write, writes_by_mask
 from .module_calls import function_of_module
 from .spellings import respell, wanted_spelling
 
@@ -57,8 +59,18 @@ class AddmmToLinear(Rule):
 
 RULES: Sequence[Rule] = (AddmmToLinear(),)
 
+
+def _masked_write(x: Any, mask: Any) -> Any:
+    y = x + 1
+    y[mask] = -2.0
+    return y
+
 ELEMENTWISE = frozenset(["masked_fill", "tril", "triu"])
 """Written in place as pointwise operations are, and torch does not call them so."""
+
+
+def _may_make_new(call: Call) -> bool:
+    return call.op.endswith("_") and (is_pointwise(call.op[:-1]) or call.op[:-1] in ELEMENTWISE)
 
 
 @dataclass(frozen=True)
@@ -85,6 +97,8 @@ class NormalizationPassAten(Pass):
             self._index(run, node)
             self._spelling(run, node)
             self._out_of_place(run, node)
+            if not node._erased:
+                masked_write(run, node)
         run.run_rules(self.rules())
 
     def _module(self, run: PassRun, node: Node) -> None:
@@ -149,17 +163,21 @@ class NormalizationPassAten(Pass):
             respell(run, "one_spelling", node, wanted)
 
     def _out_of_place(self, run: PassRun, node: Node) -> None:
-        """x.relu_() -> relu(x), where x is new memory that nobody else sees"""
+        """x.relu_() -> relu(x) and x[mask] = 0 -> masked_fill(x, mask, 0), where nobody else sees the memory of x"""
         call = run.program.call(node) if not node._erased else None
-        if call is None or not call.mutates or not call.op.endswith("_"):
+        if call is None or not call.mutates:
             return
-        if not is_pointwise(call.op[:-1]) and call.op[:-1] not in ELEMENTWISE:
+        by_mask = writes_by_mask(call)
+        if by_mask is None and not _may_make_new(call):
             return
         what, op = "out_of_place", run.rewriter.emitter(node, "out_of_place")
 
         def edit() -> None:
             try:
-                made = getattr(op, call.op[:-1])(**call.args)
+                made = as_masked_fill(op, call, *by_mask) if by_mask else getattr(op, call.op[:-1])(**call.args)
+            except Refused:
+                op.discard()
+                raise
             except Exception as error:
                 op.discard()
                 raise Refused(f"has no form that makes a new value: {error}") from error
@@ -206,6 +224,9 @@ class NormalizationPassAten(Pass):
         fires(lambda x, y: x.exp().mul_(y), "f32[4, 8]", "f64[8]", dialects=["torch"]),
         fires(lambda x: (lambda y: (y.relu_(), y))(x * 2), "f32[4]", dialects=["torch"]),
         fires(lambda x, y: (x * 2).masked_fill_(y, 0), "f32[4, 8]", "bool[8]", dialects=["torch"]),
+        fires(_masked_write, "f32[4, 8]", "bool[4]", dialects=["torch"]),
+        fires(_masked_write, "f32[4, 8]", "bool[4, 8]", dialects=["torch"], dynamic=True),
+        fires(lambda x, m: x.index_put((m,), x.new_tensor(2)), "f32[4, 8]", "bool[4]", dialects=["torch"]),
         fires(lambda x: (lambda y: (y.sum(), y.relu_(), y.exp(), y))(x * 2), "f32[4]", dialects=["torch"]),
         declines(lambda x: torch.split(x, [4, 4], dim=1), "f32[4, 8]", dialects=["torch"]),
         declines(lambda x, w: torch.matmul(x, w), "f32[4, 8]", "f32[8]", dialects=["torch"]),

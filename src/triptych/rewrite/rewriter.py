@@ -159,7 +159,8 @@ class Rewriter:
         self.touched = [node]
 
     def write_to_new_memory(self, node: Node, new: Any, op: Emitter) -> None:
-        """`x.relu_()` -> `relu(x)`, where x is new memory: who reads x afterwards reads the new value."""
+        """`x.relu_()` -> `relu(x)`, `x[m] = 0` -> `masked_fill(x, m, 0)`, where x is new memory: who reads x afterwards
+        reads the new value."""
         try:
             self._check_limit()
             aliasing = self.program.aliasing
@@ -171,7 +172,11 @@ class Rewriter:
             views = [u for u in others if u < node and written in (*(e := aliasing.effects(u)).aliases, *e.writes)]
             if not aliasing.is_fresh(written) or views:
                 raise Refused("others see the memory that is written")
-            if problem := difference(fact(node), fact(self._node_of(new))):
+            barrier = aliasing.barrier_between(written, node)
+            if barrier is not None and any(may_require_grad(n) for n in node.all_input_nodes):
+                raise Refused(f"{barrier.name} stands before the write: autograd may not follow what is made there")
+            was = fact(written) if tensor_fact(node) is None else fact(node)  # `x[i] = 0` has no value itself
+            if problem := difference(was, fact(self._node_of(new))):
                 raise Refused(problem)
         except Exception:
             op.discard()

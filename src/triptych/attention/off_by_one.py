@@ -1,0 +1,83 @@
+"""exp(x) / (1 + sum(exp(x))), with or without a shift: a softmax beside a sink that is zero."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.fx import Node
+
+from ..ir.calls import Call
+from ..ir.facts import known_equal, tensor_fact
+from ..ir.program import Program, Value
+from ..passes.base import PassRun
+from ..rewrite.emit import Emitter
+from ..rewrite.refusal import Refused
+from ..rewrite.rewriter import PlainTerms
+from .probabilities import way_down
+from .scores import ways_from_products
+from .softmax import Found, is_bare_product, reduction
+
+
+def softmax_off_by_one(run: PassRun, node: Node) -> None:
+    """exp(x - m) / (exp(-m) + sum(exp(x - m))) -> softmax(cat([x, 0]))[..., :-1], where attention follows"""
+    program = run.program
+    found = _found(program, node) if not node._erased else None
+    made, scores = tensor_fact(node), tensor_fact(found.scores) if found is not None else None
+    if found is None or made is None or scores is None or not known_equal(made.shape, scores.shape):
+        return
+    if not scores.dtype.is_floating_point or next(ways_from_products(program, found.scores), None) is None:
+        return
+    try:
+        way_down(program, node)
+    except Refused:
+        return
+
+    def make(op: Emitter) -> Any:
+        x = Value(program, found.scores)
+        column = [1 if d == found.dim else s for d, s in enumerate(x.shape)]
+        combined = op.cat([x, op.full(column, 0.0, dtype=x.dtype, device=x.device)], dim=found.dim)
+        return op.slice(op.softmax(combined, found.dim), found.dim, 0, x.shape[found.dim])
+
+    run.replace("softmax_off_by_one", node, make, covered=found.nodes, terms=PlainTerms(keeps_strides=False))
+
+
+def _found(program: Program, node: Node) -> Found | None:
+    call = program.call(node)
+    if call is None or call.op != "div" or call.mutates or call.get("rounding_mode") is not None:
+        return None
+    top, bottom = call.args["self"], call.args["other"]
+    exp, added = (_call(program, n) for n in (top, bottom))
+    if exp is None or exp.op != "exp" or added is None or added.op != "add" or added.get("alpha") != 1:
+        return None
+    for whole, one in ((added.args["self"], added.args["other"]), (added.args["other"], added.args["self"])):
+        total = reduction(program, whole, ("sum",))
+        if total is not None and total.scores is top:
+            inner = exp.args["self"]
+            if isinstance(one, (int, float)):
+                return Found(inner, total.dim, [top, bottom, *total.nodes]) if one == 1 else None
+            return _shifted(program, inner, one, Found(inner, total.dim, [top, bottom, *total.nodes, one]))
+    return None
+
+
+def _shifted(program: Program, inner: Any, one: Any, found: Found) -> Found | None:
+    """exp(x - m) beside exp(-m): with any m, if no row of x is -inf everywhere or m stays finite where it is."""
+    less, exp = _call(program, inner), _call(program, one)
+    if less is None or exp is None or less.op != "sub" or less.get("alpha") != 1 or exp.op != "exp":
+        return None
+    negative, (scores, shift) = exp.args["self"], (less.args["self"], less.args["other"])
+    opposite = _call(program, negative)
+    if opposite is None or opposite.op != "neg" or opposite.args["self"] is not shift or not isinstance(scores, Node):
+        return None
+    clamped = _call(program, shift)
+    bounded = clamped is not None and clamped.op == "clamp" and isinstance(clamped.args.get("min"), (int, float))
+    highest = reduction(program, clamped.args["self"] if bounded and clamped else shift, ("amax", "max"))
+    if highest is None or highest.scores is not scores or highest.dim != found.dim:
+        return None
+    if not bounded and not is_bare_product(program, scores):
+        return None
+    return Found(scores, found.dim, [*found.nodes, inner, negative, shift, *highest.nodes])
+
+
+def _call(program: Program, node: Any) -> Call | None:
+    call = program.call(node) if isinstance(node, Node) else None
+    return None if call is None or call.mutates else call

@@ -1,0 +1,74 @@
+"""`x[mask] = number` as what it is: `masked_fill`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..ir.calls import Call
+from ..ir.facts import known_equal, tensor_fact
+from ..ir.program import Value
+from ..passes.base import PassRun
+from ..rewrite.emit import Emitter
+from ..rewrite.refusal import Refused
+
+WHOLE = slice(None)
+
+
+def masked_write(run: PassRun, node: Node) -> None:
+    """index_put(x, [mask], number) -> masked_fill(x, mask, number)"""
+    call = run.program.call(node)
+    by_mask = writes_by_mask(call) if call is not None and not call.mutates else None
+    if call is not None and by_mask is not None:
+        run.replace("masked_write", node, lambda op: as_masked_fill(op, call, *by_mask))
+
+
+def writes_by_mask(call: Call) -> tuple[int, Node] | None:
+    """The one boolean mask that an assignment goes by, and the first dim it indexes; None for any other index."""
+    if call.op not in ("setitem", "index_put", "index_put_") or call.get("accumulate"):
+        return None
+    target = tensor_fact(call.args.get("self"))
+    if target is None:
+        return None
+    index = call.args["index" if call.op == "setitem" else "indices"]
+    entries = list(index) if isinstance(index, (list, tuple)) else [index]
+    if isinstance(index, list) and call.op == "setitem":
+        return None  # a list of numbers, or of masks that are stacked
+    masks = [e for e in entries if isinstance(e, Node)]
+    if len(masks) != 1 or (mask := tensor_fact(masks[0])) is None or mask.dtype != torch.bool or not mask.dim():
+        return None
+    if call.op == "setitem":
+        if any(not (e is masks[0] or e is Ellipsis or e == WHOLE) for e in entries):
+            return None
+    elif any(not (e is masks[0] or e is None) for e in entries):
+        return None
+    place = entries.index(masks[0])
+    if Ellipsis in entries[:place]:
+        place = target.dim() - mask.dim() - (len(entries) - place - 1)
+    return place, masks[0]
+
+
+def as_masked_fill(op: Emitter, call: Call, place: int, mask: Node) -> Value:
+    """masked_fill(x, mask, number), with the mask's axes where they were in the index"""
+    program = op.program
+    target, where, value = Value(program, call.args["self"]), Value(program, mask), _filled(call)
+    behind = target.rank - place - where.rank
+    if place < 0 or behind < 0 or not known_equal(where.shape, target.shape[place : place + where.rank]):
+        raise Refused("a mask of another shape than what it indexes")
+    made = tensor_fact(value)
+    if made is not None and made.dim() != 0:
+        raise Refused("more than one number is written")
+    if made is not None and made.dtype != target.dtype:
+        raise Refused(f"{made.dtype} is written to {target.dtype}")
+    if behind:
+        where = op.reshape(where, [*where.shape, *[1] * behind])
+    return op.masked_fill(target, where, value)
+
+
+def _filled(call: Call) -> Any:
+    value = call.args["value" if call.op == "setitem" else "values"]
+    if isinstance(value, (bool, int, float)) or isinstance(value, Node):
+        return value
+    raise Refused("what is written is not a number")

@@ -1,0 +1,162 @@
+"""`x[mask] = number` makes a new value where nobody else sees the memory, and stays a write where anybody does."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from triptych.ir.text import text
+from triptych.pre_grad.normalization_pass_aten import NormalizationPassAten
+from triptych.testing.capture import capture_torch
+from triptych.testing.check import compare_gradients, compare_graphs, run_pass
+
+X = (2, 3, 4, 4)
+
+
+def normalized(program, *inputs, dynamic=False):
+    torch._dynamo.reset()
+    gm, args = capture_torch(program, inputs, dynamic)
+    original = copy.deepcopy(gm)
+    tally = run_pass(NormalizationPassAten, gm)
+    gm.graph.lint()
+    compare_graphs(original, gm, args)
+    compare_gradients(original, gm, args)
+    return gm, tally
+
+
+def whole(x, mask):
+    x[mask] = -2.0
+
+
+def behind_slices(x, mask):
+    x[:, :, mask] = 3
+
+
+def behind_dots(x, mask):
+    x[..., mask] = 3
+
+
+def before_dots(x, mask):
+    x[mask, ...] = -0.0
+
+
+def one_axis_in_the_middle(x, mask):
+    x[..., mask, :] = float("-inf")
+
+
+def number_in_a_tensor(x, mask):
+    x[mask] = torch.full((), 2.0)
+
+
+def number_with_a_gradient(x, mask):
+    x[mask] = x.new_ones(3).sum() * 2
+
+
+def by_index_put(x, mask):
+    x.index_put_((mask,), torch.tensor(1.5))
+
+
+FORMS = [
+    (whole, X), (whole, X[:2]), (whole, X[:1]), (behind_slices, X[2:]), (behind_slices, X[2:3]), (behind_dots, X[1:]),
+    (before_dots, X[:2]), (one_axis_in_the_middle, X[2:3]), (number_in_a_tensor, X), (number_with_a_gradient, X[:3]),
+    (by_index_put, X),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("write", "shape"), FORMS)
+def test_a_masked_write_makes_a_new_value(write, shape, dynamic):
+    def program(x, mask):
+        y = x * 2
+        z = y + 1
+        write(y, mask)
+        return y, z
+
+    x = torch.randn(X, requires_grad=True)
+    gm, tally = normalized(program, x, torch.rand(shape) > 0.5, dynamic=dynamic)
+    assert tally.fired["out_of_place"] == 1
+    assert "setitem" not in text(gm) and "index_put" not in text(gm)
+
+
+def to_the_input(x, mask):
+    x[mask] = 0
+    return x
+
+
+def to_a_view(x, mask):
+    y = x * 2
+    y[0][mask[0]] = 0
+    return y
+
+
+def seen_by_a_view(x, mask):
+    y = x * 2
+    z = y.view(-1)
+    y[mask] = 0
+    return z
+
+
+def several_numbers(x, mask):
+    y = x * 2
+    y[mask] = x[:, 0, 0, :1].sum(0)
+    return y
+
+
+def one_of_its_own_numbers(x, mask):
+    y = x * 2
+    y[mask] = y[0, 0, 0, 0]
+    return y
+
+
+def part_of_a_slice(x, mask):
+    y = x * 2
+    y[:1, mask[0]] = 0
+    return y
+
+
+def new_axis(x, mask):
+    y = x * 2
+    y[None, mask] = 0
+    return y
+
+
+def added_up(x, mask):
+    y = x * 2
+    y.index_put_((mask,), torch.tensor(1.5), accumulate=True)
+    return y
+
+
+def by_numbers(x, mask):
+    y = x * 2
+    y[mask.long()] = 0
+    return y
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        to_the_input, to_a_view, seen_by_a_view, several_numbers, one_of_its_own_numbers, part_of_a_slice, new_axis,
+        added_up, by_numbers,
+    ],
+)  # fmt: skip
+def test_other_writes_stay(program):
+    gm, _ = normalized(program, torch.randn(X), torch.rand(X) > 0.5)
+    assert "masked_fill" not in text(gm)
+
+
+@pytest.mark.parametrize("write", [lambda y, mask: y.mul_(mask), whole])
+def test_a_write_that_autograd_does_not_follow_stays(write):
+    """What is written under no_grad keeps its gradient; what is made there has none."""
+
+    def program(x, mask):
+        y = x * 2
+        with torch.no_grad():
+            write(y, mask)
+        return y * 2
+
+    inputs = torch.randn(X, requires_grad=True), torch.rand(X) > 0.5
+    gm, tally = normalized(program, *inputs)
+    assert not tally.fired["out_of_place"]
+    assert gm(*inputs)[0].requires_grad
