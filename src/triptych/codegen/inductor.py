@@ -26,7 +26,11 @@ OWN_PASSES_OFF: Mapping[str, Any] = {
     "use_joint_graph_passes": False,
     # done by our post-grad stage
     "reorder_for_locality": False,
-    # batched operations put many small weights together: one kernel that reads them all, not one for each
+}
+
+ON_A_GPU: Mapping[str, Any] = {
+    # batched operations put many small weights together: one kernel that reads them all, not one for each. In C++ such
+    # a cat is written into the loop that reads it, and asks at each element whose it is
     "max_pointwise_cat_inputs": 64,
 }
 
@@ -39,11 +43,13 @@ class InductorCodegen:
     def __init__(self, session: Session, gm: Any, example_inputs: Sequence[Any]) -> None:
         self.session = session
         self.key = cache_key(session.options)
+        on_gpu = any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in example_inputs)
         self.settings = inductor_settings(session, cacheable=self.key is not None)
+        if on_gpu:
+            self.settings.update(ON_A_GPU)
+            _private.AsyncCompile.wakeup()
         with _private.inductor_config.patch(self.settings):
             self.shared = _private.compiler_config_extra(gm)
-        if any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in example_inputs):
-            _private.AsyncCompile.wakeup()
 
     def decompositions(self) -> Decompositions:
         return _private.select_decomp_table()

@@ -38,9 +38,6 @@ UNALIGNED_RATE = 0.5
 
 ALWAYS = {"always": True}
 
-MARGIN = 1.05
-"""A gain smaller than the noise of a measurement is none."""
-
 
 @dataclass(frozen=True)
 class Padding:
@@ -225,7 +222,7 @@ def _costs(m: Match, a: Value, b: Value, padding: Padding, measure: bool) -> tup
     if measure and can_measure(a.device, site.bytes):
         before, after = _ask(site, "plain", _plain_work), _ask(site, "padded", _padded_work)
         if before is not None and after is not None:
-            return before, after * MARGIN
+            return before, after
     return _modelled(site)
 
 

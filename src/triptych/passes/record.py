@@ -20,6 +20,9 @@ class Decline:
         return f"{self.rule} at {self.node}: {self.reason}{where}"
 
 
+GAIN = 0.9
+
+
 @dataclass(frozen=True)
 class Decision:
     """A rewrite that could have lost: what the cost model said of both ways, in seconds."""
@@ -31,7 +34,8 @@ class Decision:
 
     @property
     def pays(self) -> bool:
-        return self.after < self.before
+        """A gain smaller than the error of a model, or the noise of a measurement, is none."""
+        return self.after < GAIN * self.before
 
     def __str__(self) -> str:
         return f"{self.after * 1e6:.1f} us instead of {self.before * 1e6:.1f} us"

@@ -37,7 +37,8 @@ class DotCompress(Rule):
         model = device_model(x.device)
         b, n, d, k = (size_hint(s) for s in (*x.shape, w.shape[-1]))
         before = model.gemm(n, n, d, x.dtype, batch=b) + model.gemm(n, k, n, x.dtype, batch=b)
-        m.pays(before, model.gemm(d, k, n, x.dtype, batch=b) + model.gemm(n, k, d, x.dtype, batch=b))
+        both = model.gemm(d, k, n, x.dtype, batch=b) + model.gemm(n, k, d, x.dtype, batch=b)
+        m.pays(before, both - model.launch)  # in one launch
 
     def rewrite(self, op, x, w):
         return op.call(torch.ops.triptych.dot_compress.default, x, w)
@@ -49,7 +50,7 @@ class DotCompress(Rule):
         fires(lambda x, w: x.bmm(x.transpose(-1, -2)).bmm(w).relu(), "bf16[2, 16, 4]", "bf16[2, 16, 3]"),
         fires(lambda x, w: torch.bmm(torch.bmm(x, x.transpose(1, 2)), w), *OWN, dynamic=True),
         fires(lambda x, w: (t := x.mT, x @ t @ w), *SHARED, dialects=["torch"]),
-        declines(lambda x, w: x @ x.mT @ w, "f32[0, 16, 4]", "f32[16, 3]", dialects=["torch"], because="would cost"),
+        fires(lambda x, w: x @ x.mT @ w, "f32[0, 16, 4]", "f32[16, 3]", dialects=["torch"]),
         declines(lambda x, w: x @ (x.mT @ w), *SHARED, dialects=["torch"]),
         declines(lambda x, w: (s := x @ x.mT, s @ w), *SHARED, dialects=["torch"], because="used elsewhere"),
         declines(lambda x, y, w: x @ y.mT @ w, "f32[2, 16, 4]", "f32[2, 16, 4]", "f32[16, 3]", dialects=["torch"]),
