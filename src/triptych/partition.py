@@ -20,6 +20,8 @@ POLICY = "recompute"
 LEAST_BUDGET = 1e-9
 """For memory that activations may take: at 0 the partitioner keeps nothing but inputs, whatever the policies say."""
 
+COMPARISONS = frozenset(getattr(torch.ops.aten, name).Scalar for name in ("le", "lt", "ge", "gt", "eq", "ne"))
+
 
 def partition(joint: GraphModule, inputs: Sequence[Any], **facts: Any) -> tuple[GraphModule, GraphModule]:
     """Forward and backward. What the backward needs of random draws it gets from the forward, or computes from the
@@ -32,7 +34,9 @@ def partition(joint: GraphModule, inputs: Sequence[Any], **facts: Any) -> tuple[
             whole = all(isinstance(fact(n), torch.Tensor) for n in draws)
             least = max(config.activation_memory_budget, LEAST_BUDGET) if whole else 1.0
             stack.enter_context(config.patch(activation_memory_budget=least))
-        return _private.min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **facts)
+        made = _private.min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **facts)
+    compute_masks_again(*made, facts["num_fwd_outputs"])
+    return made
 
 
 def keep_draws(joint: GraphModule) -> list[Node]:
@@ -43,3 +47,72 @@ def keep_draws(joint: GraphModule) -> list[Node]:
         if isinstance(fact(node), torch.Tensor):
             node.meta.setdefault(POLICY, CheckpointPolicy.MUST_SAVE)
     return draws
+
+
+def compute_masks_again(forward: GraphModule, backward: GraphModule, results: int) -> None:
+    """A boolean value that is kept for the backward, though it is a comparison of another one that is kept as well, is
+    computed there; of one that is kept as a view (a permuted relu), the value itself is kept.
+
+    The partitioner takes a view for another value, and then keeps both. A comparison costs nothing in a kernel that
+    reads its operand anyway; written to memory and read again it takes longer than all the rest.
+    """
+    output = forward.graph.output_node()
+    kept: list[Any] = list(output.args[0][results:])  # type: ignore[index]
+    inputs = {n.name: n for n in backward.graph.nodes if n.op == "placeholder"}
+    for mask in [n for n in kept if isinstance(n, Node) and _is_comparison(n)]:
+        (compared,) = mask.all_input_nodes
+        views = [n for n in kept if isinstance(n, Node) and compared in _behind_views(n) and n.name in inputs]
+        if not views or mask.name not in inputs:
+            continue
+        held = compared if compared in views else views[0]
+        _take_from(backward, compared, held, mask, inputs)
+        _return_instead(output, {held: compared, mask: None}, results)
+        kept = list(output.args[0][results:])  # type: ignore[index]
+    forward.graph.eliminate_dead_code()
+    forward.recompile()
+    backward.recompile()
+
+
+def _is_comparison(node: Node) -> bool:
+    return node.op == "call_function" and node.target in COMPARISONS and len(node.all_input_nodes) == 1
+
+
+def _behind_views(node: Node) -> list[Node]:
+    """A value, what it is a view of, and so on; only views by numbers."""
+    chain = [node]
+    while node.op == "call_function" and effects(node).aliases and len(node.all_input_nodes) == 1:
+        (node,) = node.all_input_nodes
+        chain.append(node)
+    return chain
+
+
+def _take_from(backward: GraphModule, source: Node, held: Node, mask: Node, inputs: dict[str, Node]) -> None:
+    """Let the backward take `source`, and make of it the view `held` and the comparison `mask` that it took."""
+    graph, taken = backward.graph, inputs.pop(held.name)
+    chain = _behind_views(held)
+    chain = list(reversed(chain[: chain.index(source)]))
+    if chain:
+        with graph.inserting_before(taken):
+            inputs[source.name] = graph.placeholder(source.name)
+        inputs[source.name].meta = dict(source.meta)
+    else:
+        inputs[source.name] = taken
+    made = {source: inputs[source.name]}
+    first = next(n for n in graph.nodes if n.op != "placeholder")
+    for node in (*chain, mask):
+        with graph.inserting_before(first):
+            made[node] = graph.node_copy(node, made.__getitem__)
+    replaced = {mask: inputs.pop(mask.name), **({held: taken} if chain else {})}
+    for node, placeholder in replaced.items():
+        placeholder.replace_all_uses_with(made[node], propagate_meta=False)
+        graph.erase_node(placeholder)
+
+
+def _return_instead(output: Node, instead: dict[Node, Node | None], results: int) -> None:
+    """Change what a forward returns for its backward; None: nothing."""
+    returned: Any = output.args[0]
+    changed = [instead.get(n, n) if i >= results and isinstance(n, Node) else n for i, n in enumerate(returned)]
+    stays = [i for i, n in enumerate(changed) if n is not None or returned[i] is None]
+    output.args = (tuple(changed[i] for i in stays),)
+    if isinstance(described := output.meta.get("desc"), (list, tuple)) and len(described) == len(changed):
+        output.meta["desc"] = [described[i] for i in stays]

@@ -82,20 +82,18 @@ def taken_out(plan: Plan, groups: Sequence[Group]) -> set[Node]:
     return {n for n in taken if n is not None}
 
 
-def estimate(program: Program, plan: Plan, groups: Sequence[Group]) -> tuple[float, float]:
-    """Seconds without and with these groups: the operations, and what must be put together and taken apart.
+def estimate(program: Program, plan: Plan, groups: Sequence[Group]) -> tuple[float, float, float]:
+    """Seconds without and with these groups, and for what must be put together and taken apart on top.
 
     In training a backward comes on top: two operations for each, and what was put together is taken apart again.
     """
-    before = after = 0.0
+    before = after = moved = 0.0
     chosen = set(groups)
     operations, moves = (3, 2) if program.is_training else (1, 1)
     for group in groups:
         first = tensor_of(group.nodes[0])
         model = device_model(first.device)
         alone, together = group.recipe.cost(model, group)
-        sizes = [bytes_of(tensor_of(n)) for n in group.nodes]
-        alone, together = alone + sum(map(model.passed_on, sizes)), together + model.passed_on(sum(sizes))
         before, after = before + operations * alone, after + operations * together
         if group.recipe.gathers:
             continue
@@ -105,11 +103,11 @@ def estimate(program: Program, plan: Plan, groups: Sequence[Group]) -> tuple[flo
                 continue
             source, _ = stack_of(plan, nodes)
             if source not in chosen:
-                after += moves * model.copy(2 * sum(bytes_of(tensor_of(n)) for n in nodes))
+                moved += moves * model.copy(2 * sum(bytes_of(tensor_of(n)) for n in nodes))
         # what is returned needs memory of its own; other users read a member where it lies
         returned = sum(any(user.op == "output" for user in node.users) for node in group.nodes)
-        after += moves * returned * model.copy(2 * bytes_of(first))
-    return before, after
+        moved += moves * returned * model.copy(2 * bytes_of(first))
+    return before, after, moved
 
 
 def chains(groups: Sequence[Group]) -> list[list[Group]]:

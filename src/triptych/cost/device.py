@@ -41,8 +41,6 @@ class DeviceModel:
     cores: int = 1
     operator: float = 0.0
     """What a call of an operator written in Python costs at least: the host then is slower than with torch's own."""
-    cache: float = math.inf
-    """So many bytes written by one kernel are there for the next one without a way through memory."""
 
     def flops(self, dtype: torch.dtype) -> float:
         if dtype in (torch.bfloat16, torch.float16):
@@ -60,10 +58,6 @@ class DeviceModel:
     def copy(self, moved: float) -> float:
         """Seconds for one kernel that reads and writes that many bytes in all."""
         return self.launch + moved / self.bandwidth
-
-    def passed_on(self, held: float) -> float:
-        """Seconds for that many bytes on their way from one kernel to the next."""
-        return 2 * held / self.bandwidth if held > self.cache else 0.0
 
 
 def _gpu(name: str, bandwidth: float, half: float, single: float, cores: int) -> DeviceModel:
@@ -87,7 +81,7 @@ KNOWN = (
 
 USUAL = KNOWN[0]
 
-CPU_THREAD = DeviceModel("cpu", bandwidth=20e9, half=20e9, single=40e9, launch=2.5e-6, cache=2**20)
+CPU_THREAD = DeviceModel("cpu", bandwidth=20e9, half=20e9, single=40e9, launch=2.5e-6)
 """One thread of a server of the last years; a call from generated code to a kernel and back."""
 
 
@@ -97,10 +91,8 @@ def device_model(device: torch.device | str) -> DeviceModel:
     device = torch.device(device)
     if device.type != "cuda":
         threads, one = torch.get_num_threads(), CPU_THREAD
-        return replace(
-            one, bandwidth=one.bandwidth * min(threads, 8), half=one.half * threads, single=one.single * threads,
-            cache=one.cache * threads,
-        )  # fmt: skip
+        bandwidth, half, single = one.bandwidth * min(threads, 8), one.half * threads, one.single * threads
+        return replace(one, bandwidth=bandwidth, half=half, single=single)
     if not torch.cuda.is_available():  # a graph for a GPU that is elsewhere
         return USUAL
     name = torch.cuda.get_device_name(device)

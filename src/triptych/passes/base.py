@@ -49,13 +49,13 @@ class PassRun:
     def declined(self, what: str, node: Node, reason: str) -> None:
         self.tally.declines[what, node.name] = Decline(what, node.name, reason, source_line(node))
 
-    def pays(self, what: str, node: Node, before: float, after: float) -> bool:
+    def pays(self, what: str, node: Node, before: float, after: float, sure: bool = False) -> bool:
         """Does the cost model say that the new way is quicker? Both figures, in seconds, are kept either way."""
-        decision = Decision(before, after, what, node.name)
+        decision = Decision(before, after, what, node.name, sure)
         if decision.pays:
             self.tally.decisions.append(decision)
         else:
-            self.declined(what, node, f"would cost {decision}")
+            self.declined(what, node, decision.refusal)
         return decision.pays
 
     def replace(

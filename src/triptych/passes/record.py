@@ -21,6 +21,7 @@ class Decline:
 
 
 GAIN = 0.9
+"""What is left of the time must be less than this part of it: a smaller gain is within the error of a model."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,16 @@ class Decision:
     after: float
     rule: str = ""
     node: str = ""
+    sure: bool = False
+    """The new way is the old one with less to do, and nothing more: any gain counts."""
 
     @property
     def pays(self) -> bool:
-        """A gain smaller than the error of a model, or the noise of a measurement, is none."""
-        return self.after < GAIN * self.before
+        return self.after < (self.before if self.sure else GAIN * self.before)
+
+    @property
+    def refusal(self) -> str:
+        return f"would cost {self}" + (", too little less to be sure of" if self.after < self.before else "")
 
     def __str__(self) -> str:
         return f"{self.after * 1e6:.1f} us instead of {self.before * 1e6:.1f} us"

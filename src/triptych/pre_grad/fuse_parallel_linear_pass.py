@@ -171,8 +171,8 @@ class FuseParallelLinearPass(Pass):
         copied = copied_pieces(program, group, [*known.shape[:-1], sum(group.sizes)], dim)
         before = product_cost(x, group.sizes, program.is_training)
         after = product_cost(x, [sum(group.sizes)], program.is_training)
-        after += joining_cost(program, group) + pieces_cost(program, group, copied)
-        if not run.pays(JOINED, group.anchor, before, after):
+        moved = joining_cost(program, group) + pieces_cost(program, group, copied)
+        if not run.pays(JOINED, group.anchor, before, after + moved, sure=not moved):
             return
         self._replace(run, JOINED, group, _joined(group, copied, dim))
 

@@ -109,9 +109,9 @@ def _may_begin(group: Group) -> bool:
 
 
 def _pays(run: PassRun, plan: Plan, chain: Sequence[Group]) -> bool:
-    before, after = estimate(run.program, plan, chain)
+    before, after, moved = estimate(run.program, plan, chain)
     first = chain[0].nodes[0]
-    return run.pays(_name(run, chain[0]), first, before, after)
+    return run.pays(_name(run, chain[0]), first, before, after + moved, sure=not moved)
 
 
 def _name(run: PassRun, group: Group) -> str:

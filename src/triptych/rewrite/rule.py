@@ -54,7 +54,7 @@ class Match:
     def pays(self, before: float, after: float) -> None:
         """Leave this site alone unless the cost model says that the new way is quicker, both in seconds."""
         self.decision = Decision(before, after)
-        self.require(self.decision.pays, f"would cost {self.decision}")
+        self.require(self.decision.pays, self.decision.refusal)
 
     def cover(self, nodes: Iterable[Node]) -> None:
         """More nodes whose work the rewrite does: found by `check` itself, beyond the pattern."""

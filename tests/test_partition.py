@@ -1,0 +1,68 @@
+"""What the forward keeps for the backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import triptych
+
+
+def _permuted(x, w):
+    return torch.bmm(torch.relu(x).permute(1, 0, 2), w)
+
+
+def _as_it_is(x, w):
+    y = torch.relu(x)
+    return torch.bmm(y, w[:1].expand(y.shape[0], -1, -1)).sum() + (y * y).sum()
+
+
+def _several(x, w):
+    y, z = torch.relu(x), F.leaky_relu(x * 2)
+    return torch.bmm(y.permute(1, 0, 2), w) + torch.bmm(z.permute(1, 0, 2), w) + F.hardtanh(y.permute(1, 0, 2)) @ w
+
+
+def _returned(x, w):
+    y = torch.relu(x)
+    return y, torch.bmm(y.permute(1, 0, 2), w)
+
+
+def _input_compared(x, w):
+    return torch.bmm(torch.where(x > 0, x, x * x).permute(1, 0, 2), w) + torch.bmm(x.permute(1, 0, 2), w)
+
+
+PROGRAMS = [_permuted, _as_it_is, _several, _returned, _input_compared]
+
+
+def _inputs():
+    torch.manual_seed(0)
+    x, w = torch.randn(6, 3, 4, requires_grad=True), torch.randn(3, 4, 4, requires_grad=True)
+    with torch.no_grad():
+        x[0, 0, 0], x[1, 1, 1] = 0.0, float("nan")
+    return x, w
+
+
+@pytest.mark.parametrize("codegen", ["eager", "inductor"])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_gradients(program, dynamic, codegen):
+    torch._dynamo.reset()
+
+    def total(made):
+        return sum((t * t).sum() for t in (made if isinstance(made, tuple) else (made,)))
+
+    run = torch.compile(program, backend=triptych.compile_fx, options={"codegen": codegen}, dynamic=dynamic)
+    wanted, given = _inputs(), _inputs()
+    torch.autograd.backward(total(program(*wanted)))
+    torch.autograd.backward(total(run(*given)))
+    for one, other in zip(wanted, given, strict=True):
+        torch.testing.assert_close(other.grad, one.grad, equal_nan=True)
+
+
+@pytest.mark.parametrize("program", [_permuted, _as_it_is, _returned, _input_compared])
+def test_no_comparison_of_something_kept_is_kept(program):
+    torch._dynamo.reset()
+    explained = triptych.explain(program, *_inputs(), train=True, options={"codegen": "eager"})
+    taken = [n.meta["val"] for n in explained.graphs["backward"].graph.nodes if n.op == "placeholder"]
+    assert taken and not any(v.dtype == torch.bool for v in taken if isinstance(v, torch.Tensor))
