@@ -34,7 +34,7 @@ def gradient_wanted(program: Program) -> bool:
 
 
 def _captured_without(program: Program) -> bool:
-    """A graph of Dynamo's, captured under `no_grad` or `inference_mode`: it is only called there, as its guards see to."""
+    """A graph of Dynamo's, captured under `no_grad` or `inference_mode`: its guards let it be called only there."""
     if torch.is_grad_enabled() or "dynamo_compile_id" not in program.gm.meta:
         return False
     regions = _private.region_functions()  # one of them may turn gradients on

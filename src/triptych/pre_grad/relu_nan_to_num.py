@@ -183,6 +183,7 @@ class NanToNumOfRelu(Rule):
 
     def check(self, m, x, nan, posinf, neginf):
         kept = Replaced.by(m, x.dtype, nan, posinf, neginf)
+        m.applies(not any(_is_nan_to_num(m.program, u) for u in m.root.node.users), "made one with the next first")
         m.require(math.isnan(kept.nan) or _same(kept.nan, 0.0), f"relu makes no {kept.nan} of what is below 0, or NaN")
         largest = torch.finfo(x.dtype).max
         m.require(kept.posinf in (INFINITY, largest), f"no one operation makes {kept.posinf} of inf alone")
@@ -276,7 +277,7 @@ class ReluNanToNum(Pass):
         fires(lambda x: (x.relu_(), x[0] + 1)[1], "f32[4, 8]", options={"stabilize_relu": True}),
         fires(lambda x: (y := x.relu(), y.nan_to_num()), "f32[4, 8]", options={"stabilize_relu": True}),
         fires(lambda x: x.relu().nan_to_num(nan=NAN), "f32[4]", options={"stabilize_relu": True}, dialects=["torch"]),
-        declines(lambda x: x.relu().nan_to_num(), "f32[4]", options={"stabilize_relu": True},
+        declines(lambda x: x.relu().nan_to_num(1.0), "f32[4]", options={"stabilize_relu": True},
                  because="beside it already"),
         declines(lambda x: (y := x.nan_to_num(), y.relu()), "f32[4]", options={"stabilize_relu": True},
                  because="beside it already"),
@@ -293,6 +294,11 @@ def _is_guarded(program: Program, relu: Node, call: Call) -> bool:
     if call.mutates:
         return False  # what it wrote may be read by other names
     return bool(relu.users) and all(_replaces_nan(program, user) for user in relu.users)
+
+
+def _is_nan_to_num(program: Program, node: Node) -> bool:
+    call = program.call(node)
+    return call is not None and call.op == "nan_to_num"
 
 
 def _replaces_nan(program: Program, node: Node) -> bool:
