@@ -20,9 +20,11 @@ from ..ir.facts import is_static, known_equal, tensor_fact
 from ..ir.program import Program, Value
 from ..match.pattern import Tensor
 from ..passes.base import Pass, PassRun
+from ..rewrite.copying import copied_as
 from ..rewrite.emit import Emitter
+from ..rewrite.refusal import Refused
 from ..rewrite.rewriter import PlainTerms
-from ..rewrite.rule import Match, Rule
+from ..rewrite.rule import FirstOf, Match, Rule
 from ..testing import declines, fires
 from .normalized_nodes import NormalizedLinearNode
 from .parallel import (
@@ -154,7 +156,11 @@ def _epilogue(m: Match) -> str:
 
 
 class MatmulLce(Rule):
-    """linear(x.transpose(1, 2), W, b).transpose(1, 2) -> matmul(W, x) + b[:, None]; up to rounding"""
+    """linear(x.transpose(1, 2), W, b).transpose(1, 2) -> matmul(W, x) + b[:, None]; up to rounding
+
+    The product lies otherwise in memory. Where somebody could see that, it is copied to lie as before, if it is
+    smaller than x, of which the layer makes a copy itself where its weight is a parameter.
+    """
 
     exact = False
     interior_may_be_used = True
@@ -167,7 +173,12 @@ class MatmulLce(Rule):
         check_kernel(m, x, w, b)
 
     def rewrite(self, op, x, w, b, m):
-        return product(op, x, w, b)
+        def as_it_lay() -> Value:
+            if size_hint(w.shape[0]) >= size_hint(w.shape[1]):
+                raise Refused("somebody sees how the result lies, and to copy it is more than to copy x")
+            return copied_as(op, product(op, x, w, b), m.root.tensor)
+
+        return FirstOf(lambda: product(op, x, w, b), as_it_lay)
 
     examples = [
         fires(lambda x, w, b: F.linear(x.transpose(1, 2), w, b).transpose(1, 2).sum(1), *NORMAL, dialects=["torch"]),
@@ -176,8 +187,11 @@ class MatmulLce(Rule):
         fires(lambda x, w, b: F.linear(x.mT, w, b).mT.reshape(-1, 5).sum(0), *NORMAL, dialects=["torch"],
               dynamic=True),
         fires(lambda x, w: F.linear(x.mT, w).mT.flatten(1), "bf16[2, 8, 5]", "bf16[3, 8]", dialects=["torch"]),
-        declines(lambda x, w: F.linear(x.mT, w).mT, *SIMPLE, dialects=["torch"], because="stride"),
-        declines(lambda x, w: F.linear(x.mT, w).mT.relu(), *SIMPLE, dialects=["torch"], because="stride"),
+        fires(lambda x, w, b: F.linear(x.mT, w, b).mT, *NORMAL, dialects=["torch"]),
+        fires(lambda x, w: F.linear(x.transpose(1, 2), w).transpose(1, 2).relu(), *SIMPLE, dialects=["torch"],
+              dynamic=True),
+        declines(lambda x, w: F.linear(x.mT, w).mT, "f32[2, 8, 5]", "f32[8, 8]", dialects=["torch"],
+                 because="more than to copy x"),
         declines(lambda x, w: F.linear(x, w).mT.sum(1), "f32[2, 8, 8]", "f32[3, 8]", dialects=["torch"]),
     ]  # fmt: skip
 
@@ -286,6 +300,8 @@ class UseMatmulFuseLceReplaceFirstLCE(Pass):
               *SEVERAL, dialects=["torch"]),
         fires(lambda x, w, b, v, c: _sums(F.linear(x.mT, w, b).mT, F.linear(x.mT, v, bias=c).mT), "f32[64, 64, 64]",
               "f32[1, 64]", "f32[1]", "f32[2, 64]", "f32[2]", dialects=["torch"]),
+        fires(lambda x, w, v: (F.linear(x.mT, w).mT, F.linear(x.mT, v).mT.relu()), "f32[64, 64, 64]",
+              torch.randn(4, 64, requires_grad=True), torch.randn(8, 64, requires_grad=True), dialects=["torch"]),
         declines(lambda x, w, v, u: _sums(F.linear(x.mT, w).mT), *SEVERAL, dialects=["torch"]),
         declines(lambda x, w, v, u: _sums(F.linear(x.mT, w).mT, F.linear(x.relu().mT, v).mT), *SEVERAL,
                  dialects=["torch"]),
