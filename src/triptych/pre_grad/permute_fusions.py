@@ -28,7 +28,6 @@ from ..testing import declines, fires
 from .normalized_nodes import NormalizedLinearNode, NormalizedMatmulNode
 from .parallel import tensor_of
 
-
 TURNING_COPY = 1.25
 """A copy the other way round takes longer than one in order, by a tenth to a half on a CPU."""
 
