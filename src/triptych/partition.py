@@ -17,6 +17,9 @@ from .ir.facts import fact
 POLICY = "recompute"
 """Where the partitioner looks for a node's policy."""
 
+COPY = torch.ops.aten.copy_.default
+"""The write of an input, as AOTAutograd puts it at the end of the forward."""
+
 LEAST_BUDGET = 1e-9
 """For memory that activations may take: at 0 the partitioner keeps nothing but inputs, whatever the policies say."""
 
@@ -25,6 +28,7 @@ def partition(joint: GraphModule, inputs: Sequence[Any], **facts: Any) -> tuple[
     """Forward and backward. What the backward needs of random draws it gets from the forward, or computes from the
     forward's seeds: drawn again they would be other numbers, and the gradient that of another function."""
     draws = keep_draws(joint)
+    keep_overwritten(joint)
     config = _private.functorch_config
     with contextlib.ExitStack() as stack:
         if draws and config.activation_memory_budget < 1:
@@ -43,3 +47,33 @@ def keep_draws(joint: GraphModule) -> list[Node]:
         if isinstance(fact(node), torch.Tensor):
             node.meta.setdefault(POLICY, CheckpointPolicy.MUST_SAVE)
     return draws
+
+
+def keep_overwritten(joint: GraphModule) -> None:
+    """What the backward needs of an input that the forward writes is what it held before: computed again from the
+    input, or read from it, it would be what was written."""
+    graph = joint.graph
+    writes = [n for n in graph.nodes if n.target is COPY and n.args[0].op == "placeholder"]
+    if not writes:
+        return
+    late: set[Node] = set()
+    """What is computed from the gradients that come in."""
+    for node in graph.nodes:
+        if _is_tangent(node) or not late.isdisjoint(node.all_input_nodes):
+            late.add(node)
+    needed: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if node in late or not needed.isdisjoint(node.users):
+            needed.add(node)
+    first = next(n for n in graph.nodes if n.op != "placeholder")
+    for write in writes:
+        source = write.args[0]
+        if write not in late and any(u in needed for u in source.users if u is not write):
+            with graph.inserting_before(first):
+                before = graph.call_function(torch.ops.aten.clone.default, (source,))
+            before.meta = {"val": fact(source).clone(), POLICY: CheckpointPolicy.MUST_SAVE}
+            source.replace_all_uses_with(before, delete_user_cb=lambda u: u is not write and u is not before)
+
+
+def _is_tangent(node: Node) -> bool:
+    return node.op == "placeholder" and "tangents" in str(node.target)
