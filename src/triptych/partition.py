@@ -68,11 +68,14 @@ def keep_overwritten(joint: GraphModule) -> None:
     first = next(n for n in graph.nodes if n.op != "placeholder")
     for write in writes:
         source = write.args[0]
-        if write not in late and any(u in needed for u in source.users if u is not write):
-            with graph.inserting_before(first):
-                before = graph.call_function(torch.ops.aten.clone.default, (source,))
-            before.meta = {"val": fact(source).clone(), POLICY: CheckpointPolicy.MUST_SAVE}
-            source.replace_all_uses_with(before, delete_user_cb=lambda u: u is not write and u is not before)
+        readers = [u for u in source.users if u is not write]
+        if write in late or needed.isdisjoint(readers):
+            continue
+        with graph.inserting_before(first):
+            before = graph.call_function(torch.ops.aten.clone.default, (source,))
+        before.meta = {"val": fact(source).clone(), POLICY: CheckpointPolicy.MUST_SAVE}
+        for reader in readers:
+            reader.replace_input_with(source, before)
 
 
 def _is_tangent(node: Node) -> bool:
