@@ -109,7 +109,7 @@ def test_a_convolution_used_twice_is_left_alone():
         for got, want in zip(compiled(X), model(X)):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
     (record,) = [r for r in sessions[0].records if r.name == "fuse_conv_bn"]
-    assert record.rewrites == 1 and "used elsewhere" in record.declines[0].reason
+    assert not record.rewrites and all("used elsewhere" in d.reason for d in record.declines)
 
 
 @pytest.mark.parametrize("codegen", ["eager", "inductor"])

@@ -69,6 +69,20 @@ def test_one_operation_where_no_gradient_is_wanted(dtype):
     assert fired
 
 
+def test_a_model_called_without_gradients_wants_none():
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def program(x):
+        return torch.nan_to_num(net(x))
+
+    x = torch.full((2, 4), NAN)
+    (record,) = [r for r in triptych.explain(program, x, options={"codegen": "eager"}).passes if r.name == "relu_nan_to_num"]
+    assert record.fired["nan_to_num_of_relu"] == 1
+    (record,) = [r for r in triptych.explain(program, x, train=True, options={"codegen": "eager"}).passes
+                 if r.name == "relu_nan_to_num"]  # fmt: skip
+    assert not record.fired and "gradient" in record.declines[0].reason
+
+
 # ---- stabilize_relu ----
 
 
@@ -116,7 +130,8 @@ def test_stabilized_training_equals_eager_where_there_is_no_nan():
 
 def count(program, **options):
     explanation = triptych.explain(program, torch.ones(4), options={"codegen": "eager", **options})
-    return sum(n.target is torch.nan_to_num for n in explanation.graphs["pre_grad"].graph.nodes)
+    nodes = explanation.graphs["pre_grad"].graph.nodes
+    return sum(n.target in (torch.nan_to_num, torch.where) for n in nodes)  # where: with the relu before it, made one
 
 
 @pytest.mark.parametrize(

@@ -142,3 +142,46 @@ def test_a_module_with_hooks_is_called_though_nobody_uses_it():
     program.calls = 0
     gm(x)
     assert program.calls == 1
+
+
+class CountsCalls(nn.Module):
+    """The gradient is computed from a buffer that the forward writes: recomputed from the buffer, it would be off."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return self.layer(x) * self.calls
+
+
+class RunningMean(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x):
+        y = self.layer(x)
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(y.mean(0), alpha=0.1)
+        return y / (self.mean.abs() + 1)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("module", [CountsCalls, RunningMean])
+def test_gradients_from_buffers_that_are_written(module, dynamic):
+    torch._dynamo.reset()
+    eager = module()
+    copied = copy.deepcopy(eager)
+    compiled = torch.compile(copied, backend=triptych.compile_fx, options={"codegen": "eager"}, dynamic=dynamic)
+    x = torch.randn(4, 6)
+    for _ in range(3):
+        eager(x).square().sum().backward()
+        compiled(x).square().sum().backward()
+    for want, got in zip([*eager.buffers(), *eager.parameters()], [*copied.buffers(), *copied.parameters()]):
+        torch.testing.assert_close(got, want)
+    for want, got in zip(eager.parameters(), copied.parameters()):
+        torch.testing.assert_close(got.grad, want.grad)

@@ -78,6 +78,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "PyTreeCodeGen": "torch.fx.graph:_PyTreeCodeGen",
         # the generated-code form whose inputs come in a list that is emptied, so that they can be freed early
         "BoxedCodeGen": "torch.fx.graph:_BoxedCodeGen",
+        # where a buffer of a captured graph comes from: a constant that nobody else has
+        "ConstantSource": "torch._dynamo.source:ConstantSource",
         # what an input of AOTAutograd's graph was before: an input by place, a parameter, a buffer
         "PlainAOTInput": "torch._functorch._aot_autograd.descriptors:PlainAOTInput",
         "ParamAOTInput": "torch._functorch._aot_autograd.descriptors:ParamAOTInput",

@@ -17,6 +17,9 @@ from .ir.facts import fact
 POLICY = "recompute"
 """Where the partitioner looks for a node's policy."""
 
+COPY = torch.ops.aten.copy_.default
+"""The write of an input, as AOTAutograd puts it at the end of the forward."""
+
 LEAST_BUDGET = 1e-9
 """For memory that activations may take: at 0 the partitioner keeps nothing but inputs, whatever the policies say."""
 
@@ -27,6 +30,7 @@ def partition(joint: GraphModule, inputs: Sequence[Any], **facts: Any) -> tuple[
     """Forward and backward. What the backward needs of random draws it gets from the forward, or computes from the
     forward's seeds: drawn again they would be other numbers, and the gradient that of another function."""
     draws = keep_draws(joint)
+    keep_overwritten(joint)
     config = _private.functorch_config
     with contextlib.ExitStack() as stack:
         if draws and config.activation_memory_budget < 1:
@@ -62,7 +66,8 @@ def compute_masks_again(forward: GraphModule, backward: GraphModule, results: in
     for mask in [n for n in kept if isinstance(n, Node) and _is_comparison(n)]:
         (compared,) = mask.all_input_nodes
         views = [n for n in kept if isinstance(n, Node) and compared in _behind_views(n) and n.name in inputs]
-        if not views or mask.name not in inputs:
+        written = any(compared in effects(user).writes for user in compared.users)
+        if not views or written or mask.name not in inputs:
             continue
         held = compared if compared in views else views[0]
         _take_from(backward, compared, held, mask, inputs)
@@ -116,3 +121,36 @@ def _return_instead(output: Node, instead: dict[Node, Node | None], results: int
     output.args = (tuple(changed[i] for i in stays),)
     if isinstance(described := output.meta.get("desc"), (list, tuple)) and len(described) == len(changed):
         output.meta["desc"] = [described[i] for i in stays]
+
+
+def keep_overwritten(joint: GraphModule) -> None:
+    """What the backward needs of an input that the forward writes is what it held before: computed again from the
+    input, or read from it, it would be what was written."""
+    graph = joint.graph
+    writes = [n for n in graph.nodes if n.target is COPY and n.args[0].op == "placeholder"]
+    if not writes:
+        return
+    late: set[Node] = set()
+    """What is computed from the gradients that come in."""
+    for node in graph.nodes:
+        if _is_tangent(node) or not late.isdisjoint(node.all_input_nodes):
+            late.add(node)
+    needed: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if node in late or not needed.isdisjoint(node.users):
+            needed.add(node)
+    first = next(n for n in graph.nodes if n.op != "placeholder")
+    for write in writes:
+        source = write.args[0]
+        readers = [u for u in source.users if u is not write]
+        if write in late or needed.isdisjoint(readers):
+            continue
+        with graph.inserting_before(first):
+            before = graph.call_function(torch.ops.aten.clone.default, (source,))
+        before.meta = {"val": fact(source).clone(), POLICY: CheckpointPolicy.MUST_SAVE}
+        for reader in readers:
+            reader.replace_input_with(source, before)
+
+
+def _is_tangent(node: Node) -> bool:
+    return node.op == "placeholder" and "tangents" in str(node.target)

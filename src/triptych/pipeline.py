@@ -124,13 +124,13 @@ PRE_GRAD: list[Entry] = [
     MergeStackTanhUnbindPass,
     MergeGetitemCatPass,
     MutateCatPass,
-    SplitCatPass,
-    UnbindStackPass,
     SplitCatToSlicesPass,
     UnbindCatToViewPass,
     SplitStackToCatsPass,
     UnbindStackToSlicesPass,
+    UnbindStackPass,
     MoveReshapeOutOfSplitStackPass,
+    SplitCatPass,  # last of them: it takes what has no name of its own
     QuantLiftUp,  # when the views are settled
     RemoveNoopPass,  # once more, over what the others left behind
     Hook("pre_grad_custom_pass"),

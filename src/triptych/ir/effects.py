@@ -243,14 +243,14 @@ def _from_module(node: Node) -> Effects:
     if module is not None and _private.has_hooks(module):
         return Effects(writes=operands, aliases=operands, random=True, kept=True, barrier=True)
     if isinstance(module, torch.nn.modules.dropout._DropoutNd) and not (module.inplace and module.training):
-        return Effects(aliases=operands, random=module.training)
+        return Effects(aliases=operands, may_copy=True, random=module.training)
     if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
         return Effects(kept=module.training, barrier=module.training)
     if type(module) is torch.nn.Embedding and module.max_norm is not None:
         return Effects(operands, operands, kept=True, barrier=True)  # rows of the weight are scaled in place
     if type(module) in _PURE_MODULES:
         in_place = bool(getattr(module, "inplace", False))
-        return Effects(operands if in_place else (), operands, kept=in_place)
+        return Effects(operands if in_place else (), operands, may_copy=not in_place, kept=in_place)
     if type(module).__name__ == "GuardsFn":
         return Effects(kept=True)  # what `torch.export` checks of its inputs: it reads them and may raise
     return Effects(writes=operands, aliases=operands, random=True, kept=True)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from .. import _private
 from .facts import fact
 from .program import ATEN, Program
 from .text import RULE
@@ -20,6 +21,8 @@ def gradient_wanted(program: Program) -> bool:
     graph = program.graph
     if program.dialect == ATEN:
         return True  # traced with gradients off: the facts do not tell
+    if _captured_without(program):
+        return False
     if graph.find_nodes(op="call_module", sort=False):
         return True  # its parameters may want one
     if graph.find_nodes(op="call_method", target="requires_grad_", sort=False):
@@ -28,6 +31,14 @@ def gradient_wanted(program: Program) -> bool:
         return True  # `torch.ones(4, requires_grad=True)`
     leaves: list[Node] = [n for kind in ("placeholder", "get_attr") for n in graph.find_nodes(op=kind, sort=False)]
     return any(_may_need(n) for n in leaves)
+
+
+def _captured_without(program: Program) -> bool:
+    """A graph of Dynamo's, captured under `no_grad` or `inference_mode`: its guards let it be called only there."""
+    if torch.is_grad_enabled() or "dynamo_compile_id" not in program.gm.meta:
+        return False
+    regions = _private.region_functions()  # one of them may turn gradients on
+    return not any(program.graph.find_nodes(op="call_function", target=f, sort=False) for f in regions)
 
 
 def _may_need(leaf: Node) -> bool:

@@ -109,7 +109,9 @@ class ConstantFoldUniformValue(Pass):
         declines(lambda x: torch.rand(4) + 1, "f32[4]"),
         declines(_written, "f32[4]", dialects=("torch",)),
         declines(_counted_up, "f32[4]", dialects=("torch",)),
-        declines(lambda x: x * torch.ones(4), "f32[4]", because="leaves the graph"),
+        fires(lambda x: x * torch.ones(4), "f32[4]"),
+        fires(lambda x: (y := x.sin(), y / torch.ones(4), torch.where(torch.ones(4) > 0, x, y)), "f32[4]"),
+        declines(lambda x: x * 1.0, "f32[4]", because="leaves the graph"),
         declines(lambda x: torch.exp(torch.zeros(4)) + x, "f32[4]"),
         fires(_two_views, "f32[4]"),
         # comparisons that always hold, or never
@@ -235,12 +237,22 @@ class Folder:
             return
         self.replace(what, node, make)
 
-    def as_result(self, op: Emitter, operand: Node, result: torch.Tensor) -> Any:
-        """The operand in the dtype and shape that the operation gave it."""
+    def as_result(self, op: Emitter, node: Node, operand: Node, result: torch.Tensor) -> Any:
+        """The operand in the dtype and shape that the operation gave it.
+
+        What leaves the graph does so in memory of its own, as before: a copy is less than an operation on two tensors.
+        """
         found = tensor_fact(operand)
         value: Any = self.program.value(operand)
         if found is not None and found.dtype != result.dtype:
             value = op.to(value, dtype=result.dtype)
+        elif len(node.all_input_nodes) > 1 and self._would_be_shared(node, operand):
+            value = op.clone(value)
         if found is not None and not known_equal(found.shape, result.shape):
             value = op.expand(value, list(result.shape))
         return value
+
+    def _would_be_shared(self, node: Node, operand: Node) -> bool:
+        """Does the value leave the graph, and has the caller the operand's memory already?"""
+        aliasing = self.program.aliasing
+        return aliasing.is_output(node) and (aliasing.is_input(operand) or aliasing.is_output(operand))

@@ -40,7 +40,7 @@ def _with_one_number(folder: Folder, node: Node, call: Call, result: torch.Tenso
     if left is right and isinstance(left, Node) and integers and call.op in WITH_ITSELF:
         what = "with_itself"
         if WITH_ITSELF[call.op] is None:
-            folder.replace(what, node, lambda op: folder.as_result(op, left, result))
+            folder.replace(what, node, lambda op: folder.as_result(op, node, left, result))
         else:
             folder.dropping(what, node, left, lambda op: folder.full(op, node, WITH_ITSELF[call.op]))
         return
@@ -68,7 +68,7 @@ def _with_number(
         if call.op in ("add", "sub") and not exact and not _may_drop_zero(folder, call.op, operand, number):
             folder.run.declined(what, node, "the value may hold -0.0, which adding 0.0 turns into 0.0")
             return
-        folder.replace(what, node, lambda op: folder.as_result(op, operand, result))
+        folder.replace(what, node, lambda op: folder.as_result(op, node, operand, result))
     elif absorbing is not None and number == absorbing:
         if call.op == "mul" and not exact:
             folder.run.declined("multiply_by_zero", node, "0 times NaN or infinity is NaN")
@@ -97,7 +97,7 @@ def _choose(folder: Folder, node: Node, call: Call, result: torch.Tensor) -> Non
     if result.dtype == torch.bool:
         numbers = folder.number(yes), folder.number(no)
         if numbers == (True, False):
-            folder.replace("choose_truth", node, lambda op: folder.as_result(op, mask, result))
+            folder.replace("choose_truth", node, lambda op: folder.as_result(op, node, mask, result))
         elif numbers == (False, True):
             folder.replace(
                 "choose_truth",
@@ -108,7 +108,7 @@ def _choose(folder: Folder, node: Node, call: Call, result: torch.Tensor) -> Non
 
 def _keep_side(folder: Folder, node: Node, kept: Any, dropped: Any, result: torch.Tensor) -> None:
     if isinstance(kept, Node) and tensor_fact(kept) is not None:
-        folder.dropping("choose_branch", node, dropped, lambda op: folder.as_result(op, kept, result))
+        folder.dropping("choose_branch", node, dropped, lambda op: folder.as_result(op, node, kept, result))
     elif isinstance(kept, (bool, int, float)):
         folder.dropping("choose_branch", node, dropped, lambda op: folder.full(op, node, kept))
 
@@ -127,7 +127,7 @@ def _within_bounds(folder: Folder, node: Node, call: Call, result: torch.Tensor)
     else:
         bounds = {k: folder.number(v) for k, v in call.args.items() if k in ("min", "max") and v is not None}
     if all(_respects(folder, operand, name, bound, result.dtype) for name, bound in bounds.items()):
-        folder.replace("within_bounds", node, lambda op: folder.as_result(op, operand, result))
+        folder.replace("within_bounds", node, lambda op: folder.as_result(op, node, operand, result))
 
 
 def _respects(folder: Folder, operand: Node, name: str, bound: Any, dtype: torch.dtype) -> bool:
@@ -153,7 +153,7 @@ def _one_side_wins(folder: Folder, node: Node, call: Call, result: torch.Tensor)
         return
     winner = larger if call.op == "maximum" else (right if larger is left else left)
     loser = right if winner is left else left
-    folder.dropping("within_bounds", node, loser, lambda op: folder.as_result(op, winner, result))
+    folder.dropping("within_bounds", node, loser, lambda op: folder.as_result(op, node, winner, result))
 
 
 def _compare_with_truth(folder: Folder, node: Node, call: Call, result: torch.Tensor) -> None:
@@ -171,7 +171,7 @@ def _compare_with_truth(folder: Folder, node: Node, call: Call, result: torch.Te
         return
     value = folder.program.value(left)
     if bool(number) == (call.op == "eq"):
-        folder.replace("compare_with_truth", node, lambda op: folder.as_result(op, left, result))
+        folder.replace("compare_with_truth", node, lambda op: folder.as_result(op, node, left, result))
     elif known_equal(found.shape, result.shape):
         folder.replace("compare_with_truth", node, lambda op: op.logical_not(value))
 

@@ -16,6 +16,7 @@ from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
 from ..rewrite.rule import FirstOf, Match, Rule
 from .gather import gathered
+from .index_map import product
 from .join import Block, neighbours_joined, progressions_joined
 from .plan import Step, build, plan
 from .read import TAKING, Way, only_used_by, way_of
@@ -63,6 +64,8 @@ class PutTogether(Rule, ABC):
     """What must be done to it: one of these, if any are named."""
     alone: ClassVar[bool | None] = None
     """True: only where all operands are one part of a value; False: only among other tensors."""
+    whole: ClassVar[bool] = False
+    """One part of a value only if nothing of it is left out."""
     gathers: ClassVar[bool] = False
     """Rows in no order become one `index_select`; its index is a constant of the graph."""
 
@@ -95,6 +98,8 @@ class PutTogether(Rule, ABC):
         m.require(fewer, "the pieces are not side by side, in this order or at equal distances")
         fitting = [f for f in fewer if f.is_one] if self.alone else fewer
         m.require(fitting, "the pieces make up no one part of the value")
+        fitting = [f for f in fitting if not (self.whole and f.is_one) or _is_all(m, f)]
+        m.applies(fitting, "something of the value is left out")
         m.applies(self.alone is not False or not any(f.is_one for f in fitting), "no other tensors beside")
         better = [f for f in fitting if f.after < f.before]
         m.require(better, NOTHING_SAVED)
@@ -113,8 +118,16 @@ class PutTogether(Rule, ABC):
     def way(self, program: Program, node: Node) -> Way | None:
         """The way of a piece that this rule looks at; of any other value, itself."""
         way = way_of(program, node, self.taken | self.between)
-        fits = way is not None and way.ops & self.taken and (way.ops & self.needs or not self.needs)
+        fits = way is not None and way.ops & self.taken and self.has_needed(way)
         return way if fits else way_of(program, node, frozenset())
+
+    def has_needed(self, way: Way) -> bool:
+        return bool(way.ops & self.needs) or not self.needs
+
+
+def _is_all(m: Match, form: Form) -> bool:
+    """Are there as many elements as the source has?"""
+    return known_equal(product(m.root.shape), product(form.operands[0].ways[0].map.sizes))
 
 
 def _weighed(m: Match, blocks: Sequence[Block], stacked: int | None) -> Form:

@@ -102,7 +102,7 @@ def _cast(op: Emitter, value: Any, dtype: torch.dtype) -> Any:
 # ---- for examples ----
 
 
-def stirred(*modules: nn.Module, trained: bool = False) -> nn.Module:
+def stirred(*modules: nn.Module, trained: bool = False) -> nn.Sequential:
     """Modules in a row, in eval mode, with statistics as after some training."""
     generator = torch.Generator().manual_seed(0)
     model = nn.Sequential(*modules).eval().requires_grad_(trained)

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch.fx import Node
 
+from ..ir.facts import known_equal, tensor_fact
 from ..passes.base import Pass
+from ..pieces.read import Way
 from ..pieces.rule import PutTogether
 from ..pieces.samples import then_write, write_between
 from ..rewrite.rule import Rule
@@ -24,6 +27,10 @@ class FuseChunkReshapeUnsqueezeConcat(PutTogether):
     needs = frozenset(["unsqueeze"])
     alone = True
 
+    def has_needed(self, way: Way) -> bool:
+        """An unsqueeze, or a reshape that `remove_reshape_pass` has made of a reshape and an unsqueeze."""
+        return super().has_needed(way) or any(gives_a_dim(n) for n in way.nodes)
+
     examples = [
         fires(lambda x: torch.cat([p.reshape(2, 4).unsqueeze(0) for p in x.chunk(3, 1)]) + 1, "f32[4, 6]"),
         fires(lambda x: torch.cat([p.unsqueeze(1) for p in x.chunk(3, 1)], 1) + 1, "f32[4, 6]"),
@@ -35,9 +42,22 @@ class FuseChunkReshapeUnsqueezeConcat(PutTogether):
         declines(lambda x: write_between([p.unsqueeze(0) for p in x.chunk(2)], x, torch.cat), "f32[4]",
                  dialects=["torch"], because="in between"),
         fires(lambda x: torch.cat([p.unsqueeze(0) for p in x.split([1, 3])], 1), "f32[4]"),
+        fires(lambda x: torch.cat([p.reshape(1, 2, 4) for p in x.chunk(3, 1)]) + 1, "f32[4, 6]"),
+        fires(lambda x: torch.cat([p.reshape(2, 1, -1) for p in x.split(2)], 1) * 2, "f32[8, 6]", dynamic=True),
         declines(lambda x: torch.cat([p.reshape(2, 4) for p in x.chunk(3, 1)]), "f32[4, 6]"),
         declines(lambda x, y: torch.cat([y, *[p.unsqueeze(0) for p in x.chunk(2)]]), "f32[4]", "f32[1, 2]"),
     ]  # fmt: skip
+
+
+def gives_a_dim(node: Node) -> bool:
+    """Has the value more dims of size one than what it is a reshape of?"""
+    made = tensor_fact(node)
+    given = [] if made is None else [t for n in node.all_input_nodes if (t := tensor_fact(n)) is not None]
+    return len(given) == 1 and made is not None and _ones(made) > _ones(given[0])
+
+
+def _ones(value: torch.Tensor) -> int:
+    return sum(known_equal(size, 1) for size in value.shape)
 
 
 RULES: Sequence[Rule] = (FuseChunkReshapeUnsqueezeConcat(),)

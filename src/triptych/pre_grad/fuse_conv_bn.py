@@ -19,6 +19,17 @@ from .conv_norm import fold, normed, operands, require_foldable, stirred
 FROZEN: dict[str, Any] = {"dialects": ["torch"], "options": {"freeze": True}}
 
 
+class _Twice(nn.Sequential):
+    """For examples: one convolution, before two norms."""
+
+    def __init__(self) -> None:
+        super().__init__(*stirred(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.BatchNorm2d(4)))
+
+    def forward(self, x: Any) -> Any:
+        conv, one, two = self
+        return two(conv(one(conv(x))))
+
+
 class FoldBatchNorm(Rule):
     """norm(conv(x, w, b)) -> conv(x, w * s, (b - mean) * s + beta), s = gamma / sqrt(var + eps), up to rounding"""
 
@@ -32,6 +43,8 @@ class FoldBatchNorm(Rule):
         require_foldable(m)
         m.require(m.program.freeze, "weights are not promised to stay as they are: that is what freeze is for")
         m.require(not m.program.is_training, "gradients are recorded")
+        weight = m["y"].call.args["weight"]
+        m.require(len(weight.users) == 1, f"{weight.name} is used elsewhere too, and would be kept twice")
         nodes = [v.node for v in operands(m) if isinstance(v, Value)]
         m.require(m.program.computed_once(*nodes), "not from weights alone, so it would be computed on every call")
 
@@ -65,6 +78,7 @@ class FoldBatchNorm(Rule):
                  "f32[4, 3, 3, 3]", "f32[4]", because="used elsewhere", **FROZEN),
         declines(lambda x, w, m: F.batch_norm(F.conv2d(x, w), m, m * m + 1), "f32[2, 3, 6, 6]", "f32[4, 3, 3, 3]",
                  "f32[4]", because="every call", **FROZEN),
+        declines(_Twice(), "f32[2, 4, 6, 6]", because="kept twice", **FROZEN),
     ]  # fmt: skip
 
 

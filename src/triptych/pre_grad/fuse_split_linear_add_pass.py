@@ -17,7 +17,7 @@ from ..ir.program import Program
 from ..match.pattern import Tensor
 from ..passes.base import Pass
 from ..pieces.read import only_used_by, way_of
-from ..rewrite.rule import Match, Rule
+from ..rewrite.rule import Rule
 from ..testing import declines, fires
 from .parallel import Member, emit_linear, member_of, tensor_of, total_bytes
 
@@ -88,7 +88,7 @@ class FuseSplitLinearAdd(Rule):
         m.require(found.whole, "the layers are not over all pieces of the value, once each")
         m.require(len({member.turned for member in found.members}) == 1, "weights lie in different ways")
         m.cover(found.nodes(m.root.node))
-        m.pays(*_costs(m, found))
+        m.pays(*_costs(m.program, m.root.node, found))
 
     def rewrite(self, op, m):
         found = _taken_apart(m.program, m.root.node)
@@ -114,6 +114,7 @@ class FuseSplitLinearAdd(Rule):
               dialects=["torch"]),
         fires(lambda x, w, v: (lambda a, b: x.sum() + F.linear(a, w) + F.linear(b, v))(*x.chunk(2, -1)), *TWO,
               dialects=["torch"]),
+        fires(lambda x, w, v: sum(F.linear(p, u) for p, u in zip(x.chunk(2, -1), (w, v))), *TWO, dialects=["torch"]),
         fires(lambda x, w, v: (lambda a, b: a @ w + b @ v)(*x.chunk(2, 1)), "bf16[512, 16]", "bf16[8, 4]",
               "bf16[8, 4]"),
         fires(lambda x, w, v: (lambda a, b: (F.linear(a, w) + F.linear(b, v), a * 2))(*x.chunk(2, -1)), *TWO,
@@ -162,13 +163,15 @@ def _is_add(program: Program, node: Node) -> bool:
     call = program.call(node)
     if call is None or call.op != "add" or call.mutates or "alpha" in call.args:
         return False
-    return all(tensor_fact(call.args[side]) is not None for side in ("self", "other"))
+    return all(tensor_fact(term) is not None for term in _terms(program, node))
 
 
-def _terms(program: Program, add: Node) -> list[Node]:
+def _terms(program: Program, add: Node) -> list[Any]:
+    """What is added; not the number 0, from which the builtin `sum` starts: the new layer rounds otherwise anyway."""
     call = program.call(add)
     assert call is not None
-    return [call.args["self"], call.args["other"]]
+    sides = (call.args["self"], call.args["other"])
+    return [side for side in sides if not (type(side) in (int, float) and side == 0)]
 
 
 def _is_like(node: Node, root: Node) -> bool:
@@ -192,9 +195,9 @@ def _layer(program: Program, node: Node, root: Node) -> tuple[Member, _Piece] | 
     return None if part is None else (member, _Piece(way.source, *part, way.nodes))
 
 
-def _costs(m: Match, found: _Sum) -> tuple[float, float]:
+def _costs(program: Program, root: Node, found: _Sum) -> tuple[float, float]:
     """Seconds for the layers and their additions, and for one layer over joined weights."""
-    source, result = tensor_of(found.source), tensor_of(m.root.node)
+    source, result = tensor_of(found.source), tensor_of(root)
     model, dtype = device_model(source.device), source.dtype
     rows, out = elements(source.shape[:-1]), size_hint(result.shape[-1])
     parts = [size_hint(piece.end - piece.start) for _, piece in found.layers]
@@ -202,10 +205,25 @@ def _costs(m: Match, found: _Sum) -> tuple[float, float]:
     before = sum(model.gemm(rows, out, k, dtype) for k in parts) + (len(parts) - 1) * addition
     after = model.gemm(rows, out, sum(parts), dtype)
     weights = [member.weight for member in found.members]
-    if not m.program.computed_once(*weights, *found.biases):
+    if not program.computed_once(*weights, *found.biases):
         after += model.copy(2 * total_bytes(weights))
         after += max(len(found.biases) - 1, 0) * model.launch
     return before, after
+
+
+def layers_to_join(program: Program) -> set[Node]:
+    """Layers that this pass is going to make one of: whoever comes before it leaves them alone."""
+    found: set[Node] = set()
+    for node in program.graph.nodes:
+        if not _is_add(program, node) or any(_is_add(program, user) for user in node.users):
+            continue  # no sum, or a part of a larger one
+        taken = _taken_apart(program, node)
+        if taken is None or not taken.whole or len({m.turned for m in taken.members}) > 1:
+            continue
+        before, after = _costs(program, node, taken)
+        if after < before:
+            found.update(m.node for m in taken.members)
+    return found
 
 
 def _write_between(first: Any, x: Any, piece: Any, weight: Any) -> Any:

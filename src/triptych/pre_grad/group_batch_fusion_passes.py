@@ -28,6 +28,7 @@ from ..kernels import triton_is_there
 from ..passes.base import Pass, PassRun
 from ..rewrite.rewriter import Edit, PlainTerms
 from ..testing import declines, fires
+from .fuse_split_linear_add_pass import FuseSplitLinearAddPass, layers_to_join
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class GroupBatchFusionPasses(Pass):
     def _batch(self, run: PassRun, recipes: Sequence[Recipe], free_draws: bool, always: bool = False) -> None:
         nodes = list(run.program.graph.nodes)
         members = {n: m for n in nodes if (m := _member(run, n, recipes)) is not None}
+        for node in _left_to_others(run) & members.keys():
+            del members[node]
         if run.program.is_training:
             # an input that no gradient reaches has none; beside others in a stack it would get zeros
             reached = reached_by_gradients(run.program)
@@ -70,6 +73,13 @@ def _kernel_runs(run: PassRun) -> bool:
     """Our own kernels need Triton, and somebody to call them from generated code."""
     on_gpu = any(t.device.type == "cuda" for n in run.program.graph.nodes if (t := tensor_fact(n)) is not None)
     return run.options.codegen == "inductor" and on_gpu and triton_is_there()
+
+
+def _left_to_others(run: PassRun) -> set[Node]:
+    """Layers over the pieces of one value whose results are added up: those are one layer, not one batch of them."""
+    if FuseSplitLinearAddPass.name in run.options.remove_passes:
+        return set()
+    return layers_to_join(run.program)
 
 
 def _member(run: PassRun, node: Node, recipes: Sequence[Recipe]) -> Member | None:
@@ -263,6 +273,9 @@ GroupBatchFusionPasses.examples = [
     declines(_of_any_sizes, *SIZES, **TORCH),
     declines(lambda x, a, b, c: torch.cat([F.linear(x, w) for w in (a, b, c)]), X[0], *W[:3], **TORCH),
     declines(_one_after_the_other, X[0], *W, **TORCH),
+    declines(lambda x, *w: sum(F.linear(p, v) for p, v in zip(x.chunk(8, -1), w)), "f32[4, 128]", *W, **TORCH),
+    fires(lambda x, *w: sum(F.linear(p, v) for p, v in zip(x.chunk(8, -1), w)), "f32[4, 128]", *W,
+          options={"remove_passes": "fuse_split_linear_add_pass"}, **TORCH),
     declines(_of_one_input, X[0], *[f"f32[{n}, 16]" for n in range(8)], *[f"f32[{n}]" for n in range(8)], **TORCH),
     declines(_write_in_between, *X, *W, **TORCH),
     declines(lambda x, *w: [F.linear(x, w[0]) for _ in range(8)], X[0], *W, **TORCH),

@@ -20,11 +20,12 @@ from ..ir.facts import is_static, known_equal, tensor_fact
 from ..ir.program import Program, Value
 from ..match.pattern import Tensor
 from ..passes.base import Pass, PassRun
+from ..rewrite.copying import copied_as
 from ..rewrite.emit import Emitter
+from ..rewrite.refusal import Refused
 from ..rewrite.rewriter import PlainTerms
-from ..rewrite.rule import Match, Rule
+from ..rewrite.rule import FirstOf, Match, Rule
 from ..testing import declines, fires
-from .normalized_nodes import NormalizedLinearNode
 from .parallel import (
     Group,
     Member,
@@ -46,21 +47,26 @@ EPILOGUES = ("relu", "sigmoid", "tanh", "gelu", "silu")
 
 
 def layer(op: Any, x: Any, w: Any, **bias: Any) -> Any:
-    """The pattern of such a layer before it is turned back."""
-    return op.linear(op.permute(x, TURNED), w, **bias)
+    """The pattern of such a layer before it is turned back: a linear, or a product and a sum."""
+    turned = op.permute(x, TURNED)
+    product = op.matmul(turned, op.permute(w, [1, 0]))
+    added = [op.add(product, bias["bias"])] if bias else []
+    return op.any_of(op.linear(turned, w, **bias), *added, product)
 
 
 def check_kernel(m: Match, x: Value, w: Value, b: Value | None = None) -> None:
-    m.applies(x.rank == 3 and w.rank == 2 and (b is None or b.rank == 1), "no layer over features")
-    turned = NormalizedLinearNode(_linear(m)).get_input()  # a view: it may be used elsewhere
-    inside = [n for n in m.nodes if n is not m.root.node and n is not turned]
+    m.applies(x.rank == 3 and w.rank == 2, "no layer over features")
+    m.applies(b is None or isinstance(b, Value) and b.rank == 1, "no bias of features")
+    inside = [n for n in m.nodes if n is not m.root.node and not _is_view_of_operand(m, n)]
     used = next((n for n in inside if any(user not in m.nodes for user in n.users)), None)
     m.require(used is None, f"{used.name if used else ''} is used outside the pattern")
     m.require(x.is_float and x.dtype == w.dtype == m.root.dtype, f"computes in {m.root.dtype}, of {x.dtype}")
 
 
-def _linear(m: Match) -> Node:
-    return next(n for n in m.nodes if (call := m.program.call(n)) is not None and call.op == "linear")
+def _is_view_of_operand(m: Match, node: Node) -> bool:
+    """x or the weight, turned: what may be used elsewhere too."""
+    call = m.program.call(node)
+    return call is not None and call.op == "permute" and call.args["self"] in (m["x"].node, m["w"].node)
 
 
 def lies_turned(m: Match) -> bool:
@@ -92,6 +98,8 @@ class SimpleLce(Rule):
         fires(lambda x, w: F.linear(x.mT, w).mT, *SIMPLE, dialects=["torch"], dynamic=True),
         fires(lambda x, w: F.linear(x.mT, w).mT, "f32[0, 8, 5]", "f32[3, 8]", dialects=["torch"]),
         fires(lambda x, w: (t := x.mT, F.linear(t, w).mT), *SIMPLE, dialects=["torch"]),
+        fires(lambda x, w: (x.transpose(1, 2) @ w.t()).mT, *SIMPLE, dialects=["torch"]),
+        fires(lambda x, w: torch.matmul(x.mT, w.T).permute(0, 2, 1), *SIMPLE, dialects=["torch"], dynamic=True),
         declines(lambda x, w: (y := F.linear(x.mT, w), y.mT + 1), *SIMPLE, dialects=["torch"], because="outside"),
         declines(lambda x, w, b: F.linear(x.mT, w, b).mT, *NORMAL, dialects=["torch"]),
         declines(lambda x, w: F.linear(x, w).mT, "f32[2, 8, 8]", "f32[3, 8]", dialects=["torch"]),
@@ -134,6 +142,12 @@ class NormalLce(Rule):
         fires(lambda x, w, b: torch.tanh(F.linear(x.permute(0, 2, 1), w, b).mT), *NORMAL, dialects=["torch"]),
         fires(lambda x, w, b: F.gelu(F.linear(x.mT, w, b).mT), *NORMAL, dialects=["torch"]),
         fires(lambda x, w: F.silu(F.linear(x.mT, w).mT), *SIMPLE, dialects=["torch"]),
+        fires(lambda x, w, b: (x.mT @ w.t() + b).mT.relu(), *NORMAL, dialects=["torch"]),
+        fires(lambda x, w, b: torch.add(b, x.mT.matmul(w.t())).tanh().mT, *NORMAL, dialects=["torch"]),
+        declines(lambda x, w: (x.mT @ w.t() + 1).mT, *SIMPLE, dialects=["torch"]),
+        declines(lambda x, w, b: torch.add(x.mT @ w.t(), b, alpha=2).mT, *NORMAL, dialects=["torch"]),
+        declines(lambda x, w, b: (x.mT @ w.t() + b[:, None]).mT, "f32[2, 8, 5]", "f32[3, 8]", "f32[5]",
+                 dialects=["torch"]),
         fires(lambda x, w, b: F.linear(x.mT, w, b).relu().mT, "bf16[2, 8, 5]", "bf16[3, 8]", "bf16[3]",
               dialects=["torch"]),
         fires(lambda x, w, b: F.linear(x.mT, w, b).mT.relu(), *NORMAL, dialects=["torch"], dynamic=True),
@@ -154,7 +168,11 @@ def _epilogue(m: Match) -> str:
 
 
 class MatmulLce(Rule):
-    """linear(x.transpose(1, 2), W, b).transpose(1, 2) -> matmul(W, x) + b[:, None]; up to rounding"""
+    """linear(x.transpose(1, 2), W, b).transpose(1, 2) -> matmul(W, x) + b[:, None]; up to rounding
+
+    The product lies otherwise in memory. Where somebody could see that, it is copied to lie as before, if it is
+    smaller than x, of which the layer makes a copy itself where its weight is a parameter.
+    """
 
     exact = False
     interior_may_be_used = True
@@ -167,7 +185,12 @@ class MatmulLce(Rule):
         check_kernel(m, x, w, b)
 
     def rewrite(self, op, x, w, b, m):
-        return product(op, x, w, b)
+        def as_it_lay() -> Value:
+            if size_hint(w.shape[0]) >= size_hint(w.shape[1]):
+                raise Refused("somebody sees how the result lies, and to copy it is more than to copy x")
+            return copied_as(op, product(op, x, w, b), m.root.tensor)
+
+        return FirstOf(lambda: product(op, x, w, b), as_it_lay)
 
     examples = [
         fires(lambda x, w, b: F.linear(x.transpose(1, 2), w, b).transpose(1, 2).sum(1), *NORMAL, dialects=["torch"]),
@@ -176,8 +199,12 @@ class MatmulLce(Rule):
         fires(lambda x, w, b: F.linear(x.mT, w, b).mT.reshape(-1, 5).sum(0), *NORMAL, dialects=["torch"],
               dynamic=True),
         fires(lambda x, w: F.linear(x.mT, w).mT.flatten(1), "bf16[2, 8, 5]", "bf16[3, 8]", dialects=["torch"]),
-        declines(lambda x, w: F.linear(x.mT, w).mT, *SIMPLE, dialects=["torch"], because="stride"),
-        declines(lambda x, w: F.linear(x.mT, w).mT.relu(), *SIMPLE, dialects=["torch"], because="stride"),
+        fires(lambda x, w, b: F.linear(x.mT, w, b).mT, *NORMAL, dialects=["torch"]),
+        fires(lambda x, w, b: (x.mT @ w.t() + b).mT.sum(1), *NORMAL, dialects=["torch"]),
+        fires(lambda x, w: F.linear(x.transpose(1, 2), w).transpose(1, 2).relu(), *SIMPLE, dialects=["torch"],
+              dynamic=True),
+        declines(lambda x, w: F.linear(x.mT, w).mT, "f32[2, 8, 5]", "f32[8, 8]", dialects=["torch"],
+                 because="more than to copy x"),
         declines(lambda x, w: F.linear(x, w).mT.sum(1), "f32[2, 8, 8]", "f32[3, 8]", dialects=["torch"]),
     ]  # fmt: skip
 
@@ -286,6 +313,8 @@ class UseMatmulFuseLceReplaceFirstLCE(Pass):
               *SEVERAL, dialects=["torch"]),
         fires(lambda x, w, b, v, c: _sums(F.linear(x.mT, w, b).mT, F.linear(x.mT, v, bias=c).mT), "f32[64, 64, 64]",
               "f32[1, 64]", "f32[1]", "f32[2, 64]", "f32[2]", dialects=["torch"]),
+        fires(lambda x, w, v: (F.linear(x.mT, w).mT, F.linear(x.mT, v).mT.relu()), "f32[64, 64, 64]",
+              torch.randn(4, 64, requires_grad=True), torch.randn(8, 64, requires_grad=True), dialects=["torch"]),
         declines(lambda x, w, v, u: _sums(F.linear(x.mT, w).mT), *SEVERAL, dialects=["torch"]),
         declines(lambda x, w, v, u: _sums(F.linear(x.mT, w).mT, F.linear(x.relu().mT, v).mT), *SEVERAL,
                  dialects=["torch"]),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch.fx import Node
 
 from ..ir.facts import tensor_fact
@@ -15,6 +16,7 @@ from ..ir.program import Program
 from ..passes.base import Pass, PassRun
 from ..pieces.nested import MOST_USERS, Nested, joined_operands
 from ..rewrite.emit import Emitter
+from ..rewrite.rewriter import PlainTerms
 from ..rewrite.rule import Rule
 from ..testing import declines, fires
 
@@ -89,7 +91,8 @@ class MergeConcatsPass(Pass):
                 run.declined(what, node, "the value leaves the graph, and would be a part of a larger one")
                 return
             place, covered = (node, [node, other]) if other < node else (other.next, [node])
-            if run.replace(what, node, _slice_of(other, operands, at, dim), before=place, covered=covered):
+            make = _slice_of(other, operands, at, dim)
+            if run.replace(what, node, make, before=place, covered=covered, terms=PlainTerms(keeps_strides=False)):
                 return
 
     examples = [
@@ -102,7 +105,11 @@ class MergeConcatsPass(Pass):
               dynamic=True),
         declines(lambda a, b: (torch.cat([a, b]), torch.cat([a, b])), "f32[2]", "f32[3]",
                  because="leaves the graph"),
-        declines(lambda a, b, c: (torch.cat([a, b, c], 1).sum(), torch.cat([b, c], 1) * 2),
+        fires(lambda a, b, c: (torch.cat([a, b, c], 1).sum(), torch.cat([b, c], 1) * 2),
+              "f32[2, 2]", "f32[2, 2]", "f32[2, 2]"),
+        fires(lambda a, b, c: (torch.cat([a, b, c], 1) * 2, F.relu(torch.cat([a, b], -1)).view(-1)),
+              "f32[2, 2]", "f32[2, 3]", "f32[2, 4]", dialects=["torch"]),
+        declines(lambda a, b, c: (torch.cat([a, b, c], 1).sum(), torch.cat([b, c], 1).view(-1) * 2),
                  "f32[2, 2]", "f32[2, 2]", "f32[2, 2]", because="stride"),
         declines(lambda a, b, c: (torch.cat([a, b, c]).sum(), torch.cat([a, b]) * 2),
                  "f32[2]", "f32[3]", "f64[4]", because="dtype"),

@@ -11,9 +11,11 @@ import torch
 from torch.fx import Node
 
 from ..ir.effects import node_operands
+from ..ir.facts import known_equal
 from ..ir.program import Program
 from ..ir.traits import is_pointwise
 from ..passes.base import Pass, PassRun
+from ..pieces.index_map import IndexMap
 from ..pieces.join import Block, neighbours_joined
 from ..pieces.nested import joined_operands
 from ..pieces.plan import Step, build, plan
@@ -36,6 +38,8 @@ class _Site:
     ways: list[Way]
     part: Sequence[Step]
     """How the part of the source that the pieces make up is had."""
+    are_rows: bool
+    """The pieces have a dim less than the source: unbound, or split off one by one and squeezed."""
 
     @property
     def covered(self) -> list[Node]:
@@ -63,21 +67,30 @@ def _site(program: Program, unbind: Node) -> _Site | None:
     stacked = joined_operands(program, at, "stack", call.get("dim"))
     if stacked is None or len(at.users) != 1 or not applied:
         return None
-    found = [way_of(program, t, frozenset(["split", "unbind"])) for t in stacked]
-    ways = [w for w in found if w is not None and len(w.nodes) == 2]
-    if len(ways) < len(stacked) or len({w.nodes[1] for w in ways}) > 1:
+    found = [way_of(program, t, frozenset(["split", "unbind", "squeeze"])) for t in stacked]
+    ways = [w for w in found if w is not None and 2 <= len(w.nodes) <= 3]
+    if len(ways) < len(stacked) or len({w.nodes[-1] for w in ways}) > 1:
         return None
-    taken = program.call(ways[0].nodes[1])
+    taken = program.call(ways[0].nodes[-1])
     assert taken is not None
-    dim = taken.get("dim")
-    maps = [w.map.unsqueeze(dim) if taken.op == "unbind" else w.map for w in ways]
+    dim, rank = taken.get("dim"), len(ways[0].map.sizes)
+    are_rows = len(ways[0].map.axes) < rank
+    maps = [w.map.unsqueeze(dim) if are_rows else w.map for w in ways]
+    if any(not _is_cut_along(m, dim) for m in maps):
+        return None
     blocks = neighbours_joined([Block(m, (w,)) for m, w in zip(maps, ways)], dim)
     part = plan(blocks[0].map) if len(blocks) == 1 else None
-    return None if part is None else _Site(unbind, applied, at, ways, part)
+    return None if part is None else _Site(unbind, applied, at, ways, part, are_rows)
+
+
+def _is_cut_along(piece: IndexMap, dim: int) -> bool:
+    """Is it the source, but for its size along one dim?"""
+    shape, sizes = piece.shape, piece.sizes
+    return len(shape) == len(sizes) and all(d == dim or known_equal(shape[d], sizes[d]) for d in range(len(sizes)))
 
 
 def _pieces_of_the_whole(program: Program, site: _Site, users: Sequence[Node]) -> Callable[[Emitter], list[Any]]:
-    taken = program.call(site.ways[0].nodes[1])
+    taken = program.call(site.ways[0].nodes[-1])
     assert taken is not None
 
     def make(op: Emitter) -> list[Any]:
@@ -88,7 +101,7 @@ def _pieces_of_the_whole(program: Program, site: _Site, users: Sequence[Node]) -
             value = op.again(node, {before: value.node})
             before = node
         dim = taken.get("dim")
-        if taken.op == "unbind":
+        if site.are_rows:
             pieces = op.unbind(value, dim=dim)
         else:
             pieces = op.split(value, [w.map.shape[dim] for w in site.ways], dim=dim)
@@ -121,6 +134,12 @@ class MergeStackTanhUnbindPass(Pass):
         fires(lambda x: [r + 1 for r in torch.stack(x.split(2)).sigmoid().unbind()], "f32[6, 4]", dynamic=True,
               dialects=["torch"]),
         fires(lambda x: [r + 1 for r in torch.stack(x.split(2, 1)).tanh().unbind()], "f32[4, 6]"),
+        fires(lambda x: [r + 1 for r in torch.stack([p.squeeze(1) for p in x.split(1, 1)]).tanh().unbind()],
+              "f32[4, 3, 2]"),
+        fires(lambda x: [r + 1 for r in torch.stack([p.squeeze() for p in x.chunk(3)[1:]], 1).tanh().unbind(1)],
+              "f32[3, 4]"),
+        declines(lambda x: [r + 1 for r in torch.stack([p.squeeze(2) for p in x.split(2, 1)]).tanh().unbind()],
+                 "f32[4, 6, 1]"),
         declines(lambda x: torch.stack(x.split(2, 1)).tanh().unbind(), "f32[4, 6]", because="leaves the graph"),
         declines(lambda x: (lambda s: [s.sum(), *s.unbind()])(torch.stack(x.split(2)).tanh()), "f32[6, 4]"),
         declines(lambda x, y: [r + 1 for r in torch.stack([*x.split(2), y]).tanh().unbind()], "f32[6, 4]",

@@ -14,6 +14,7 @@ from ..cost import device_model, size_hint
 from ..cost.sizes import bytes_of, elements
 from ..ir.facts import fact, tensor_fact
 from ..ir.program import ATEN, Program
+from ..rewrite.copying import copied_as
 from ..rewrite.emit import Emitter
 from ..rewrite.layout import follow
 from ..rewrite.refusal import Refused
@@ -170,7 +171,8 @@ def _is_seen(program: Program, node: Node, piece: torch.Tensor) -> bool:
 def take_pieces(op: Emitter, whole: Any, group: Group, dim: int, copied: Sequence[bool]) -> list[Any]:
     split = op.split(whole, group.sizes, dim=dim)
     pieces = [op.getitem(split, i) for i in range(len(group.members))]
-    return [op.clone(p, memory_format=torch.contiguous_format) if c else p for p, c in zip(pieces, copied)]
+    members = (tensor_of(m.node) for m in group.members)
+    return [copied_as(op, p, member) if c else p for p, c, member in zip(pieces, copied, members)]
 
 
 def joining_cost(program: Program, group: Group) -> float:

@@ -18,6 +18,9 @@ from ..ir.program import Value
 from ..ir.schema import same_constant
 from ..ir.traits import is_commutative, is_gemm, is_pointwise, is_random
 from ..passes.base import Pass, PassRun
+from ..pieces.join import Block, neighbours_joined
+from ..pieces.plan import plan
+from ..pieces.read import way_of
 from ..rewrite.emit import Emitter
 from ..rewrite.rule import Match, Rule
 from ..testing import declines, fires
@@ -35,9 +38,11 @@ NOT_SUNK = frozenset("clone fill copy where dropout".split())
 class Sink(Rule, ABC):
     """cat([f(a), f(b)], dim) -> f(cat([a, b], dim)); the same for stack"""
 
-    def __init__(self, fused: bool = False) -> None:
+    def __init__(self, fused: bool = False, allowed: bool = True) -> None:
         self.fused = fused
         """The code generator computes a pointwise operation into its place in the cat, which then costs nothing."""
+        self.allowed = allowed
+        """Other last bits are asked for, or there are none."""
 
     @abstractmethod
     def takes(self, call: Call) -> bool:
@@ -58,16 +63,19 @@ class Sink(Rule, ABC):
             m.require(list(t.node.users) == [m.root.node], f"{t.node.name} is used elsewhere")
         own = [Value(m.program, n) for n in _own_operands(m, calls)]
         _require_no_change(m, own, tensors)
+        m.require(self.allowed, f"the last bits of {name} may depend on where an element lies: see the option rounding")
         self._require_profit(m, own, tensors)
         m.cover(t.node for t in tensors)
 
     def _require_profit(self, m: Match, own: Sequence[Value], made: Sequence[Value]) -> None:
-        """One kernel saves the start of the others; what is no product has to be copied to lie side by side."""
+        """One kernel saves the start of the others; what is no product and lies apart has to be copied first."""
         copy = device_model(m.root.device).copy
         reads, writes = ([bytes_of(t) for v in values if (t := v.tensor) is not None] for values in (own, made))
         apart = sum(copy(r + w) for r, w in zip(reads, writes))
         once = copy(sum(reads) + sum(writes))
-        if self.fused:  # a GEMM writes into the cat as well
+        if _lie_side_by_side(m, own):
+            m.pays(apart if self.fused else apart + copy(2 * sum(writes)), once)
+        elif self.fused:  # a GEMM writes into the cat as well
             m.pays(apart, once + sum(copy(2 * r) for a, r in zip(own, reads) if not is_gemm(a.op or "")))
         else:
             m.pays(apart + copy(2 * sum(writes)), once + copy(2 * sum(reads)))
@@ -76,6 +84,19 @@ class Sink(Rule, ABC):
         own = _own_operands(m, [t.call for t in tensors])
         joined = (op.cat if m.root.op == "cat" else op.stack)(own, dim=dim)
         return op.again(tensors[0].node, {own[0]: joined.node})
+
+
+def _lie_side_by_side(m: Match, own: Sequence[Value]) -> bool:
+    """Are they pieces that put together are a value that is there, or a part of it that is seen without a copy?"""
+    ways = [way_of(m.program, v.node) for v in own]
+    dim = m["dim"]
+    stacked = m.root.op == "stack"
+    blocks = [Block(w.map.unsqueeze(dim) if stacked else w.map, (w,)) for w in ways if w is not None and w.nodes]
+    if len(blocks) < len(own):
+        return False
+    joined = neighbours_joined(blocks, dim)
+    steps = plan(joined[0].map) if len(joined) == 1 else None
+    return steps is not None and all(name in ("slice", "select", "unsqueeze", "squeeze") for name, _ in steps)
 
 
 def _own_operands(m: Match, calls: Sequence[Call]) -> list[Node]:
@@ -196,8 +217,7 @@ class SinkCatAfterPointwise(Pass):
 
     def run(self, run: PassRun) -> None:
         fused = run.options.codegen != "eager"
-        rules = (SinkJoin(fused), SinkJoinUpToRounding(fused))
-        run.run_rules([rule for rule in rules if rule.exact or self.rounding])
+        run.run_rules((SinkJoin(fused), SinkJoinUpToRounding(fused, self.rounding)))
 
     examples = [
         fires(lambda a, b, w: torch.cat([(a @ w).relu(), (b @ w).relu()]), "f32[3, 4]", "f32[2, 4]", "f32[4, 5]"),
@@ -205,5 +225,10 @@ class SinkCatAfterPointwise(Pass):
         fires(lambda a, b: torch.cat([a.tanh(), b.tanh()]), torch.zeros(3), torch.zeros(2),
               options={"sink_cat_after_pointwise.rounding": True, "codegen": "eager"}),
         declines(lambda a, b: torch.cat([a.relu(), b.relu()]), "f32[3, 4]", "f32[2, 4]", because="would cost"),
-        declines(lambda a, b: torch.cat([a.tanh(), b.tanh()]), "f32[3]", "f32[2]", options={"codegen": "eager"}),
+        fires(lambda x: torch.cat([p.relu() for p in x.split(2, 1)], 1), "f32[4, 6]"),
+        fires(lambda x: torch.stack([row * 2 for row in x.unbind()[1:]]), "f32[4, 6]"),
+        declines(lambda a, b: torch.cat([a.tanh(), b.tanh()]), "f32[3]", "f32[2]", options={"codegen": "eager"},
+                 because="the option rounding"),
+        declines(lambda x: torch.cat([p.relu() for p in reversed(x.split([2, 4], 1))], 1), "f32[4, 6]",
+                 because="would cost"),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""split_cat_pass: a split whose pieces are put together again."""
+"""split_cat_pass: a value taken apart and put together again, in whatever way the others have no name for."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from ..testing import declines, fires
 
 
 class SplitCat(PutTogether):
-    """cat or stack of pieces of split(x), looked at otherwise or not -> a view or a copy of x, or fewer operands"""
+    """cat or stack of pieces of x, looked at otherwise or not -> a view or a copy of x, or fewer operands"""
 
-    taken = frozenset(["split"])
     between = SEEING | {"clone", "contiguous"}
 
     examples = [
@@ -34,7 +33,19 @@ class SplitCat(PutTogether):
         fires(lambda x: then_write(torch.cat(x.split(2)), x), "f32[6, 4]", dialects=["torch"]),
         declines(lambda x: write_between(x.split(2), x, torch.cat), "f32[6, 4]",
                  dialects=["torch"], because="in between"),
-        declines(lambda x: torch.cat(x.unbind()), "f32[6, 4]"),
+        fires(lambda x: torch.cat(x.unbind()) + 1, "f32[6, 4]"),
+        # a part, at equal distances, again and again
+        fires(lambda x: (lambda a, b, c, d: torch.cat([a, c]) + 1)(*x.chunk(4)), "f32[8]"),
+        fires(lambda x: torch.cat([x[2:4]] * 8) + 1, "f32[8]"),
+        fires(lambda x: torch.cat([c for a in x.chunk(2) for c in a.chunk(2)[1:]]) + 1, "f32[8]"),
+        fires(lambda x: (lambda a, b, c: (torch.cat([a, b], 1), c.sum()))(*x.chunk(3, 1)), "f32[4, 6]"),
+        fires(lambda x: torch.stack(x[1:3].unbind()) * 2, "f32[4, 3]"),
+        fires(lambda x: torch.stack([x[1], x[2]]) * 2, "f32[4, 3]"),
+        fires(lambda x: torch.stack([x[0], x[2]]) * 2, "f32[3, 3]"),
+        fires(lambda x: torch.stack(x.split([3, 3], 1)), "f32[4, 6]", dynamic=True),
+        fires(lambda x, y: torch.stack([y, *x.unbind(), y]) * 2, "f32[4, 3]", "f32[3]"),
+        declines(lambda x: (lambda a, b, c, d: torch.stack([a, b, d]) * a * b * d)(*x.unbind()), "f32[4]",
+                 because="nothing is saved"),
         declines(lambda x: torch.cat([p + 1 for p in x.split(2)]), "f32[6, 4]"),
     ]  # fmt: skip
 
@@ -44,7 +55,7 @@ RULES: Sequence[Rule] = (SplitCat(),)
 
 @dataclass(frozen=True)
 class SplitCatPass(Pass):
-    """A split whose pieces are put together again, as they are or looked at otherwise, alone or among other tensors."""
+    """A value whose pieces are put together again, as they are or looked at otherwise, alone or among other tensors."""
 
     name: ClassVar[str] = "split_cat_pass"
 

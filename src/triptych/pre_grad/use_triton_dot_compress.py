@@ -7,16 +7,35 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
+from torch.fx import Node
 
 from ..cost import device_model, size_hint
 from ..ir.facts import known_equal
+from ..ir.program import Value
 from ..match.pattern import Tensor
 from ..passes.base import Pass
-from ..rewrite.rule import Rule
+from ..rewrite.rule import Match, Rule
 from ..testing import declines, fires
+from .normalized_nodes import NormalizedLinearNode
 
 SHARED = ("f32[2, 16, 4]", "f32[16, 3]")
 OWN = ("f32[2, 16, 4]", "f32[2, 16, 3]")
+
+
+def all_pairs(op: Any, x: Any) -> Any:
+    """The pattern of the dot products of all pairs of rows."""
+    return op.matmul(x, op.permute(x, [0, 2, 1]))
+
+
+def check_compression(m: Match, x: Value, scores: Node, width: Any) -> None:
+    m.require(len(scores.users) == 1, f"{scores.name} is used elsewhere, and would be made all the same")
+    m.require(x.is_float and m.root.dtype == x.dtype, f"computes in {m.root.dtype}, of {x.dtype}")
+    model = device_model(x.device)
+    b, n, d, k = (size_hint(s) for s in (*x.shape, width))
+    before = model.gemm(n, n, d, x.dtype, batch=b) + model.gemm(n, k, n, x.dtype, batch=b)
+    both = model.gemm(d, k, n, x.dtype, batch=b) + model.gemm(n, k, d, x.dtype, batch=b)
+    m.pays(before, both - model.launch)  # in one launch
 
 
 class DotCompress(Rule):
@@ -26,19 +45,12 @@ class DotCompress(Rule):
     interior_may_be_used = True
 
     def pattern(self, op, x: Tensor, w: Tensor):
-        return op.matmul(op.matmul(x, op.permute(x, [0, 2, 1])), w)
+        return op.matmul(all_pairs(op, x), w)
 
     def check(self, m, x, w):
         m.applies(x.rank == 3 and w.rank in (2, 3), "no batch of matrices")
-        scores = m.root.call.args["self"]
-        m.require(len(scores.users) == 1, f"{scores.name} is used elsewhere, and would be made all the same")
-        m.require(x.is_float and m.root.dtype == x.dtype, f"computes in {m.root.dtype}, of {x.dtype}")
         m.require(w.rank == 2 or known_equal(w.shape[0], x.shape[0]), "one w for all of a batch, with a dim of its own")
-        model = device_model(x.device)
-        b, n, d, k = (size_hint(s) for s in (*x.shape, w.shape[-1]))
-        before = model.gemm(n, n, d, x.dtype, batch=b) + model.gemm(n, k, n, x.dtype, batch=b)
-        both = model.gemm(d, k, n, x.dtype, batch=b) + model.gemm(n, k, d, x.dtype, batch=b)
-        m.pays(before, both - model.launch)  # in one launch
+        check_compression(m, x, m.root.call.args["self"], w.shape[-1])
 
     def rewrite(self, op, x, w):
         return op.call(torch.ops.triptych.dot_compress.default, x, w)
@@ -61,6 +73,37 @@ class DotCompress(Rule):
     ]  # fmt: skip
 
 
+class DotCompressLinear(Rule):
+    """linear(matmul(x, x.transpose(1, 2)), W, b) -> triptych.dot_compress(x, W^T) + b; up to rounding"""
+
+    exact = False
+    interior_may_be_used = True
+
+    def pattern(self, op, x: Tensor, w: Tensor, b):
+        return op.linear(all_pairs(op, x), w, bias=b)
+
+    def check(self, m, x, w, b):
+        m.applies(x.rank == 3 and w.rank == 2, "no batch of matrices")
+        check_compression(m, x, NormalizedLinearNode(m.root.node).get_input(), w.shape[0])
+
+    def rewrite(self, op, x, w, b):
+        y = op.call(torch.ops.triptych.dot_compress.default, x, op.permute(w, [1, 0]))
+        return y if b is None else op.add(y, b)
+
+    examples = [
+        fires(lambda x, w, b: F.linear(x @ x.mT, w, b), "f32[2, 16, 4]", "f32[3, 16]", "f32[3]", dialects=["torch"]),
+        fires(lambda x, w: F.linear(torch.bmm(x, x.transpose(1, 2)), weight=w).relu(), "f32[2, 16, 4]", "f32[3, 16]",
+              dialects=["torch"], dynamic=True),
+        fires(lambda x, w: F.linear(x @ x.mT, w), "bf16[2, 16, 4]", "bf16[3, 16]", dialects=["torch"]),
+        declines(lambda x, w: (s := x @ x.mT, F.linear(s, w)), "f32[2, 16, 4]", "f32[3, 16]", dialects=["torch"],
+                 because="used elsewhere"),
+        declines(lambda x, w: F.linear(x @ x.mT, w), "f32[2, 16, 64]", "f32[64, 16]", dialects=["torch"],
+                 because="would cost"),
+        declines(lambda x, y, w: F.linear(x @ y.mT, w), "f32[2, 16, 4]", "f32[2, 16, 4]", "f32[3, 16]",
+                 dialects=["torch"]),
+    ]  # fmt: skip
+
+
 def _written_between(scores: Any, x: Any, w: Any) -> Any:
     x.add_(1)
     return scores @ w
@@ -75,4 +118,4 @@ class UseTritonDotCompress(Pass):
     default: ClassVar[bool] = False
 
     def rules(self) -> Sequence[Rule]:
-        return (DotCompress(),)
+        return (DotCompress(), DotCompressLinear())

@@ -88,6 +88,9 @@ class Emitter:
         names = (f"constant_{number}" for number in itertools.count())
         name = next(n for n in names if not hasattr(self.program.gm, n))
         self.program.gm.register_buffer(name, value, persistent=False)
+        sources = getattr(self.program.gm, "_param_name_to_source", None)
+        if sources is not None:  # a graph of Dynamo's: AOTAutograd wants to know the origin of every buffer it finds
+            sources[name] = _private.ConstantSource(name)
         return self.attribute(name)
 
     def again(self, node: Node, operands: Mapping[Node, Node]) -> Value:
