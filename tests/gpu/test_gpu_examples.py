@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from triptych.passes.record import Decision
 from triptych.testing.check import run_example
 from triptych.testing.subjects import subjects
 
@@ -23,7 +24,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("subject, example", CASES)
-def test_example_on_the_gpu(subject, example):
+def test_example_on_the_gpu(subject, example, monkeypatch):
+    monkeypatch.setattr(Decision, "pays", True)  # what a rewrite computes is asked here, not whether it is worth it
     try:
         run_example(subject, example, "torch", device="cuda")
     except AssertionError:

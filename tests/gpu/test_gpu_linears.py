@@ -54,7 +54,7 @@ def test_lce(dtype):
             w, bias = random(n, m, dtype=dtype).t(), random(2 * m, dtype=dtype)[::2]
             for epilogue, transposed in itertools.product(lce.EPILOGUES, (False, True)):
                 got = ops.lce(x, w, bias, epilogue, transposed)
-                close(got, lce.anywhere(*wide(x, w, bias), epilogue))
+                close(got, lce.anywhere(*wide(x, w, bias), epilogue), lce.anywhere(*wide(x, w, bias)))
                 assert got.stride() == lce.fake(x, w, bias, epilogue, transposed).stride()
             close(ops.lce(x, w.contiguous()), lce.anywhere(*wide(x, w)))
 

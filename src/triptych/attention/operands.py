@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from ..ir.facts import known, known_equal, numel, tensor_fact
@@ -84,3 +85,23 @@ def four_axes(op: Emitter, value: Value, batch: Sequence[Any], broadcast: bool =
         value = op.expand(value, [*batch[:-1], *rest])
         lead = list(batch[:-1])
     return op.reshape(value, [numel(lead), *rest])
+
+
+def lies_across(held: torch.Tensor, columns: Any) -> bool:
+    """Is this an operand or a mask that the kernels of a GPU cannot read, since its columns do not lie side by side?
+
+    With it there would be no kernel but the plain products, or one that refuses it at run time.
+    """
+    if held.device.type != "cuda" or held.dim() == 0 or held.dtype == torch.float64:
+        return False
+    one_for_all = known(held.shape[-1] == 1) and not known(columns == 1)
+    return one_for_all or known(held.stride(-1) != 1)
+
+
+def laid_out(op: Emitter, value: Value, columns: Any) -> Value:
+    """An operand or a mask as it is, or a copy of it whose columns lie side by side."""
+    if value.tensor is None or not lies_across(value.tensor, columns):
+        return value
+    if not known_equal(value.shape[-1], columns):
+        value = op.expand(value, [*value.shape[:-1], columns])
+    return op.clone(value, memory_format=torch.contiguous_format)

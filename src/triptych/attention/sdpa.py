@@ -14,7 +14,7 @@ from ..ir.values import knowledge
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
 from .masks import is_lower_triangle, keeps_a_key, levels, never_infinite
-from .operands import four_axes
+from .operands import four_axes, laid_out
 from .probabilities import Probabilities, float_kind
 from .scores import Scores
 
@@ -56,8 +56,10 @@ def attend(
     if scale < 0:  # kernels take the highest product before they scale it
         call.q, scale = op.neg(call.q), -scale
     causal = {"is_causal": True} if call.is_causal else {}
+    attn_mask = None if call.attn_mask is None else laid_out(op, call.attn_mask, k.shape[-2])
+    q, k, v = (laid_out(op, x, x.shape[-1]) for x in (call.q, k, v))
     made = op.scaled_dot_product_attention(
-        call.q, k, v, attn_mask=call.attn_mask, dropout_p=below.dropout, **causal, scale=scale
+        q, k, v, attn_mask=attn_mask, dropout_p=below.dropout, **causal, scale=scale
     )
     made = call.corrected(made, v)
     wanted = [*batch, made.shape[-2], v.shape[-1]]

@@ -12,7 +12,7 @@ from ..ir.program import ATEN
 from ..passes.base import Pass, PassRun
 from ..testing.examples import declines, fires
 
-GROUPED = ["f32[2, 4, 6, 8]", "f32[2, 2, 6, 8]", "f32[2, 2, 6, 8]"]
+GROUPED = ["bf16[2, 4, 6, 8]", "bf16[2, 2, 6, 8]", "bf16[2, 2, 6, 8]"]
 ANYWHERE: dict[str, Any] = {"dialects": ["torch"], "options": {"attention_heads.anywhere": True}}
 
 
@@ -51,8 +51,8 @@ class AttentionHeads(Pass):
         fires(_interleaved, *GROUPED, **ANYWHERE),
         fires(_expanded, *GROUPED, **ANYWHERE),
         fires(lambda q, k, v: F.scaled_dot_product_attention(q, k.expand(2, 4, 6, 8), v.expand(2, 4, 6, 8)),
-              "f32[2, 4, 6, 8]", "f32[2, 1, 6, 8]", "f32[2, 1, 6, 8]", **ANYWHERE),
+              "bf16[2, 4, 6, 8]", "bf16[2, 1, 6, 8]", "bf16[2, 1, 6, 8]", **ANYWHERE),
         declines(_interleaved, *GROUPED, dialects=["torch"], because="save nothing here"),
         declines(_repeated_whole, *GROUPED, **ANYWHERE),
-        declines(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), *["f32[2, 4, 6, 8]"] * 3, **ANYWHERE),
+        declines(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), *["bf16[2, 4, 6, 8]"] * 3, **ANYWHERE),
     ]  # fmt: skip

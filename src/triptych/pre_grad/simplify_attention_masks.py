@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
+from ..attention.operands import laid_out, lies_across
 from ..ir.facts import known, known_equal, tensor_fact
 from ..ir.program import Program, Value
 from ..ir.values import Knowledge, knowledge
@@ -314,19 +315,16 @@ class SimplifyAttentionMasks(Pass):
 
 
 def _lay_out_mask(run: PassRun, node: Node) -> None:
-    """On a GPU the kernel for masks reads them along the keys: of one that lies otherwise (a permuted bias, a mask
-    stretched over the keys) it gets a copy, instead of attention without a kernel of its own."""
     call = run.program.call(node)
-    mask: Any = call.args.get("attn_mask") if call is not None and call.op == ATTENTION else None
-    found = tensor_fact(mask)
-    if call is None or found is None or found.device.type != "cuda" or found.dim() < 2:
+    if call is None or call.op != ATTENTION:
         return
-    if not known(found.stride(-1) != 1) or not known(found.shape[-1] > 1):
+    mask, key = (tensor_fact(call.args.get(name)) for name in ("attn_mask", "key"))
+    if mask is None or key is None or not lies_across(mask, key.shape[-2]):
         return
 
     def make(op: Emitter) -> Value:
-        copy = op.clone(run.program.value(mask), memory_format=torch.contiguous_format)
-        return op.scaled_dot_product_attention(**{**call.args, "attn_mask": copy})
+        readable = laid_out(op, run.program.value(call.args["attn_mask"]), key.shape[-2])
+        return op.scaled_dot_product_attention(**{**call.args, "attn_mask": readable})
 
     run.replace("lay_out_mask", node, make, terms=PlainTerms(takes_random=True, keeps_strides=False))
 
