@@ -11,8 +11,25 @@ from torch.fx import Node
 from ..ir.facts import fact, set_fact, tensor_fact
 from ..passes.base import PassRun
 from ..rewrite.emit import Emitter
+from .contraction import contraction_of
 
 LAYER = "torch.nn.functional.multi_head_attention_forward"
+
+
+def drop_unread(run: PassRun) -> None:
+    """What nobody reads is no use of scores and probabilities: as their mean over the heads, made and not returned"""
+    below: set[Node] = set()
+    for node in run.program.graph.nodes:
+        if contraction_of(run.program, node) is not None or not below.isdisjoint(node.all_input_nodes):
+            below.add(node)
+    for node in reversed(list(run.program.graph.nodes)):
+        if node.users or node.op == "output" or node not in below:
+            continue
+        if run.spent:
+            return
+        if run.program.aliasing.effects(node).pure:
+            run.rewriter.erase(node)
+            run.fired("unread")
 
 
 def shapes_of_their_own(run: PassRun, path: list[Node]) -> None:

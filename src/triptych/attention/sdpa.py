@@ -16,9 +16,8 @@ from ..rewrite.refusal import Refused
 from .masks import is_lower_triangle, keeps_a_key, levels, never_infinite
 from .operands import four_axes, laid_out
 from .probabilities import Probabilities, float_kind
-from .scores import Scores
+from .scores import LOST_IN_FLOAT32, Scores
 
-LOST_IN_FLOAT32 = -1e8
 ABSORBS = 4.0
 """A fill so low that numbers half as low are this far apart: scores added to such a number are lost in it."""
 
