@@ -13,7 +13,7 @@ from ..ir.program import Program, Value
 from ..ir.values import knowledge
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
-from .masks import is_lower_triangle, keeps_a_key, levels, never_infinite
+from .masks import is_lower_triangle, keeps_a_key, levels, never_infinite, rounded
 from .operands import four_axes, laid_out
 from .probabilities import Probabilities, float_kind
 from .scores import LOST_IN_FLOAT32, Scores
@@ -40,15 +40,12 @@ def attend(
     if not all(known(s >= 1) for s in (q.shape[-1], k.shape[-2])):
         raise Refused("there may be no keys, or keys without elements")
     batch = list(q.shape[:-2])
-    dtype = _dtype(op, q, k, v, scores, bias)
-    if floor is not None and float_kind(floor.dtype, dtype) != dtype:
-        raise Refused(f"masked scores of {floor.dtype} would be rounded to {dtype}")
+    narrow = _autocast(op, q, k, v, scores)
+    added = [m.dtype for m in (bias, floor) if m is not None]
+    dtype = float_kind(*([q.dtype, k.dtype, v.dtype] if narrow is None else [narrow]), *added)
     bias, floor = (m if m is None or m.dtype == dtype else op.to(m, dtype=dtype) for m in (bias, floor))
-    q, k, v = (
-        four_axes(op, x if x.dtype == dtype or _autocast(q, k, scores) else op.to(x, dtype=dtype), batch)
-        for x in (q, k, v)
-    )
-    call = _Masked(op, program, q, k, scores, below)
+    q, k, v = (four_axes(op, x if narrow or x.dtype == dtype else op.to(x, dtype=dtype), batch) for x in (q, k, v))
+    call = _Masked(op, program, q, k, scores, below, dtype, narrow)
     bias, keep, floor = (None if m is None else four_axes(op, m, batch, broadcast=True) for m in (bias, keep, floor))
     call.mask(bias, keep, floor)
     scale = scores.scale
@@ -65,28 +62,34 @@ def attend(
     return made if known_equal(wanted, made.shape) else op.reshape(made, wanted)
 
 
-def _autocast(q: Value, k: Value, scores: Scores) -> bool:
-    """Do products come out narrower than what goes into them?"""
-    return float_kind(q.dtype, k.dtype) != scores.product_dtype
-
-
-def _dtype(op: Emitter, q: Value, k: Value, v: Value, scores: Scores, bias: Value | None) -> torch.dtype:
-    """The dtype in which nothing is lost that was not lost before."""
+def _autocast(op: Emitter, q: Value, k: Value, v: Value, scores: Scores) -> torch.dtype | None:
+    """What the kernel's operands are rounded to by autocast, as those of the products were."""
     if not all(x.is_float for x in (q, k, v)):
         raise Refused("queries, keys or values that are not floating-point numbers")
-    if _autocast(q, k, scores):
-        narrow = scores.product_dtype
-        if bias is not None and float_kind(bias.dtype, narrow) != narrow:
-            raise Refused(f"a bias of {bias.dtype} would be rounded to {narrow}")
-        return narrow
-    return float_kind(q.dtype, k.dtype, v.dtype, *(() if bias is None else (bias.dtype,)))
+    narrow = op.program.autocast_dtype(op.anchor, q.device) if torch.float64 not in (q.dtype, k.dtype) else None
+    products = float_kind(q.dtype, k.dtype) if narrow is None else narrow
+    if scores.product_dtype != products:
+        raise Refused(f"products of {scores.product_dtype} would be made in {products}")
+    return narrow
 
 
 class _Masked:
     """The mask of one call, and what it asks of queries and result."""
 
-    def __init__(self, op: Emitter, program: Program, q: Value, k: Value, scores: Scores, below: Probabilities) -> None:
+    def __init__(
+        self,
+        op: Emitter,
+        program: Program,
+        q: Value,
+        k: Value,
+        scores: Scores,
+        below: Probabilities,
+        dtype: torch.dtype,
+        narrow: torch.dtype | None,
+    ) -> None:
         self.op, self.program, self.q, self.k, self.scores, self.below = op, program, q, k, scores, below
+        self.dtype, self.rounded_to = dtype, narrow if narrow != dtype else None
+        """In which the mask is made, and what autocast rounds it to."""
         self.know = knowledge(program)
         self.attn_mask: Value | None = None
         self.is_causal = False
@@ -122,6 +125,19 @@ class _Masked:
                 self._bias(self.op.where(self._kept(keep), bias, -math.inf))
         else:
             self._keep_and_bias(keep, bias, floor)
+        if self.rounded_to is not None and self.attn_mask is not None and self.attn_mask.is_float:
+            self.attn_mask = self._rounded(self.attn_mask, self.rounded_to)
+
+    def _rounded(self, bias: Value, dtype: torch.dtype) -> Value:
+        """As autocast would round it, and yet no row is lost: what is far below the highest of a row has no weight, and
+        so it is the distance from there that is rounded."""
+        op, held = self.op, levels(self.program, bias.node)
+        if held is None or len(held - {0.0}) > 1:
+            highest = op.amax(op.detach(bias), dim=[-1], keepdim=True)
+            bias = op.sub(bias, op.where(op.gt(highest, -math.inf), highest, 0.0))
+        elif any(math.isfinite(n) and math.isinf(rounded(n, dtype)) for n in held):
+            bias = op.clamp(bias, min=torch.finfo(dtype).min)
+        return op.to(bias, dtype=dtype)
 
     def _bias(self, bias: Value) -> None:
         """As it is; a row that is -inf everywhere gives NaN in eager, which the kernels do not say."""
@@ -149,7 +165,7 @@ class _Masked:
             return False
         if self.program.is_training:
             return True
-        same_in_kernel = self.scores.summed_in in (torch.float32, torch.float64)
+        same_in_kernel = self.scores.summed_in in (torch.float32, torch.float64) and self.rounded_to is None
         return not same_in_kernel and not (held is not None and all(n == 0 or n < LOST_IN_FLOAT32 for n in held))
 
     @property
@@ -204,7 +220,7 @@ class _Masked:
     def _keep_and_bias(self, keep: Value, bias: Value | None, floor: Value | None) -> None:
         """Filled with finite numbers beside a bias: rows whose kept keys are all as low as the filled ones weigh
         them together, and there the products are lost in such low numbers; so their queries are set to zero."""
-        op, dtype = self.op, self.q.dtype
+        op, dtype = self.op, self.dtype
         finite = [f for f in self.scores.fills if f != -math.inf]
         highest = max(finite)
         spacing = torch.finfo(self.scores.dtype).eps * -highest / 2

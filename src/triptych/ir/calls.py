@@ -48,7 +48,8 @@ OPERATORS: dict[Any, str] = {
     operator.pos: "positive",
     operator.iadd: "add_", operator.isub: "sub_", operator.imul: "mul_", operator.itruediv: "div_",
     operator.iand: "bitwise_and_", operator.ior: "bitwise_or_", operator.ixor: "bitwise_xor_",
-    builtins.pow: "pow", builtins.abs: "abs", operator.setitem: "setitem", operator.getitem: "getitem", builtins.getattr: "getattr",
+    builtins.pow: "pow", builtins.abs: "abs",
+    operator.setitem: "setitem", operator.getitem: "getitem", builtins.getattr: "getattr",
 }  # fmt: skip
 
 METHOD_ORDER = {"where": (1, 0, 2), "polygamma": (1, 0)}

@@ -204,6 +204,14 @@ class Program:
                     stack.enter_context(torch.autocast(*region))
             yield
 
+    def autocast_dtype(self, node: Node, device: torch.device) -> torch.dtype | None:
+        """What products are rounded to where `node` stands; None without autocast."""
+        with contextlib.ExitStack() as stack:
+            for region in self._autocast_around(node) if self.dialect == TORCH else ():
+                stack.enter_context(torch.autocast(*region))
+            active = self.dialect == TORCH and torch.is_autocast_enabled(device.type)
+            return torch.get_autocast_dtype(device.type) if active else None
+
     def _autocast_around(self, node: Node) -> list[tuple[Any, ...]]:
         if not self._has_autocast:
             return []

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch.fx import Node
 
 from ..attention.operands import laid_out, lies_across
-from ..ir.facts import known, known_equal, tensor_fact
+from ..ir.facts import known_equal, tensor_fact
 from ..ir.program import Program, Value
 from ..ir.values import Knowledge, knowledge
 from ..match.pattern import PatternBuilder, Tensor
