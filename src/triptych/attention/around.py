@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import torch
@@ -11,7 +12,9 @@ from torch.fx import Node
 from ..ir.facts import fact, set_fact, tensor_fact
 from ..passes.base import PassRun
 from ..rewrite.emit import Emitter
+from .build import softmax_call
 from .contraction import contraction_of
+from .masks import one_number
 
 LAYER = "torch.nn.functional.multi_head_attention_forward"
 
@@ -63,6 +66,26 @@ def _size(run: PassRun, node: Node) -> None:
 
 def _number(symbol: torch.SymInt, op: Emitter) -> Any:
     return op.size_node(symbol)
+
+
+def zero_for_nan(run: PassRun, node: Node) -> None:
+    """p.masked_fill(isnan(p), 0) -> nan_to_num(p, 0), which leaves infinity"""
+    call = run.program.call(node) if not node._erased else None
+    if call is None or call.mutates or call.op not in ("masked_fill", "where"):
+        return
+    names = ("self", "mask", "value") if call.op == "masked_fill" else ("other", "condition", "self")
+    value, mask, number = (call.args[name] for name in names)
+    test = run.program.call(mask) if isinstance(mask, Node) else None
+    found, made, zero = tensor_fact(value), tensor_fact(node), one_number(run.program, number)
+    if test is None or test.mutates or found is None or made is None or zero is None or zero[0] != 0:
+        return
+    is_nan = test.op == "isnan" or (test.op == "ne" and test.args.get("other") is value)
+    if is_nan and test.args.get("self") is value and softmax_call(run.program, value) is not None:
+
+        def make(op: Emitter) -> Any:
+            return op.nan_to_num(value, 0.0, math.inf, -math.inf)
+
+        run.replace("zero_for_nan", node, make, covered=[mask, *zero[1]])
 
 
 def without_weights(run: PassRun, name: str, node: Node) -> None:

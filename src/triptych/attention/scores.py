@@ -19,7 +19,7 @@ from ..rewrite.refusal import Refused
 from .choices import Choice, choice, kept_by
 from .contraction import contraction_of
 from .layout import VIEWS, BatchStep, Layout, groups, viewed
-from .masks import NEGLIGIBLE, is_number, negation, one_number, rounded
+from .masks import NEGLIGIBLE, is_number, negation, never_infinite, one_number, rounded
 
 SEARCHED = 40
 """Nodes looked at above one softmax."""
@@ -28,8 +28,8 @@ LOST_IN_FLOAT32 = -1e8
 STILL_NEGLIGIBLE = -1e3
 """A fill that was negligible and was scaled, as the other scores were, may be as high as this."""
 
-SAME = ("to", "clone", "neg", "masked_fill", *VIEWS)
-EITHER = ("add", "sub", "mul", "div", "where")
+SAME = ("to", "clone", "neg", "masked_fill", "clamp", *VIEWS)
+EITHER = ("add", "sub", "mul", "div", "where", "maximum", "max")
 
 
 def paths(program: Program, softmax: Node) -> Iterator[list[Node]]:
@@ -344,6 +344,33 @@ class Scores:
             self.covered.extend(nodes)
             return True
         return False
+
+    def _maximum(self, call: Call, scores: Node) -> None:
+        other = call.args.get("other")
+        self._not_below(other if call.args["self"] is scores else call.args["self"])
+
+    _max = _maximum
+
+    def _clamp(self, call: Call, scores: Node) -> None:
+        highest = one_number(self.program, call.get("max")) if call.get("max") is not None else (math.inf, [])
+        if highest is None or rounded(highest[0], self.dtype) < torch.finfo(self.dtype).max:
+            raise Refused("the scores are cut off above")
+        if call.get("min") is not None:
+            self._not_below(call.args["min"])
+
+    def _not_below(self, lowest: Any) -> None:
+        """Cut off at the lowest number of the dtype: that changes -inf only, and so what was added or filled in."""
+        found = one_number(self.program, lowest)
+        if found is None or math.isnan(found[0]) or rounded(found[0], self.dtype) > torch.finfo(self.dtype).min:
+            raise Refused("the scores are cut off below")
+        number = torch.finfo(self.dtype).min
+        if rounded(found[0], self.dtype) < number:
+            return
+        self.fills = {max(f, number) for f in self.fills}
+        self.bias, self.floor = (
+            v if v is None or never_infinite(self.program, v.node) else self.op.clamp(v, min=number)
+            for v in (self.bias, self.floor)
+        )
 
     # ---- masks ----
 

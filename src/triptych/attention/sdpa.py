@@ -211,7 +211,7 @@ class _Masked:
             self.finite_rows = rows
         else:
             self.kept_rows = rows
-        if self.below.empty_rows_are_zero:
+        if self.below.empty_rows_are_zero or self.below.nan_is_zero:
             self.without_keys = 0.0
         if not self.program.is_training:
             return keep
@@ -244,13 +244,18 @@ class _Masked:
     def corrected(self, made: Value, v: Value) -> Value:
         op = self.op
         if self.finite_rows is not None:  # a factor, and not a choice: so that the gradients are NaN where eager's are
+            if self.below.nan_is_zero and self.program.is_training:
+                raise Refused("NaN becomes zero where -inf may have been added to all of a row")
             made = op.mul(made, self._one_or_nan(self.finite_rows, made))
-        if self.kept_rows is None:
-            return made
-        instead = self.without_keys
-        if instead != 0.0 and self.program.is_training:  # the gradient of the values is NaN, and theirs alone
-            instead = op.mul(op.mean(v, dim=[2], keepdim=True), self._one_or_nan(self.kept_rows, made))
-        return op.where(self.kept_rows, made, instead)
+        if self.kept_rows is not None:
+            instead = self.without_keys
+            if instead != 0.0 and self.program.is_training:  # the gradient of the values is NaN, and theirs alone
+                instead = op.mul(op.mean(v, dim=[2], keepdim=True), self._one_or_nan(self.kept_rows, made))
+            made = op.where(self.kept_rows, made, instead)
+        if self.below.nan_is_zero:  # weights of zero, which NaN and infinity in the values show all the same
+            nothing = op.mul(op.mean(v, dim=[2], keepdim=True), 0.0)
+            made = op.where(op.all(op.isnan(made), dim=-1, keepdim=True), nothing, made)
+        return made
 
     def _one_or_nan(self, rows: Value, like: Value) -> Value:
         factor = self.op.where(rows, 1.0, math.nan)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from ..attention.around import drop_unread, shapes_of_their_own, without_weights
+from ..attention.around import drop_unread, shapes_of_their_own, without_weights, zero_for_nan
 from ..attention.build import Attention, softmax_call
 from ..attention.probabilities import way_down
 from ..attention.renormalised import mask_before_softmax
@@ -57,6 +57,7 @@ class FuseAttention(Pass):
             masked_write(run, node)
             softmax_by_hand(run, node)
             mask_before_softmax(run, node)
+            zero_for_nan(run, node)
         earlier: dict[Any, Node] = {}
         for node in list(run.program.graph.nodes):
             if softmax_call(run.program, node) is not None:

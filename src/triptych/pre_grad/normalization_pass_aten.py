@@ -74,7 +74,7 @@ def _may_make_new(call: Call) -> bool:
 
 
 def _made_new(op: Emitter, call: Call) -> Any:
-    """What is written in place, as a new value: it is computed in the wider dtype, and rounded to that of the memory."""
+    """What is written in place, as a new value: computed in the wider dtype, and rounded to that of the memory."""
     made = getattr(op, call.op[:-1])(**call.args)
     written = tensor_fact(call.args["self"]) if "self" in call.args else None
     if written is None or not made.is_float or not written.dtype.is_floating_point or made.dtype == written.dtype:
