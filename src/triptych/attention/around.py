@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.fx import Node
 
 from ..ir.facts import fact, set_fact, tensor_fact
+from ..ir.program import Program
 from ..passes.base import PassRun
 from ..rewrite.emit import Emitter
 from .build import softmax_call
@@ -33,6 +35,41 @@ def drop_unread(run: PassRun) -> None:
         if run.program.aliasing.effects(node).pure:
             run.rewriter.erase(node)
             run.fired("unread")
+
+
+def idle_regions(run: PassRun) -> None:
+    """A region of autocast in which all is computed as it would be without: nothing need stop at its ends"""
+    for node in list(run.program.graph.nodes):
+        if getattr(node.target, "__name__", "") != "_enter_autocast" or len(node.users) != 1 or run.spent:
+            continue
+        if _changes_nothing(run.program, node, next(iter(node.users))):
+            for end in [*node.users, node]:
+                run.rewriter.erase(end)
+            run.fired("idle_region")
+
+
+def _changes_nothing(program: Program, start: Node, end: Node) -> bool:
+    """By their dtypes: autocast rounds operands before a product, which shows in the result, or widens them."""
+    if start.args[2:3] == (False,) and program.autocast_dtype(start, torch.device(str(start.args[0]))) is None:
+        return True
+    node = start.next
+    while node is not end:
+        call = program.call(node)
+        if node.op == "root" or call is None or call.mutates or program.aliasing.effects(node).barrier:
+            return False
+        was, now = fact(node), program.compute(node, at=start)
+        if [_dtype(x) for x in _flat(was)] != [_dtype(x) for x in _flat(now)]:
+            return False
+        node = node.next
+    return True
+
+
+def _flat(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+def _dtype(value: Any) -> Any:
+    return value.dtype if isinstance(value, torch.Tensor) else type(value)
 
 
 def shapes_of_their_own(run: PassRun, path: list[Node]) -> None:

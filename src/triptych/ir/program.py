@@ -169,8 +169,8 @@ class Program:
         value = getattr(self.gm.get_submodule(owner), name)
         return None if self.fake_mode is None else _fake(self.fake_mode, value)
 
-    def compute(self, node: Node, known: Callable[[Node], Any] = fact) -> Any:
-        """The value of a node on the facts of its operands; None where one of them is unknown."""
+    def compute(self, node: Node, known: Callable[[Node], Any] = fact, at: Node | None = None) -> Any:
+        """The value of a node on the facts of its operands, if it stood at `at`; None where one of them is unknown."""
         if node.op == "get_attr":
             return self.attribute_fact(str(node.target))
         unknown = False
@@ -184,7 +184,7 @@ class Program:
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), known_value)
         if unknown:
             return None
-        with self.computing(node):
+        with self.computing(at or node):
             if node.op == "call_method":
                 return getattr(args[0], str(node.target))(*args[1:], **kwargs)
             return node.target(*args, **kwargs)  # type: ignore[operator]

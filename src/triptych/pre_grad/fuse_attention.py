@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from ..attention.around import drop_unread, shapes_of_their_own, without_weights, zero_for_nan
+from ..attention.around import drop_unread, idle_regions, shapes_of_their_own, without_weights, zero_for_nan
 from ..attention.build import Attention, softmax_call
 from ..attention.probabilities import way_down
 from ..attention.renormalised import mask_before_softmax
@@ -52,6 +52,7 @@ class FuseAttention(Pass):
     def run(self, run: PassRun) -> None:
         if run.program.dialect == ATEN and not run.program.has_composites:
             return  # the choice of kernel is made
+        idle_regions(run)
         drop_unread(run)
         for node in list(run.program.graph.nodes):
             masked_write(run, node)
