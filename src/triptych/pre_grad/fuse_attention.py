@@ -12,11 +12,13 @@ from torch.fx import Node
 
 from ..attention.around import drop_unread, idle_regions, shapes_of_their_own, without_weights, zero_for_nan
 from ..attention.build import Attention, softmax_call
+from ..attention.pointwise import contract_around
 from ..attention.probabilities import way_down
 from ..attention.renormalised import mask_before_softmax
 from ..attention.scores import obstacle_above, paths
 from ..attention.sharing import Shared
 from ..attention.softmax import softmax_by_hand
+from ..attention.split_axes import bias_of_split_axes
 from ..ir.program import ATEN
 from ..passes.base import Pass, PassRun
 from ..rewrite.refusal import NotConcerned, Refused
@@ -59,9 +61,11 @@ class FuseAttention(Pass):
             softmax_by_hand(run, node)
             mask_before_softmax(run, node)
             zero_for_nan(run, node)
+            bias_of_split_axes(run, node)
         earlier: dict[Any, Node] = {}
         for node in list(run.program.graph.nodes):
             if softmax_call(run.program, node) is not None:
+                contract_around(run, node)
                 self._fuse(run, node, earlier)
             else:
                 without_weights(run, self.name, node)
