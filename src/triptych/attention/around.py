@@ -16,10 +16,8 @@ from ..passes.base import PassRun
 from ..rewrite.emit import Emitter
 from .build import softmax_call
 from .contraction import contraction_of
+from .layer import LAYER
 from .masks import one_number
-
-LAYER = "torch.nn.functional.multi_head_attention_forward"
-
 
 def drop_unread(run: PassRun) -> None:
     """What nobody reads is no use of scores and probabilities: as their mean over the heads, made and not returned"""

@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from ..attention.around import drop_unread, idle_regions, shapes_of_their_own, without_weights, zero_for_nan
 from ..attention.build import Attention, softmax_call
+from ..attention.layer import take_layer_apart
 from ..attention.pointwise import contract_around
 from ..attention.probabilities import way_down
 from ..attention.renormalised import mask_before_softmax
@@ -57,6 +58,7 @@ class FuseAttention(Pass):
         idle_regions(run)
         drop_unread(run)
         for node in list(run.program.graph.nodes):
+            take_layer_apart(run, node)
             masked_write(run, node)
             softmax_by_hand(run, node)
             mask_before_softmax(run, node)
