@@ -19,6 +19,7 @@ from .contraction import contraction_of
 from .layer import LAYER
 from .masks import one_number
 
+
 def drop_unread(run: PassRun) -> None:
     """What nobody reads is no use of scores and probabilities: as their mean over the heads, made and not returned"""
     below: set[Node] = set()
@@ -115,7 +116,9 @@ def zero_for_nan(run: PassRun, node: Node) -> None:
     if test is None or test.mutates or found is None or made is None or zero is None or zero[0] != 0:
         return
     is_nan = test.op == "isnan" or (test.op == "ne" and test.args.get("other") is value)
-    if is_nan and test.args.get("self") is value and softmax_call(run.program, value) is not None:
+    if not isinstance(value, Node) or softmax_call(run.program, value) is None:
+        return
+    if is_nan and test.args.get("self") is value:
 
         def make(op: Emitter) -> Any:
             return op.nan_to_num(value, 0.0, math.inf, -math.inf)
