@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from ..ir.facts import known, known_equal
+from ..ir.gradients import may_require_grad
 from ..ir.program import Program, Value
 from ..ir.values import knowledge
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
 from .masks import is_lower_triangle, keeps_a_key, levels, never_infinite, rounded
-from .operands import four_axes, laid_out
+from .operands import for_kernel, four_axes, laid_out
 from .probabilities import Probabilities, float_kind
 from .scores import LOST_IN_FLOAT32, Scores
 
@@ -53,13 +54,24 @@ def attend(
         call.q, scale = op.neg(call.q), -scale
     causal = {"is_causal": True} if call.is_causal else {}
     attn_mask = None if call.attn_mask is None else laid_out(op, call.attn_mask, k.shape[-2])
-    q, k, v = (laid_out(op, x, x.shape[-1]) for x in (call.q, k, v))
-    made = op.scaled_dot_product_attention(
-        q, k, v, attn_mask=attn_mask, dropout_p=below.dropout, **causal, scale=scale
+    q, k, wide = (
+        for_kernel(op, call.q, k, v) if _may_have_kernel(program, q.device, attn_mask, below) else (call.q, k, v)
     )
+    made = op.scaled_dot_product_attention(
+        q, k, wide, attn_mask=attn_mask, dropout_p=below.dropout, **causal, scale=scale
+    )
+    made = made if known_equal(made.shape[-1], v.shape[-1]) else op.slice(made, 3, 0, v.shape[-1])
     made = call.corrected(made, v)
     wanted = [*batch, made.shape[-2], v.shape[-1]]
     return made if known_equal(wanted, made.shape) else op.reshape(made, wanted)
+
+
+def _may_have_kernel(program: Program, device: torch.device, attn_mask: Value | None, below: Probabilities) -> bool:
+    """On a CPU there is none for dropout, and none for the gradient of a mask."""
+    if device.type != "cpu":
+        return True
+    gradient = attn_mask is not None and program.is_training and may_require_grad(attn_mask.node)
+    return not below.dropout and not gradient
 
 
 def _autocast(op: Emitter, q: Value, k: Value, v: Value, scores: Scores) -> torch.dtype | None:
