@@ -131,5 +131,7 @@ def for_kernel(op: Emitter, q: Value, k: Value, v: Value) -> tuple[Value, Value,
 
 
 def _along_rows(op: Emitter, value: Value) -> Value:
+    """A copy, if it must be; not of symbolic sizes, for which the strides of the result may not be proved afterwards."""
     across = value.tensor is not None and known(value.tensor.stride(-1) != 1)
+    across = across and all(isinstance(s, int) for s in value.shape)
     return op.clone(value, memory_format=torch.contiguous_format) if across else value

@@ -46,7 +46,11 @@ class FuseAttention(Pass):
 
     Scores are taken to be finite where a mask is: by a product with zeros and ones, infinity and NaN there would be
     NaN. And what is masked after the softmax and divided by the sum of the rest is masked before it: so the rest is
-    not lost where it is too small beside what is masked.
+    not lost where it is too small beside what is masked. Where NaN is set to zero after the softmax, NaN in queries or
+    keys gives zero as in eager, but the gradient of the values is NaN.
+
+    Under autocast a wider bias is rounded as the kernel's operands are, each by its distance from the highest of its
+    row: so nothing is lost that has weight.
     """
 
     name: ClassVar[str] = "fuse_attention"
