@@ -35,8 +35,8 @@ class Idiom:
     fuses: int
     because: str
     tags: frozenset[str] = field(default_factory=frozenset)
-    """`dropout`: draws random numbers; `eager_nan`: rows are NaN in eager;
-    `static`: sizes are written into it; `causal`: a triangle that needs no mask; `sunk`: no loss reads the last row."""
+    """`dropout`: draws random numbers; `eager_nan`: rows are NaN in eager; `causal`: a triangle that needs no mask;
+    `static`: sizes are written into it, or rates that are not known at first; `sunk`: no loss reads the last row."""
 
 
 IDIOMS: dict[str, Idiom] = {}
@@ -1095,12 +1095,12 @@ def probabilities_masked(q, k, v, keep):
     return (F.softmax(q @ k.mT * 0.35, -1) * keep.to(q.dtype)) @ v
 
 
-@refused(*QKV, ("dead", (B, 1, S, S)), because="nan_to_num stands between")
+@idiom(*QKV, ("dead", (B, 1, S, S)))
 def nan_to_num_below(q, k, v, keep):
     return F.softmax((q @ k.mT * 0.35).masked_fill(~keep, -math.inf), -1).nan_to_num() @ v
 
 
-@refused(*QKV, because="clamp stands between")
+@refused(*QKV, because="cut off above")
 def scores_clamped(q, k, v):
     return F.softmax((q @ k.mT * 0.35).clamp(-5, 5), -1) @ v
 
@@ -1152,10 +1152,10 @@ def scores_without_gradient(q, k, v):
     return F.softmax(scores, -1) @ v
 
 
-@refused(*QKV, because="stands between the matched nodes")
+@refused(*QKV, because="would be made in torch.")
 def scores_in_autocast(q, k, v):
     with torch.autocast("cpu", torch.bfloat16):
-        scores = q @ k.mT * 0.35
+        scores = q.float() @ k.float().mT * 0.35
     return F.softmax(scores.to(v.dtype), -1) @ v
 
 

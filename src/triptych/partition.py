@@ -38,9 +38,9 @@ def partition(joint: GraphModule, inputs: Sequence[Any], **facts: Any) -> tuple[
             whole = all(isinstance(fact(n), torch.Tensor) for n in draws)
             least = max(config.activation_memory_budget, LEAST_BUDGET) if whole else 1.0
             stack.enter_context(config.patch(activation_memory_budget=least))
-        made = _private.min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **facts)
-    compute_masks_again(*made, facts["num_fwd_outputs"])
-    return made
+        forward, backward = _private.min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **facts)
+    compute_masks_again(forward, backward, facts["num_fwd_outputs"])
+    return forward, backward
 
 
 def keep_draws(joint: GraphModule) -> list[Node]:
@@ -61,7 +61,7 @@ def compute_masks_again(forward: GraphModule, backward: GraphModule, results: in
     reads its operand anyway; written to memory and read again it takes longer than all the rest.
     """
     output = forward.graph.output_node()
-    kept: list[Any] = list(output.args[0][results:])  # type: ignore[index]
+    kept = _returned(output)[results:]
     inputs = {n.name: n for n in backward.graph.nodes if n.op == "placeholder"}
     for mask in [n for n in kept if isinstance(n, Node) and _is_comparison(n)]:
         (compared,) = mask.all_input_nodes
@@ -72,10 +72,15 @@ def compute_masks_again(forward: GraphModule, backward: GraphModule, results: in
         held = compared if compared in views else views[0]
         _take_from(backward, compared, held, mask, inputs)
         _return_instead(output, {held: compared, mask: None}, results)
-        kept = list(output.args[0][results:])  # type: ignore[index]
+        kept = _returned(output)[results:]
     forward.graph.eliminate_dead_code()
     forward.recompile()
     backward.recompile()
+
+
+def _returned(output: Node) -> list[Any]:
+    returned: Any = output.args[0]
+    return list(returned)
 
 
 def _is_comparison(node: Node) -> bool:
@@ -115,7 +120,7 @@ def _take_from(backward: GraphModule, source: Node, held: Node, mask: Node, inpu
 
 def _return_instead(output: Node, instead: dict[Node, Node | None], results: int) -> None:
     """Change what a forward returns for its backward; None: nothing."""
-    returned: Any = output.args[0]
+    returned = _returned(output)
     changed = [instead.get(n, n) if i >= results and isinstance(n, Node) else n for i, n in enumerate(returned)]
     stays = [i for i, n in enumerate(changed) if n is not None or returned[i] is None]
     output.args = (tuple(changed[i] for i in stays),)

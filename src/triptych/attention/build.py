@@ -18,6 +18,7 @@ from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
 from .contraction import BROADCAST, Contraction, contraction_of
 from .layout import VIEWS, BatchStep, Layout, viewed
+from .masks import is_number
 from .operands import ONE_QUERY, apply_step, arranged, shape_of
 from .probabilities import Probabilities
 from .scores import Scores
@@ -97,8 +98,8 @@ class Attention:
 
     def _check_values(self, layout: Layout) -> None:
         values = self.values
-        if values.alpha != 1 or values.added is not None:
-            raise Refused("something is added to the product with the values")
+        if not _is_plain(values.alpha) or not _is_plain(values.beta):
+            raise Refused("a product times something that is not a number")
         if len(values.summed) != 1 or len(values.only_right) != 1:
             raise Refused("the values are not multiplied as in attention")
         if values.left_axes[layout.key] != values.summed[0]:
@@ -139,10 +140,19 @@ class Attention:
         result = made if order == sorted(order) else op.permute(made, order)
         old = tensor_fact(self.last)
         assert old is not None
+        result = self._added(op, result)
         result = result if result.dtype == old.dtype else op.to(result, dtype=old.dtype)
         if same_strides and not same_layout(old, tensor_fact(result.node)):  # type: ignore[arg-type]
             return copied_as(op, result, old)
         return result
+
+    def _added(self, op: Emitter, result: Value) -> Value:
+        """What `baddbmm` and its like add to the product with the values."""
+        alpha, added, beta = self.values.alpha, self.values.added, self.values.beta
+        result = result if alpha == 1 else op.mul(result, alpha)
+        if added is None:
+            return result
+        return op.add(result, added if beta == 1 else op.mul(added, beta))
 
     def _scores(self, op: Emitter) -> Scores:
         product, softmax = self.reading.product, self.program.call(self.softmax)
@@ -150,9 +160,9 @@ class Attention:
         assert made is not None and result is not None and softmax is not None
         scores = Scores(self.program, op, self.reading.layout, list(made.shape), made.dtype, made.dtype)
         scores.summed_in = made.dtype
-        if not _is_plain(product.alpha) or not _is_plain(product.beta):
+        if not is_number(product.alpha) or not _is_plain(product.beta):
             raise Refused("a product times something that is not a number")
-        scores.times(product.alpha)
+        scores.factor(product.alpha)
         if product.added is not None:
             scores.plus(product.added, product.beta)
         for above, node in zip(self.path, self.path[1:]):

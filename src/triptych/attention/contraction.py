@@ -66,8 +66,13 @@ def _matmul(node: Node, call: Call) -> Contraction:
 
 def _product(node: Node, left: Any, right: Any) -> Contraction:
     x, y = tensor_fact(left), tensor_fact(right)
-    if x is None or y is None or x.dim() < 2 or y.dim() < 2:
+    if x is None or y is None or x.dim() + y.dim() < 3:
         raise NotConcerned("vectors")
+    if y.dim() == 1 or x.dim() == 1:  # all of a batch times one vector
+        own = tuple(string.ascii_lowercase[: max(x.dim(), y.dim()) - 2])
+        if y.dim() == 1:
+            return Contraction(node, left, right, (*own, "m", "k"), ("k",), (*own, "m"))
+        return Contraction(node, left, right, ("k",), (*own, "k", "n"), (*own, "n"))
     rank = max(x.dim(), y.dim()) - 2
     if rank > 10:
         raise NotConcerned("too many axes")

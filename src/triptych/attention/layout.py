@@ -93,7 +93,7 @@ def reshaped(layout: Layout, old: Sequence[Any], new: Sequence[Any]) -> tuple[La
             continue
         real = [d for d in before if d in own or not known(old[d] == 1)]
         wanted = [d for d in after if not known(new[d] == 1)]
-        if len(own) == 2 and real == own and known(old[own[0]] == 1) and own[0] == layout.query and len(wanted) == 1:
+        if len(own) == 2 and sorted(own) == real and known(old[own[0]] == 1) and query is not None and len(wanted) == 1:
             query, places[layout.key] = None, wanted[0]  # one query, and now no axis for it
             batch += [d for d in after if d != wanted[0]]
             continue

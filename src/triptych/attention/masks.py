@@ -44,7 +44,9 @@ def one_number(program: Program, value: Any) -> tuple[float, list[Node]] | None:
         elif call is not None and call.op == "tensor" and isinstance(call.args["operands"][0], (int, float)):
             value = call.args["operands"][0]
         else:
-            found = knowledge(program).evaluate(value)
+            found = knowledge(program).uniform(value)
+            if found is None:
+                found = knowledge(program).evaluate(value)
             if found is None or not found.numel() or not bool((found == found.flatten()[0]).all()):
                 return None
             value = found.flatten()[0].item()

@@ -19,6 +19,10 @@ ONE_QUERY = "0"
 """The label of the axis of queries where there is one query, and no axis for it."""
 
 
+WIDENED = 4
+"""How many times as wide an operand may become to meet the others."""
+
+
 def shape_of(node: Node) -> list[Any]:
     found = tensor_fact(node)
     if found is None:
@@ -105,3 +109,29 @@ def laid_out(op: Emitter, value: Value, columns: Any) -> Value:
     if not known_equal(value.shape[-1], columns):
         value = op.expand(value, [*value.shape[:-1], columns])
     return op.clone(value, memory_format=torch.contiguous_format)
+
+
+def for_kernel(op: Emitter, q: Value, k: Value, v: Value) -> tuple[Value, Value, Value]:
+    """Queries, keys and values as the kernels of their device read them: along their rows, and on a CPU of one width.
+
+    Zeros beside queries and keys change no product; those beside the values are cut off again.
+    """
+    if q.device.type != "cpu":
+        q, k, v = (laid_out(op, x, x.shape[-1]) for x in (q, k, v))
+        return q, k, v
+    q, k, v = (_along_rows(op, x) for x in (q, k, v))
+    own, width = q.shape[-1], v.shape[-1]
+    if not isinstance(own, int) or not isinstance(width, int) or own == width:
+        return q, k, v
+    if max(own, width) > WIDENED * min(own, width):
+        return q, k, v
+    if own > width:
+        return q, k, op.constant_pad_nd(v, [0, own - width], 0.0)
+    return op.constant_pad_nd(q, [0, width - own], 0.0), op.constant_pad_nd(k, [0, width - own], 0.0), v
+
+
+def _along_rows(op: Emitter, value: Value) -> Value:
+    """A copy, if it must be; not of symbolic sizes, for which strides of the result may not be proved afterwards."""
+    across = value.tensor is not None and known(value.tensor.stride(-1) != 1)
+    across = across and all(isinstance(s, int) for s in value.shape)
+    return op.clone(value, memory_format=torch.contiguous_format) if across else value

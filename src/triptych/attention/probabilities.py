@@ -21,7 +21,7 @@ from .masks import is_number, negation, one_number, same_value
 from .scores import Scores, aligned
 from .sinks import drops_sink
 
-BELOW = ("to", "clone", "dropout", "masked_fill", "where", "mul", "div", "slice", *VIEWS)
+BELOW = ("to", "clone", "dropout", "masked_fill", "where", "mul", "div", "slice", "nan_to_num", *VIEWS)
 
 
 def way_down(program: Program, softmax: Node) -> tuple[list[Node], Node]:
@@ -61,6 +61,7 @@ class Probabilities:
     dropout: float = 0.0
     empty_rows_are_zero: bool = False
     sink_is_dropped: bool = False
+    nan_is_zero: bool = False
     factor: float = 1.0
     steps: list[BatchStep] = field(default_factory=list)
     factors: list[tuple[int, Value]] = field(default_factory=list)
@@ -87,6 +88,8 @@ class Probabilities:
         elif call.op == "where":
             kept = call.args["self"] is before
             self._take_zeros(call.args["condition"], not kept, call.args["other" if kept else "self"])
+        elif call.op == "nan_to_num":
+            self._take_no_nan(call)
         elif call.op in ("mul", "div"):
             other = call.args["other"] if call.args["self"] is before else call.args["self"]
             self._take_factor(call, other)
@@ -120,6 +123,12 @@ class Probabilities:
         if not same_value(self.program, node, other) or (masks_out ^ negated) != (own_masks_out ^ other_negated):
             raise Refused("probabilities are masked otherwise than the scores")
         self.empty_rows_are_zero = True
+
+    def _take_no_nan(self, call: Call) -> None:
+        """A softmax is NaN in a whole row or nowhere, and never infinite."""
+        if call.get("nan") not in (None, 0) or self.factors or not math.isfinite(self.factor):
+            raise Refused("NaN becomes another number than zero")
+        self.nan_is_zero = True
 
     def _is_own_mask(self, other: Node) -> bool:
         """Multiplied by zeros and ones where the scores were masked: rows without a key become zero, or stay NaN."""

@@ -19,16 +19,18 @@ from ..rewrite.refusal import Refused
 from .choices import Choice, choice, kept_by
 from .contraction import contraction_of
 from .layout import VIEWS, BatchStep, Layout, groups, viewed
-from .masks import NEGLIGIBLE, is_number, negation, one_number, rounded
+from .masks import NEGLIGIBLE, is_number, negation, never_infinite, one_number, rounded
 from .sinks import joined_with_sink, refuse_beside_sink, sink_column
 
 SEARCHED = 40
 """Nodes looked at above one softmax."""
+LOST_IN_FLOAT32 = -1e8
+"""So low that a score added to it is lost."""
 STILL_NEGLIGIBLE = -1e3
 """A fill that was negligible and was scaled, as the other scores were, may be as high as this."""
 
-SAME = ("to", "clone", "neg", "masked_fill", *VIEWS)
-EITHER = ("add", "sub", "mul", "div", "where")
+SAME = ("to", "clone", "neg", "masked_fill", "clamp", *VIEWS)
+EITHER = ("add", "sub", "mul", "div", "where", "maximum", "max")
 
 
 def paths(program: Program, softmax: Node) -> Iterator[list[Node]]:
@@ -199,13 +201,16 @@ class Scores:
             and self._takes_own_maximum(call.args["other"], scores)
         ):
             return
-        self._add(call, scores, -1.0)
+        if call.args["other"] is scores and call.get("alpha") == 1:
+            if self._takes_own_maximum(call.args["self"], scores):
+                return self.times(-1.0)
+        return self._add(call, scores, -1.0)
 
     def _mul(self, call: Call, scores: Node) -> None:
         other = call.args["other"] if call.args["self"] is scores else call.args["self"]
         if other is scores:
             raise Refused("scores squared")
-        self._factor(other)
+        self.factor(other)
 
     def _div(self, call: Call, scores: Node) -> None:
         if call.args["self"] is not scores or call.get("rounding_mode") is not None:
@@ -214,7 +219,7 @@ class Scores:
         if other is scores:
             raise Refused("scores divided by themselves")
         if isinstance(other, Node):
-            self._factor(other, divide=True)
+            self.factor(other, divide=True)
         else:
             self.times(1.0 / other if other else math.inf)
 
@@ -236,15 +241,22 @@ class Scores:
             None if v is None else self.op.mul(v, number) for v in (self.bias, self.floor, self.sink)
         )
 
-    def _factor(self, other: Any, divide: bool = False) -> None:
+    def factor(self, other: Any, divide: bool = False) -> None:
         if not isinstance(other, Node):
             if not is_number(other):
                 raise Refused("an unknown factor")
             return self.times(other)
+        if (found := one_number(self.program, other)) is not None:
+            number = found[0]
+            return self.times(number if not divide else 1 / number if number else math.inf)
         refuse_beside_sink(self.sink)
-        if self.keep is not None:
-            raise Refused("masked scores are multiplied by a tensor")
         value = Value(self.program, other)
+        if (parts := self._per_query_and_key(value)) is not None:
+            for part in parts:
+                self.factor(part, divide)
+            return None
+        if self.keep is not None:
+            self._mask_by_bias()
         if is_number(other):
             value = self.op.call(operator.truediv, 1, value) if divide else value
         elif value.is_float:
@@ -257,6 +269,33 @@ class Scores:
             self.bias = self.op.mul(self.bias, Value(self.program, other) if not divide else value)
         if by is not None and by.is_mask:
             self.gates.append(Gate(other, by, self.factors[-1], self.layout, before, self.bias))
+        return None
+
+    def _per_query_and_key(self, value: Value) -> list[Node] | None:
+        """A factor that varies with query and key, and is the product of two that do not: the norms of each."""
+        if not value.is_tensor or not value.rank:
+            return None
+        shape = [1] * (self.layout.rank - value.rank) + list(value.shape)
+        own = [d for d in (self.layout.query, self.layout.key) if d is not None and not known(shape[d] == 1)]
+        call = self.program.call(value.node)
+        if len(own) < 2 or call is None or call.op != "mul" or call.mutates:
+            return None
+        parts = [call.args["self"], call.args["other"]]
+        facts = [tensor_fact(p) for p in parts]
+        if any(f is None or known_equal(f.shape, value.shape) or not f.dtype.is_floating_point for f in facts):
+            return None
+        return parts
+
+    def _mask_by_bias(self) -> None:
+        """Masked scores times what is not known at compile time: what was filled in is scaled as well, and may be
+        anything afterwards. It is added instead, since the scores below are lost in numbers that low."""
+        if any(f > LOST_IN_FLOAT32 for f in self.fills):
+            raise Refused("masked scores are multiplied by a tensor, after which they may count beside others")
+        assert self.keep is not None
+        filled: Any = self.floor if self.floor is not None else min(self.fills)
+        rest = self.op.full([], 0.0, dtype=self.dtype, device=self.keep.device) if self.bias is None else self.bias
+        self.bias = self.op.where(self.keep, rest, filled)
+        self.keep, self.floor, self.fills, self.masks = None, None, set(), []
 
     def plus(self, other: Any, times: float = 1.0) -> None:
         if not isinstance(other, Node):
@@ -306,7 +345,7 @@ class Scores:
         nodes: list[Node] = []
         while isinstance(other, Node) and (call := self.program.call(other)) is not None and not call.mutates:
             nodes.append(other)
-            if call.op == "detach" or (call.op == "getitem" and call.args["index"] == 0):
+            if call.op in ("detach", "expand", "expand_as") or (call.op == "getitem" and call.args["index"] == 0):
                 other = call.args["self"]
                 continue
             if call.op not in ("amax", "max") or call.args.get("self") is not scores or "other" in call.args:
@@ -319,6 +358,33 @@ class Scores:
             self.covered.extend(nodes)
             return True
         return False
+
+    def _maximum(self, call: Call, scores: Node) -> None:
+        other = call.args.get("other")
+        self._not_below(other if call.args["self"] is scores else call.args["self"])
+
+    _max = _maximum
+
+    def _clamp(self, call: Call, scores: Node) -> None:
+        highest = one_number(self.program, call.get("max")) if call.get("max") is not None else (math.inf, [])
+        if highest is None or rounded(highest[0], self.dtype) < torch.finfo(self.dtype).max:
+            raise Refused("the scores are cut off above")
+        if call.get("min") is not None:
+            self._not_below(call.args["min"])
+
+    def _not_below(self, lowest: Any) -> None:
+        """Cut off at the lowest number of the dtype: that changes -inf only, and so what was added or filled in."""
+        found = one_number(self.program, lowest)
+        if found is None or math.isnan(found[0]) or rounded(found[0], self.dtype) > torch.finfo(self.dtype).min:
+            raise Refused("the scores are cut off below")
+        number = torch.finfo(self.dtype).min
+        if rounded(found[0], self.dtype) < number:
+            return
+        self.fills = {max(f, number) for f in self.fills}
+        self.bias, self.floor = (
+            v if v is None or never_infinite(self.program, v.node) else self.op.clamp(v, min=number)
+            for v in (self.bias, self.floor)
+        )
 
     # ---- masks ----
 

@@ -15,13 +15,12 @@ from ..ir.program import Program, Value
 from ..ir.values import knowledge
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
-from .masks import is_lower_triangle, keeps_a_key, levels, never_infinite
-from .operands import four_axes, laid_out
+from .masks import is_lower_triangle, keeps_a_key, levels, never_infinite, rounded
+from .operands import for_kernel, four_axes, laid_out
 from .probabilities import Probabilities, float_kind
-from .scores import Scores
+from .scores import LOST_IN_FLOAT32, Scores
 from .sinks import beside, further_keys, require_gain, with_zero_rows
 
-LOST_IN_FLOAT32 = -1e8
 ABSORBS = 4.0
 """A fill so low that numbers half as low are this far apart: scores added to such a number are lost in it."""
 
@@ -44,15 +43,12 @@ def attend(
     if not all(known(s >= 1) for s in (q.shape[-1], k.shape[-2])):
         raise Refused("there may be no keys, or keys without elements")
     batch = list(q.shape[:-2])
-    dtype = _dtype(op, q, k, v, scores, [m for m in (bias, sink) if m is not None])
-    if floor is not None and float_kind(floor.dtype, dtype) != dtype:
-        raise Refused(f"masked scores of {floor.dtype} would be rounded to {dtype}")
+    narrow = _autocast(op, q, k, v, scores)
+    added = [m.dtype for m in (bias, floor, sink) if m is not None]
+    dtype = float_kind(*([q.dtype, k.dtype, v.dtype] if narrow is None else [narrow]), *added)
     bias, floor, sink = (m if m is None or m.dtype == dtype else op.to(m, dtype=dtype) for m in (bias, floor, sink))
-    q, k, v = (
-        four_axes(op, x if x.dtype == dtype or _autocast(q, k, scores) else op.to(x, dtype=dtype), batch)
-        for x in (q, k, v)
-    )
-    call = _Masked(op, program, q, k, scores, below)
+    q, k, v = (four_axes(op, x if narrow or x.dtype == dtype else op.to(x, dtype=dtype), batch) for x in (q, k, v))
+    call = _Masked(op, program, q, k, scores, below, dtype, narrow)
     bias, keep, floor, call.sink = (
         None if m is None else four_axes(op, m, batch, broadcast=True) for m in (bias, keep, floor, sink)
     )
@@ -66,38 +62,54 @@ def attend(
         call.q, scale = op.neg(call.q), -scale
     causal = {"is_causal": True} if call.is_causal else {}
     attn_mask = None if call.attn_mask is None else laid_out(op, call.attn_mask, k.shape[-2])
-    q, k, v = (laid_out(op, x, x.shape[-1]) for x in (call.q, k, v))
-    made = op.scaled_dot_product_attention(
-        q, k, v, attn_mask=attn_mask, dropout_p=below.dropout, **causal, scale=scale
+    q, k, wide = (
+        for_kernel(op, call.q, k, v) if _may_have_kernel(program, q.device, attn_mask, below) else (call.q, k, v)
     )
+    made = op.scaled_dot_product_attention(
+        q, k, wide, attn_mask=attn_mask, dropout_p=below.dropout, **causal, scale=scale
+    )
+    made = made if known_equal(made.shape[-1], v.shape[-1]) else op.slice(made, 3, 0, v.shape[-1])
     made = call.corrected(made, v)
     wanted = [*batch, made.shape[-2], v.shape[-1]]
     return made if known_equal(wanted, made.shape) else op.reshape(made, wanted)
 
 
-def _autocast(q: Value, k: Value, scores: Scores) -> bool:
-    """Do products come out narrower than what goes into them?"""
-    return float_kind(q.dtype, k.dtype) != scores.product_dtype
+def _may_have_kernel(program: Program, device: torch.device, attn_mask: Value | None, below: Probabilities) -> bool:
+    """On a CPU there is none for dropout, and none for the gradient of a mask."""
+    if device.type != "cpu":
+        return True
+    gradient = attn_mask is not None and program.is_training and may_require_grad(attn_mask.node)
+    return not below.dropout and not gradient
 
 
-def _dtype(op: Emitter, q: Value, k: Value, v: Value, scores: Scores, biases: Sequence[Value]) -> torch.dtype:
-    """The dtype in which nothing is lost that was not lost before."""
+def _autocast(op: Emitter, q: Value, k: Value, v: Value, scores: Scores) -> torch.dtype | None:
+    """What the kernel's operands are rounded to by autocast, as those of the products were."""
     if not all(x.is_float for x in (q, k, v)):
         raise Refused("queries, keys or values that are not floating-point numbers")
-    if _autocast(q, k, scores):
-        narrow = scores.product_dtype
-        for bias in biases:
-            if float_kind(bias.dtype, narrow) != narrow:
-                raise Refused(f"a bias of {bias.dtype} would be rounded to {narrow}")
-        return narrow
-    return float_kind(q.dtype, k.dtype, v.dtype, *(bias.dtype for bias in biases))
+    narrow = op.program.autocast_dtype(op.anchor, q.device) if torch.float64 not in (q.dtype, k.dtype) else None
+    products = float_kind(q.dtype, k.dtype) if narrow is None else narrow
+    if scores.product_dtype != products:
+        raise Refused(f"products of {scores.product_dtype} would be made in {products}")
+    return narrow
 
 
 class _Masked:
     """The mask of one call, and what it asks of queries and result."""
 
-    def __init__(self, op: Emitter, program: Program, q: Value, k: Value, scores: Scores, below: Probabilities) -> None:
+    def __init__(
+        self,
+        op: Emitter,
+        program: Program,
+        q: Value,
+        k: Value,
+        scores: Scores,
+        below: Probabilities,
+        dtype: torch.dtype,
+        narrow: torch.dtype | None,
+    ) -> None:
         self.op, self.program, self.q, self.k, self.scores, self.below = op, program, q, k, scores, below
+        self.dtype, self.rounded_to = dtype, narrow if narrow != dtype else None
+        """In which the mask is made, and what autocast rounds it to."""
         self.know = knowledge(program)
         self.sink: Value | None = None
         self.attn_mask: Value | None = None
@@ -130,7 +142,7 @@ class _Masked:
         elif self.scores.fills == {-math.inf}:
             if self.below.empty_rows_are_zero:
                 raise Refused("probabilities are set to zero beside a bias")
-            zero = self.op.full([], 0.0, dtype=self.q.dtype, device=self.q.device)
+            zero = self.op.full([], 0.0, dtype=self.dtype, device=self.q.device)
             if bias is None:  # and a sink, which every row keeps
                 self._bias(self.op.where(keep, zero, -math.inf))
             elif self.scores.cut_by_sum:
@@ -139,6 +151,19 @@ class _Masked:
                 self._bias(self.op.where(keep if self.sink is not None else self._kept(keep), bias, -math.inf))
         else:
             self._keep_and_bias(keep, bias, floor)
+        if self.rounded_to is not None and self.attn_mask is not None and self.attn_mask.is_float:
+            self.attn_mask = self._rounded(self.attn_mask, self.rounded_to)
+
+    def _rounded(self, bias: Value, dtype: torch.dtype) -> Value:
+        """As autocast would round it, and yet no row is lost: what is far below the highest of a row has no weight, and
+        so it is the distance from there that is rounded."""
+        op, held = self.op, levels(self.program, bias.node)
+        if held is None or len(held - {0.0}) > 1:
+            highest = op.amax(op.detach(bias), dim=[-1], keepdim=True)
+            bias = op.sub(bias, op.where(op.gt(highest, -math.inf), highest, 0.0))
+        elif any(math.isfinite(n) and math.isinf(rounded(n, dtype)) for n in held):
+            bias = op.clamp(bias, min=torch.finfo(dtype).min)
+        return op.to(bias, dtype=dtype)
 
     def _bias(self, bias: Value) -> None:
         """As it is; a row that is -inf everywhere gives NaN in eager, which the kernels do not say."""
@@ -166,7 +191,7 @@ class _Masked:
             return False
         if self.program.is_training:
             return True
-        same_in_kernel = self.scores.summed_in in (torch.float32, torch.float64)
+        same_in_kernel = self.scores.summed_in in (torch.float32, torch.float64) and self.rounded_to is None
         return not same_in_kernel and not (held is not None and all(n == 0 or n < LOST_IN_FLOAT32 for n in held))
 
     @property
@@ -226,7 +251,7 @@ class _Masked:
             self.finite_rows = rows
         else:
             self.kept_rows = rows
-        if self.below.empty_rows_are_zero:
+        if self.below.empty_rows_are_zero or self.below.nan_is_zero:
             self.without_keys = 0.0
         if not self.program.is_training:
             return keep
@@ -235,7 +260,7 @@ class _Masked:
     def _keep_and_bias(self, keep: Value, bias: Value | None, floor: Value | None) -> None:
         """Filled with finite numbers beside a bias: rows whose kept keys are all as low as the filled ones weigh
         them together, and there the products are lost in such low numbers; so their queries are set to zero."""
-        op, dtype = self.op, self.q.dtype
+        op, dtype = self.op, self.dtype
         finite = [f for f in self.scores.fills if f != -math.inf]
         highest = max(finite)
         spacing = torch.finfo(self.scores.dtype).eps * -highest / 2
@@ -260,13 +285,18 @@ class _Masked:
     def corrected(self, made: Value, v: Value) -> Value:
         op = self.op
         if self.finite_rows is not None:  # a factor, and not a choice: so that the gradients are NaN where eager's are
+            if self.below.nan_is_zero and self.program.is_training:
+                raise Refused("NaN becomes zero where -inf may have been added to all of a row")
             made = op.mul(made, self._one_or_nan(self.finite_rows, made))
-        if self.kept_rows is None:
-            return made
-        instead = self.without_keys
-        if instead != 0.0 and self.program.is_training:  # the gradient of the values is NaN, and theirs alone
-            instead = op.mul(op.mean(v, dim=[2], keepdim=True), self._one_or_nan(self.kept_rows, made))
-        return op.where(self.kept_rows, made, instead)
+        if self.kept_rows is not None:
+            instead = self.without_keys
+            if instead != 0.0 and self.program.is_training:  # the gradient of the values is NaN, and theirs alone
+                instead = op.mul(op.mean(v, dim=[2], keepdim=True), self._one_or_nan(self.kept_rows, made))
+            made = op.where(self.kept_rows, made, instead)
+        if self.below.nan_is_zero:  # weights of zero, which NaN and infinity in the values show all the same
+            nothing = op.mul(op.mean(v, dim=[2], keepdim=True), 0.0)
+            made = op.where(op.all(op.isnan(made), dim=-1, keepdim=True), nothing, made)
+        return made
 
     def _one_or_nan(self, rows: Value, like: Value) -> Value:
         factor = self.op.where(rows, 1.0, math.nan)

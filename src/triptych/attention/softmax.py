@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.fx import Node
 
+from ..ir.calls import Call
 from ..ir.facts import tensor_fact
 from ..ir.program import Program
 from ..passes.base import PassRun
@@ -103,6 +104,27 @@ def _exp_over_sum(program: Program, node: Node) -> Found | None:
     return Found(found.scores, found.dim, [*total.nodes, *found.nodes])
 
 
+def _exp_by_reciprocal(program: Program, node: Node) -> Found | None:
+    """exp(x) * (1 / sum(exp(x)))"""
+    call = program.call(node)
+    assert call is not None
+    for top, factor in ((call.args["self"], call.args["other"]), (call.args["other"], call.args["self"])):
+        inner = program.call(factor) if isinstance(factor, Node) else None
+        if inner is None or inner.mutates or not _is_reciprocal(inner):
+            continue
+        total = reduction(program, inner.args["self"], ("sum",))
+        found = None if total is None or total.scores is not top else _shifted_exp(program, top, total.dim)
+        if total is not None and found is not None:
+            return Found(found.scores, found.dim, [factor, *total.nodes, *found.nodes])
+    return None
+
+
+def _is_reciprocal(call: Call) -> bool:
+    if call.op == "pow":
+        return not isinstance(call.args["exponent"], Node) and call.args["exponent"] == -1
+    return call.op == "reciprocal" or (call.op == "rdiv" and call.args["other"] == 1)
+
+
 def _shifted_exp(program: Program, node: Any, dim: int) -> Found | None:
     """exp(x - max(x)), or exp(x) of a product that nothing was added to: then no row of it is all zero, unless it
     overflows."""
@@ -149,6 +171,7 @@ def _exp_of_log(program: Program, node: Node) -> Found | None:
 
 FORMS: dict[str, Callable[[Program, Node], Found | None]] = {
     "div": _exp_over_sum,
+    "mul": _exp_by_reciprocal,
     "exp": _exp_of_log,
     "torch.nn.functional.softmin": _softmin,
 }

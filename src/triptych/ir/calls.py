@@ -48,6 +48,7 @@ OPERATORS: dict[Any, str] = {
     operator.pos: "positive",
     operator.iadd: "add_", operator.isub: "sub_", operator.imul: "mul_", operator.itruediv: "div_",
     operator.iand: "bitwise_and_", operator.ior: "bitwise_or_", operator.ixor: "bitwise_xor_",
+    builtins.pow: "pow", builtins.abs: "abs",
     operator.setitem: "setitem", operator.getitem: "getitem", builtins.getattr: "getattr",
 }  # fmt: skip
 
@@ -128,7 +129,18 @@ def _method(node: Node, name: str) -> Call | None:
     order = METHOD_ORDER.get(name)
     if order is not None and len(node.args) == len(order):
         return _bind(node, name, tuple(node.args[i] for i in order), node.kwargs)
-    return _by_name(node, name)
+    return _by_name(node, name) or _python_method(node, name)
+
+
+def _python_method(node: Node, name: str) -> Call | None:
+    """A method that takes more than its operator does, as `x.norm(dim=1)`, which has a default for the order."""
+    target = getattr(torch.Tensor, name, None)
+    sig = _python_signature(target) if inspect.isfunction(target) else None
+    try:
+        given = None if sig is None else sig.bind(*node.args, **node.kwargs)
+    except TypeError:
+        return None
+    return None if given is None else Call(f"{target.__module__}.{name}", dict(given.arguments), name.endswith("_"))
 
 
 def is_torch_function(target: Any) -> bool:

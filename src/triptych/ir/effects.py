@@ -165,6 +165,10 @@ PURE_MODULES = ("torch.nn.functional.", "torch.functional.", "torch._tensor.", "
 """Where functions written in Python compute and do nothing else; any other may do anything."""
 
 
+ALWAYS_NEW = ("torch.nn.functional.multi_head_attention_forward",)
+"""Of those, what returns none of its operands."""
+
+
 @functools.cache
 def _op_is_random(op: str) -> bool:
     return "nondeterministic_seeded" in packet_tags(op) or any(part in op for part in RANDOM_NAMES)
@@ -206,7 +210,7 @@ def _from_call(node: Node) -> Effects:
         return Effects(writes=operands, aliases=operands, random=True, kept=True)
     if call.op.endswith((".embedding", ".embedding_bag")) and call.args.get("max_norm") is not None:
         return Effects(writes=operands, kept=True)  # rows of the weight are scaled in place
-    may_alias = in_python or _op_may_alias(call.op)
+    may_alias = (in_python or _op_may_alias(call.op)) and call.op not in ALWAYS_NEW
     first = operands if in_python or call.op == "einsum" else operands[:1]
     if "maybe_aliasing_or_mutating" in packet_tags(call.op):
         first = operands

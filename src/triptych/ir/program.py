@@ -169,8 +169,8 @@ class Program:
         value = getattr(self.gm.get_submodule(owner), name)
         return None if self.fake_mode is None else _fake(self.fake_mode, value)
 
-    def compute(self, node: Node, known: Callable[[Node], Any] = fact) -> Any:
-        """The value of a node on the facts of its operands; None where one of them is unknown."""
+    def compute(self, node: Node, known: Callable[[Node], Any] = fact, at: Node | None = None) -> Any:
+        """The value of a node on the facts of its operands, if it stood at `at`; None where one of them is unknown."""
         if node.op == "get_attr":
             return self.attribute_fact(str(node.target))
         unknown = False
@@ -184,7 +184,7 @@ class Program:
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), known_value)
         if unknown:
             return None
-        with self.computing(node):
+        with self.computing(at or node):
             if node.op == "call_method":
                 return getattr(args[0], str(node.target))(*args[1:], **kwargs)
             return node.target(*args, **kwargs)  # type: ignore[operator]
@@ -203,6 +203,14 @@ class Program:
                 for region in self._autocast_around(node):
                     stack.enter_context(torch.autocast(*region))
             yield
+
+    def autocast_dtype(self, node: Node, device: torch.device) -> torch.dtype | None:
+        """What products are rounded to where `node` stands; None without autocast."""
+        with contextlib.ExitStack() as stack:
+            for region in self._autocast_around(node) if self.dialect == TORCH else ():
+                stack.enter_context(torch.autocast(*region))
+            active = self.dialect == TORCH and torch.is_autocast_enabled(device.type)
+            return torch.get_autocast_dtype(device.type) if active else None
 
     def _autocast_around(self, node: Node) -> list[tuple[Any, ...]]:
         if not self._has_autocast:

@@ -10,14 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from ..attention.around import shapes_of_their_own, without_weights
+from ..attention.around import drop_unread, idle_regions, shapes_of_their_own, without_weights, zero_for_nan
 from ..attention.build import Attention, softmax_call
+from ..attention.layer import take_layer_apart
 from ..attention.off_by_one import softmax_off_by_one
+from ..attention.pointwise import contract_around
 from ..attention.probabilities import way_down
 from ..attention.renormalised import mask_before_softmax
 from ..attention.scores import obstacle_above, paths
 from ..attention.sharing import Shared
 from ..attention.softmax import softmax_by_hand
+from ..attention.split_axes import bias_of_split_axes
 from ..ir.program import ATEN
 from ..passes.base import Pass, PassRun
 from ..rewrite.refusal import NotConcerned, Refused
@@ -54,7 +57,11 @@ class FuseAttention(Pass):
     Scores are taken to be finite where a mask is: by a product with zeros and ones, infinity and NaN there would be
     NaN. And what is masked after the softmax and divided by the sum of the rest is masked before it: so the rest is
     not lost where it is too small beside what is masked. A sink beside the scores is the bias of one more key, and that
-    and its value are zero.
+    and its value are zero. Where NaN is set to zero after the softmax, NaN in queries or keys gives zero as in eager,
+    but the gradient of the values is NaN.
+
+    Under autocast a wider bias is rounded as the kernel's operands are, each by its distance from the highest of its
+    row: so nothing is lost that has weight.
     """
 
     name: ClassVar[str] = "fuse_attention"
@@ -63,14 +70,20 @@ class FuseAttention(Pass):
     def run(self, run: PassRun) -> None:
         if run.program.dialect == ATEN and not run.program.has_composites:
             return  # the choice of kernel is made
+        idle_regions(run)
+        drop_unread(run)
         for node in list(run.program.graph.nodes):
+            take_layer_apart(run, node)
             masked_write(run, node)
             softmax_by_hand(run, node)
             mask_before_softmax(run, node)
             softmax_off_by_one(run, node)
+            zero_for_nan(run, node)
+            bias_of_split_axes(run, node)
         earlier: dict[Any, Node] = {}
         for node in list(run.program.graph.nodes):
             if softmax_call(run.program, node) is not None:
+                contract_around(run, node)
                 self._fuse(run, node, earlier)
             else:
                 without_weights(run, self.name, node)

@@ -73,6 +73,15 @@ def _may_make_new(call: Call) -> bool:
     return call.op.endswith("_") and (is_pointwise(call.op[:-1]) or call.op[:-1] in ELEMENTWISE)
 
 
+def _made_new(op: Emitter, call: Call) -> Any:
+    """What is written in place, as a new value: computed in the wider dtype, and rounded to that of the memory."""
+    made = getattr(op, call.op[:-1])(**call.args)
+    written = tensor_fact(call.args["self"]) if "self" in call.args else None
+    if written is None or not made.is_float or not written.dtype.is_floating_point or made.dtype == written.dtype:
+        return made
+    return op.to(made, dtype=written.dtype)
+
+
 @dataclass(frozen=True)
 class NormalizationPassAten(Pass):
     """One canonical spelling per operation: functions, methods, operators, modules and attributes that mean
@@ -174,7 +183,7 @@ class NormalizationPassAten(Pass):
 
         def edit() -> None:
             try:
-                made = as_masked_fill(op, call, *by_mask) if by_mask else getattr(op, call.op[:-1])(**call.args)
+                made = as_masked_fill(op, call, *by_mask) if by_mask else _made_new(op, call)
             except Refused:
                 op.discard()
                 raise
@@ -220,6 +229,7 @@ class NormalizationPassAten(Pass):
         # but a write that nobody else sees makes a new value
         fires(lambda x: F.relu(x + 1, inplace=True), "f32[4, 8]", dialects=["torch"]),
         fires(lambda x: (x * 2).view(-1).sigmoid_(), "f32[4, 8]", dialects=["torch"]),
+        fires(lambda x, y: torch.exp(x).add_(y), "bf16[4, 8]", "f32[8]", dialects=["torch"]),
         fires(lambda x: torch.exp(x).add_(1, alpha=3).clamp_(max=2).t(), "f32[4, 8]", dialects=["torch"]),
         fires(lambda x, y: x.exp().mul_(y), "f32[4, 8]", "f64[8]", dialects=["torch"]),
         fires(lambda x: (lambda y: (y.relu_(), y))(x * 2), "f32[4]", dialects=["torch"]),

@@ -1,0 +1,101 @@
+"""torch's own layer for attention, taken apart where it is asked for weights that nobody reads and has a mask."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..ir.calls import Call
+from ..ir.facts import fact, known_equal, tensor_fact
+from ..ir.program import Value
+from ..passes.base import PassRun
+from ..rewrite.emit import Emitter
+from ..rewrite.rewriter import PlainTerms
+
+LAYER = "torch.nn.functional.multi_head_attention_forward"
+UNUSUAL = ("bias_k", "bias_v", "static_k", "static_v")
+
+
+def take_layer_apart(run: PassRun, node: Node) -> None:
+    """multi_head_attention_forward(q, k, v, ..., mask)[0] -> the products it makes, so that the mask is seen"""
+    call = run.program.call(node) if not node._erased else None
+    if call is None or call.op != LAYER or not call.args.get("need_weights") or not isinstance(fact(node), tuple):
+        return
+    users = list(node.users)
+    read = run.program.call(users[0]) if len(users) == 1 else None
+    if read is None or read.op != "getitem" or read.args["index"] != 0 or not _is_usual(call):
+        return
+    if all(call.args.get(name) is None for name in ("attn_mask", "key_padding_mask")):
+        return
+    draws = run.options.codegen == "inductor" and not run.options.fallback_random
+    if call.args.get("training") and call.args.get("dropout_p") and not draws:
+        return
+    make = functools.partial(_products, call)
+    run.replace("layer_apart", users[0], make, covered=[node], terms=PlainTerms(takes_random=True))
+
+
+def _is_usual(call: Call) -> bool:
+    args = call.args
+    query, key, value = (tensor_fact(args[name]) for name in ("query", "key", "value"))
+    if query is None or key is None or value is None or query.dim() != 3 or not known_equal(key.shape, value.shape):
+        return False
+    if args.get("add_zero_attn") or any(args.get(name) is not None for name in UNUSUAL):
+        return False
+    weight = tensor_fact(args["out_proj_weight"])
+    if not isinstance(args["num_heads"], int) or weight is None or not isinstance(weight.shape[0], int):
+        return False
+    if not isinstance(args.get("dropout_p"), (int, float)) or (len({x.dtype for x in (query, key, value)}) != 1):
+        return False
+    masks = [tensor_fact(args.get(name)) for name in ("attn_mask", "key_padding_mask")]
+    return all(m is None or m.dtype == torch.bool or m.dtype.is_floating_point for m in masks)
+
+
+def _products(call: Call, op: Emitter) -> Any:
+    args, heads = call.args, call.args["num_heads"]
+    queries, batch, _ = Value(op.program, args["query"]).shape
+    width = Value(op.program, args["out_proj_weight"]).shape[0]
+    keys = Value(op.program, args["key"]).shape[0]
+    parts = _projected(op, args, width)
+    q, k, v = (
+        op.permute(op.reshape(x, [rows, batch, heads, width // heads]), [1, 2, 0, 3])
+        for x, rows in zip(parts, (queries, keys, keys))
+    )
+    scores = op.matmul(op.mul(q, (width // heads) ** -0.5), op.permute(k, [0, 1, 3, 2]))
+    padding, mask = args.get("key_padding_mask"), args.get("attn_mask")
+    if mask is not None:
+        given = Value(op.program, mask)
+        shape = [batch, heads, queries, keys] if given.rank == 3 else [queries, keys]
+        scores = op.add(scores, _added(op, op.reshape(given, shape), q.dtype))
+    if padding is not None:
+        scores = op.add(scores, _added(op, op.reshape(padding, [batch, 1, 1, keys]), q.dtype))
+    weights = op.softmax(scores, 3)
+    if args.get("training") and args["dropout_p"]:
+        weights = op.dropout(weights, args["dropout_p"], True)
+    made = op.reshape(op.permute(op.matmul(weights, v), [2, 0, 1, 3]), [queries, batch, width])
+    return op.linear(made, args["out_proj_weight"], args.get("out_proj_bias"))
+
+
+def _projected(op: Emitter, args: dict[str, Any], width: int) -> list[Value]:
+    inputs = [args["query"], args["key"], args["value"]]
+    bias = args.get("in_proj_bias")
+    biases = [None] * 3 if bias is None else [op.slice(bias, 0, i * width, (i + 1) * width) for i in range(3)]
+    if args.get("use_separate_proj_weight"):
+        weights = [args[f"{name}_proj_weight"] for name in "qkv"]
+    elif inputs[0] is inputs[1] is inputs[2]:
+        whole = op.linear(inputs[0], args["in_proj_weight"], bias)
+        return [op.slice(whole, 2, i * width, (i + 1) * width) for i in range(3)]
+    else:
+        weights = [op.slice(args["in_proj_weight"], 0, i * width, (i + 1) * width) for i in range(3)]
+    return [op.linear(x, w, b) for x, w, b in zip(inputs, weights, biases)]
+
+
+def _added(op: Emitter, mask: Value, dtype: torch.dtype) -> Value:
+    """A mask as the layer adds it to the scores."""
+    if mask.dtype != torch.bool:
+        return mask
+    zero = op.full([], 0.0, dtype=dtype, device=mask.device)
+    return op.where(mask, -math.inf, zero)

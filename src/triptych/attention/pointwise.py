@@ -1,0 +1,132 @@
+"""Products of matrices written as pointwise products and a sum: what stands beside a softmax is a contraction."""
+
+from __future__ import annotations
+
+import string
+from typing import Any
+
+from torch.fx import Node
+
+from ..ir.facts import known, known_equal, tensor_fact
+from ..ir.program import Program
+from ..passes.base import PassRun
+from ..rewrite.emit import Emitter
+from ..rewrite.refusal import Refused
+from .probabilities import way_down
+from .scores import paths
+
+STEPS = 8
+
+
+def contract_around(run: PassRun, softmax: Node) -> None:
+    """(q[:, None] * k).sum(-1) before a softmax and (p[..., None] * v).sum(1) behind it -> einsum, up to rounding"""
+    program = run.program
+    is_product = next(paths(program, softmax), None) is not None
+    above = None if is_product else _sum_above(program, softmax)
+    if above is None and not is_product:
+        return  # a softmax of something else: what is weighted by it stays as it is
+    try:
+        way_down(program, softmax)
+        below = None
+    except Refused:
+        below = _sum_below(program, softmax)
+        if below is None:
+            return
+    for node in (above, below):
+        if node is not None:
+            _as_einsum(run, node)
+
+
+def _sum_above(program: Program, node: Any) -> Node | None:
+    """The sum that the scores are, behind what is added, multiplied and masked."""
+    for _ in range(STEPS):
+        call = program.call(node) if isinstance(node, Node) else None
+        if call is None or call.mutates:
+            return None
+        if call.op == "sum":
+            return node
+        if call.op not in ("softmax", "mul", "div", "add", "sub", "masked_fill", "where", "to"):
+            return None
+        node = call.args["self"]
+    return None
+
+
+def _sum_below(program: Program, node: Node) -> Node | None:
+    for _ in range(STEPS):
+        if len(node.users) != 1:
+            return None
+        node = next(iter(node.users))
+        call = program.call(node)
+        if call is None or call.mutates:
+            return None
+        if call.op == "sum":
+            return node
+        if call.op not in ("unsqueeze", "reshape", "mul", "to", "dropout"):
+            return None
+    return None
+
+
+def _as_einsum(run: PassRun, node: Node) -> None:
+    program = run.program
+    call = program.call(node)
+    assert call is not None
+    product = call.args["self"]
+    inner = program.call(product) if isinstance(product, Node) else None
+    dim = call.get("dim")
+    dims = list(dim) if isinstance(dim, (list, tuple)) else [dim]
+    whole, made = tensor_fact(product), tensor_fact(node)
+    if inner is None or inner.op != "mul" or inner.mutates or len(product.users) != 1 or whole is None or made is None:
+        return
+    if len(dims) != 1 or not isinstance(dims[0], int) or call.get("keepdim") or call.get("dtype") is not None:
+        return
+    rank, over = whole.dim(), dims[0] % whole.dim()
+    if rank > len(string.ascii_lowercase) or made.dtype != whole.dtype:
+        return
+    sides = [_axes(inner.args[name], whole) for name in ("self", "other")]
+    if any(s is None for s in sides):
+        return
+    (left, left_axes), (right, right_axes) = sides  # type: ignore[misc]
+    letter = string.ascii_lowercase[over]
+    if letter not in left_axes or letter not in right_axes:
+        return
+    result = string.ascii_lowercase[:rank].replace(letter, "")
+    if set(result) - set(left_axes) - set(right_axes) or set(result) <= set(left_axes) & set(right_axes):
+        return
+    device = made.device
+    if program.autocast_dtype(node, device) is not None:  # a product would be rounded, and this is not
+        return
+
+    def make(op: Emitter) -> Any:
+        x, y = (_without_ones(op, operand, axes) for operand, axes in ((left, left_axes), (right, right_axes)))
+        return op.einsum(f"{left_axes},{right_axes}->{result}", [x, y])
+
+    unsqueezed = [x for x in (left, right) if len(x.users) == 1 and (c := program.call(x)) and c.op == "unsqueeze"]
+    run.replace("contraction_by_hand", node, make, covered=[product, *unsqueezed])
+
+
+def _axes(operand: Any, whole: Any) -> tuple[Node, str] | None:
+    """The axes of the product that an operand has, by letters; the others are stretched."""
+    found = tensor_fact(operand)
+    if not isinstance(operand, Node) or found is None or found.dtype != whole.dtype:
+        return None
+    first = whole.dim() - found.dim()
+    letters = ""
+    for letter, size, full in zip(string.ascii_lowercase[first:], found.shape, whole.shape[first:]):
+        if known_equal(size, full):
+            letters += letter
+        elif not known(size == 1):
+            return None
+    return operand, letters
+
+
+def _without_ones(op: Emitter, operand: Node, axes: str) -> Any:
+    found = tensor_fact(operand)
+    assert found is not None
+    if found.dim() == len(axes):
+        return operand
+    call = op.program.call(operand)
+    inner = call.args["self"] if call is not None and call.op == "unsqueeze" and not call.mutates else None
+    source = tensor_fact(inner)
+    if source is not None and source.dim() == len(axes):
+        return inner
+    return op.reshape(operand, [s for s in found.shape if not known(s == 1)])
