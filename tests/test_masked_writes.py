@@ -54,6 +54,10 @@ def number_with_a_gradient(x, mask):
     x[mask] = x.new_ones(3).sum() * 2
 
 
+def one_of_its_own_numbers(x, mask):
+    x[mask] = x[0, 0, 0, 0]
+
+
 def by_index_put(x, mask):
     x.index_put_((mask,), torch.tensor(1.5))
 
@@ -61,7 +65,7 @@ def by_index_put(x, mask):
 FORMS = [
     (whole, X), (whole, X[:2]), (whole, X[:1]), (behind_slices, X[2:]), (behind_slices, X[2:3]), (behind_dots, X[1:]),
     (before_dots, X[:2]), (one_axis_in_the_middle, X[2:3]), (number_in_a_tensor, X), (number_with_a_gradient, X[:3]),
-    (by_index_put, X),
+    (by_index_put, X), (one_of_its_own_numbers, X),
 ]  # fmt: skip
 
 
@@ -104,12 +108,6 @@ def several_numbers(x, mask):
     return y
 
 
-def one_of_its_own_numbers(x, mask):
-    y = x * 2
-    y[mask] = y[0, 0, 0, 0]
-    return y
-
-
 def part_of_a_slice(x, mask):
     y = x * 2
     y[:1, mask[0]] = 0
@@ -137,7 +135,7 @@ def by_numbers(x, mask):
 @pytest.mark.parametrize(
     "program",
     [
-        to_the_input, to_a_view, seen_by_a_view, several_numbers, one_of_its_own_numbers, part_of_a_slice, new_axis,
+        to_the_input, to_a_view, seen_by_a_view, several_numbers, part_of_a_slice, new_axis,
         added_up, by_numbers,
     ],
 )  # fmt: skip
@@ -160,3 +158,90 @@ def test_a_write_that_autograd_does_not_follow_stays(write):
     gm, tally = normalized(program, *inputs)
     assert not tally.fired["out_of_place"]
     assert gm(*inputs)[0].requires_grad
+
+
+def _all_of_it(y, v):
+    y[:] = v
+
+
+def _slices_in_order(y, v):
+    y[:, 0:3, :] = v
+
+
+def _one_row_for_all(y, v):
+    y[...] = v[:1]
+
+
+def _of_another_dtype(y, v):
+    y[:] = v.double()
+
+
+@pytest.mark.parametrize("write", [_all_of_it, _slices_in_order, _one_row_for_all, _of_another_dtype])
+def test_a_write_of_everything_is_what_is_written(write):
+    def program(x):
+        y = x * 2
+        before = y[1].view(-1)[2:].exp()
+        write(y, (y.view(-1) + 1).view(X))
+        return y.sin(), before
+
+    gm, tally = normalized(program, torch.randn(X, requires_grad=True))
+    assert tally.fired["out_of_place"] == 1 and "setitem" not in text(gm)
+
+
+def _view_read_afterwards(x):
+    y = x * 2
+    seen = y[0].view(-1)
+    y[:] = y + 1
+    return y, seen.exp()
+
+
+def _view_of_a_view_read_afterwards(x):
+    y = x * 2
+    seen = y[0].view(-1)
+    summed = seen.sum()
+    y[:] = y + summed
+    return y, seen[2:] + 0
+
+
+def _view_returned(x):
+    y = x * 2
+    seen = y[0]
+    y[:] = y + 1
+    return y + 0, seen
+
+
+def _a_part(x):
+    y = x * 2
+    y[:, :2] = y[:, 1:] + 1
+    return y
+
+
+def _every_second(x):
+    y = x * 2
+    y[::2] = 1 + y[::2]
+    return y
+
+
+def _an_input(x):
+    x[:] = x + 1
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    "program", [_view_read_afterwards, _view_of_a_view_read_afterwards, _view_returned, _a_part, _every_second, _an_input]
+)
+def test_a_write_that_others_see_or_of_a_part_stays(program):
+    gm, tally = normalized(program, torch.randn(X))
+    assert not tally.fired["out_of_place"] and "setitem" in text(gm)
+
+
+def test_what_is_written_and_changed_afterwards():
+    """The copy is taken at the write."""
+
+    def program(x):
+        y, z = x * 2, x + 1
+        y[:] = z
+        z.mul_(3)
+        return y, z
+
+    normalized(program, torch.randn(X))

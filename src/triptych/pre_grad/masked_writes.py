@@ -1,4 +1,4 @@
-"""`x[mask] = number` as what it is: `masked_fill`."""
+"""`x[mask] = number` as what it is, `masked_fill`; and `x[:] = y`, which is y."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ..ir.calls import Call
 from ..ir.facts import known_equal, tensor_fact
 from ..ir.program import Value
 from ..passes.base import PassRun
+from ..rewrite.copying import copied_as
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
 
@@ -48,6 +49,34 @@ def writes_by_mask(call: Call) -> tuple[int, Node] | None:
     if Ellipsis in entries[:place]:
         place = target.dim() - mask.dim() - (len(entries) - place - 1)
     return place, masks[0]
+
+
+def writes_all(call: Call) -> bool:
+    """Is every element written, by slices that leave none out?"""
+    target = tensor_fact(call.args.get("self")) if call.op == "setitem" else None
+    if target is None or not isinstance(call.args["value"], Node):
+        return False
+    index = call.args["index"]
+    entries = index if isinstance(index, tuple) else (index,)
+    if entries == (Ellipsis,):
+        return True
+    return len(entries) <= target.dim() and all(_is_all(e, size) for e, size in zip(entries, target.shape))
+
+
+def _is_all(entry: Any, size: Any) -> bool:
+    if not isinstance(entry, slice) or entry.step not in (None, 1) or entry.start not in (None, 0):
+        return False
+    return entry.stop is None or (isinstance(entry.stop, int) and isinstance(size, int) and entry.stop >= size)
+
+
+def as_copy(op: Emitter, call: Call) -> Value:
+    """What is written, in memory of its own that lies as that of x did"""
+    target, value = Value(op.program, call.args["self"]), Value(op.program, call.args["value"])
+    if not value.is_tensor or value.device != target.device:
+        raise Refused("what is written is no tensor of the same device")
+    value = value if value.dtype == target.dtype else op.to(value, dtype=target.dtype)
+    value = value if known_equal(value.shape, target.shape) else op.expand(value, target.shape)
+    return copied_as(op, value, target.tensor)  # type: ignore[arg-type]
 
 
 def as_masked_fill(op: Emitter, call: Call, place: int, mask: Node) -> Value:

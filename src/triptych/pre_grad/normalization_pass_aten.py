@@ -22,7 +22,7 @@ from ..rewrite.refusal import Refused
 from ..rewrite.rule import Rule
 from ..rewrite.spelling import Spelling
 from ..testing import declines, fires
-from .masked_writes import as_masked_fill, masked_write, writes_by_mask
+from .masked_writes import as_copy, as_masked_fill, masked_write, writes_all, writes_by_mask
 from .module_calls import function_of_module
 from .spellings import respell, wanted_spelling
 
@@ -64,6 +64,13 @@ def _masked_write(x: Any, mask: Any) -> Any:
     y = x + 1
     y[mask] = -2.0
     return y
+
+
+def _whole_write(x: Any, bias: Any) -> Any:
+    y = x + 1
+    y[:, 0:] = y[:, 0:].view(4, 2, 4).add(bias).view(4, 8)
+    return y * 2
+
 
 ELEMENTWISE = frozenset(["masked_fill", "tril", "triu"])
 """Written in place as pointwise operations are, and torch does not call them so."""
@@ -172,18 +179,22 @@ class NormalizationPassAten(Pass):
             respell(run, "one_spelling", node, wanted)
 
     def _out_of_place(self, run: PassRun, node: Node) -> None:
-        """x.relu_() -> relu(x) and x[mask] = 0 -> masked_fill(x, mask, 0), where nobody else sees the memory of x"""
+        """x.relu_() -> relu(x), x[mask] = 0 -> masked_fill(x, mask, 0), x[:] = y -> y, where nobody else sees the memory
+        of x"""
         call = run.program.call(node) if not node._erased else None
         if call is None or not call.mutates:
             return
-        by_mask = writes_by_mask(call)
-        if by_mask is None and not _may_make_new(call):
+        by_mask, whole = writes_by_mask(call), writes_all(call)
+        if by_mask is None and not whole and not _may_make_new(call):
             return
         what, op = "out_of_place", run.rewriter.emitter(node, "out_of_place")
 
         def edit() -> None:
             try:
-                made = as_masked_fill(op, call, *by_mask) if by_mask else _made_new(op, call)
+                if by_mask is not None:
+                    made = as_masked_fill(op, call, *by_mask)
+                else:
+                    made = as_copy(op, call) if whole else _made_new(op, call)
             except Refused:
                 op.discard()
                 raise
@@ -235,6 +246,7 @@ class NormalizationPassAten(Pass):
         fires(lambda x: (lambda y: (y.relu_(), y))(x * 2), "f32[4]", dialects=["torch"]),
         fires(lambda x, y: (x * 2).masked_fill_(y, 0), "f32[4, 8]", "bool[8]", dialects=["torch"]),
         fires(_masked_write, "f32[4, 8]", "bool[4]", dialects=["torch"]),
+        fires(_whole_write, "f32[4, 8]", "f32[4]", dialects=["torch"]),
         fires(_masked_write, "f32[4, 8]", "bool[4, 8]", dialects=["torch"], dynamic=True),
         fires(lambda x, m: x.index_put((m,), x.new_tensor(2)), "f32[4, 8]", "bool[4]", dialects=["torch"]),
         fires(lambda x: (lambda y: (y.sum(), y.relu_(), y.exp(), y))(x * 2), "f32[4]", dialects=["torch"]),

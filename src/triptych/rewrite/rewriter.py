@@ -169,8 +169,9 @@ class Rewriter:
                 raise Refused(f"{node.name} has effects of its own")
             (written,) = seen.writes
             others = [u for u in written.users if u is not node and u not in op.made]
-            views = [u for u in others if u < node and written in (*(e := aliasing.effects(u)).aliases, *e.writes)]
-            if not aliasing.is_fresh(written) or views:
+            earlier = [u for u in others if u < node]
+            shared = any(written in aliasing.effects(u).writes or self._read_after(written, u, node) for u in earlier)
+            if not aliasing.is_fresh(written) or shared:
                 raise Refused("others see the memory that is written")
             barrier = aliasing.barrier_between(written, node)
             if barrier is not None and any(may_require_grad(n) for n in node.all_input_nodes):
@@ -186,6 +187,19 @@ class Rewriter:
         self._swap(node, self._node_of(new))
         self._swap(written, self._node_of(new), [u for u in others if node < u])
         self.erase(node)
+
+    def _read_after(self, source: Node, user: Node, write: Node) -> bool:
+        """Is this user a view of the source that is read, itself or through another view, behind a write?"""
+        work, sources = [user], {source}
+        while work:
+            view = work.pop()
+            if sources.isdisjoint(self.program.aliasing.effects(view).aliases):
+                continue
+            if any(write < u for u in view.users):
+                return True
+            sources.add(view)
+            work += view.users
+        return False
 
     def erase(self, node: Node) -> None:
         """Remove a node that nobody uses."""
