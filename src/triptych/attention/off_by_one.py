@@ -13,8 +13,8 @@ from ..passes.base import PassRun
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
 from ..rewrite.rewriter import PlainTerms
+from .paths import ways_from_products
 from .probabilities import way_down
-from .scores import ways_from_products
 from .softmax import Found, is_bare_product, reduction
 
 

@@ -12,8 +12,8 @@ from ..ir.program import Program
 from ..passes.base import PassRun
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
+from .paths import paths
 from .probabilities import way_down
-from .scores import paths
 
 STEPS = 8
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,74 +17,14 @@ from ..ir.program import Program, Value
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
 from .choices import Choice, choice, kept_by
-from .contraction import contraction_of
 from .layout import VIEWS, BatchStep, Layout, groups, viewed
 from .masks import NEGLIGIBLE, is_number, negation, never_infinite, one_number, rounded
 from .sinks import joined_with_sink, refuse_beside_sink, sink_column
 
-SEARCHED = 40
-"""Nodes looked at above one softmax."""
 LOST_IN_FLOAT32 = -1e8
 """So low that a score added to it is lost."""
 STILL_NEGLIGIBLE = -1e3
 """A fill that was negligible and was scaled, as the other scores were, may be as high as this."""
-
-SAME = ("to", "clone", "neg", "masked_fill", "clamp", *VIEWS)
-EITHER = ("add", "sub", "mul", "div", "where", "maximum", "max")
-
-
-def paths(program: Program, softmax: Node) -> Iterator[list[Node]]:
-    """Ways from a product of two tensors down to the softmax's operand, the shortest choice first."""
-    call = program.call(softmax)
-    assert call is not None
-    if isinstance(call.args["self"], Node):
-        yield from ways_from_products(program, call.args["self"])
-
-
-def ways_from_products(program: Program, last: Node) -> Iterator[list[Node]]:
-    budget = [SEARCHED]
-
-    def climb(node: Node, below: list[Node]) -> Iterator[list[Node]]:
-        budget[0] -= 1
-        if budget[0] < 0 or tensor_fact(node) is None:
-            return
-        if contraction_of(program, node) is not None:
-            yield [node, *below]
-            return
-        call = program.call(node)
-        if call is not None and (joined := joined_with_sink(program, call)) is not None:
-            yield from climb(joined.scores, [node, *below])
-        if call is None or call.mutates or call.op not in (*SAME, *EITHER):
-            return
-        params = ("self",) if call.op in SAME else ("self", "other")
-        for param in params:
-            operand = call.args.get(param)
-            if isinstance(operand, Node) and _full(operand, node, call):
-                yield from climb(operand, [node, *below])
-
-    yield from climb(last, [])
-
-
-def obstacle_above(program: Program, softmax: Node) -> str | None:
-    """What keeps a softmax that stands between two products from being read as attention."""
-    work, seen = [(n, "") for n in softmax.all_input_nodes], 0
-    while work and seen < SEARCHED:
-        (node, through), seen = work.pop(0), seen + 1
-        call = program.call(node)
-        if contraction_of(program, node) is not None:
-            return f"{through} stands between the product and the softmax" if through else None
-        if call is not None and tensor_fact(node) is not None:
-            name = through or ("" if call.op in (*SAME, *EITHER) and not call.mutates else call.op)
-            work += [(n, name) for n in node.all_input_nodes]
-    return None
-
-
-def _full(operand: Node, node: Node, call: Call) -> bool:
-    """Does the operand have an element for each of the result's? Scores do, what is added to them need not."""
-    x, y = tensor_fact(operand), tensor_fact(node)
-    if x is None or y is None or not x.dtype.is_floating_point or not y.dtype.is_floating_point:
-        return False
-    return call.op in VIEWS or known_equal(x.shape, y.shape)
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from ..attention.around import drop_unread, idle_regions, shapes_of_their_own, w
 from ..attention.build import Attention, softmax_call
 from ..attention.layer import take_layer_apart
 from ..attention.off_by_one import softmax_off_by_one
+from ..attention.paths import obstacle_above, paths
 from ..attention.pointwise import contract_around
 from ..attention.probabilities import way_down
 from ..attention.renormalised import mask_before_softmax
-from ..attention.scores import obstacle_above, paths
 from ..attention.sharing import Shared
 from ..attention.softmax import softmax_by_hand
 from ..attention.split_axes import bias_of_split_axes

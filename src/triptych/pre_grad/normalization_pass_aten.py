@@ -179,8 +179,7 @@ class NormalizationPassAten(Pass):
             respell(run, "one_spelling", node, wanted)
 
     def _out_of_place(self, run: PassRun, node: Node) -> None:
-        """x.relu_() -> relu(x), x[mask] = 0 -> masked_fill(x, mask, 0), x[:] = y -> y, where nobody else sees the memory
-        of x"""
+        """x.relu_() -> relu(x), x[mask] = 0 -> masked_fill(x, mask, 0), x[:] = y -> y, where nobody else sees x"""
         call = run.program.call(node) if not node._erased else None
         if call is None or not call.mutates:
             return
