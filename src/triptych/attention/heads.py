@@ -10,6 +10,7 @@ from torch.fx import Node
 from ..ir.facts import known, known_equal, tensor_fact
 from ..ir.program import Program, Value
 from ..passes.base import PassRun
+from ..rewrite.copying import copied_as
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
 from ..rewrite.rewriter import PlainTerms
@@ -36,12 +37,21 @@ def group_heads(run: PassRun, node: Node, anywhere: bool) -> None:
         run.declined(what, node, problem)
         return
 
-    def make(op: Emitter) -> Any:
+    def make(op: Emitter) -> Value:
         k, v = key.made(op), value.made(op)
         rest = {n: a for n, a in call.args.items() if n not in ("query", "key", "value")}
         return op.scaled_dot_product_attention(call.args["query"], k, v, **rest, enable_gqa=True)
 
-    run.replace(what, node, make, covered=[*key.nodes, *value.nodes], terms=PlainTerms(takes_random=True))
+    def make_as_it_lay(op: Emitter) -> Value:
+        old = tensor_fact(node)
+        assert old is not None
+        return copied_as(op, make(op), old)
+
+    for way in (make, make_as_it_lay):  # another kernel may lay its result out otherwise
+        terms = PlainTerms(takes_random=True, keeps_strides=False)
+        if run.replace(what, node, way, covered=[*key.nodes, *value.nodes], terms=terms):
+            run.tally.declines.pop((what, node.name), None)
+            return
 
 
 def _without_kernel(query: torch.Tensor, value: Repeated, mask: Any) -> str | None:
