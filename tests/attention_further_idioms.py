@@ -170,6 +170,12 @@ def infinity_cut_off(q, k, v, keep):
     return scores.clamp(min=torch.finfo(scores.dtype).min).softmax(-1) @ v
 
 
+@refused(*QKV, (H, 1, 1), because="together with a sink")
+def infinity_cut_off_beside_a_sink(q, k, v, sink):
+    scores = torch.cat([q @ k.mT * 0.35, sink.expand(B, H, S, 1)], -1)
+    return scores.clamp(min=torch.finfo(scores.dtype).min).softmax(-1)[..., :-1] @ v
+
+
 @refused(*QKV, because="cut off")
 def cut_off_higher(q, k, v):
     return torch.clamp(q @ k.mT, min=-50000).softmax(-1) @ v

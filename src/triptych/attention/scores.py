@@ -374,6 +374,7 @@ class Scores:
 
     def _not_below(self, lowest: Any) -> None:
         """Cut off at the lowest number of the dtype: that changes -inf only, and so what was added or filled in."""
+        refuse_beside_sink(self.sink)
         found = one_number(self.program, lowest)
         if found is None or math.isnan(found[0]) or rounded(found[0], self.dtype) > torch.finfo(self.dtype).min:
             raise Refused("the scores are cut off below")
