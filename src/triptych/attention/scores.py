@@ -124,6 +124,8 @@ class Scores:
     sink: Value | None = None
     """A further column of scores, which has no key."""
     sink_is_first: bool = False
+    shifted: bool = False
+    """A number was added to all scores of a row, and left out."""
     masks: list[tuple[Node, bool]] = field(default_factory=list)
     """Each mask, and whether it is true where a score is masked."""
     gates: list[Gate] = field(default_factory=list)
@@ -301,9 +303,9 @@ class Scores:
         if not isinstance(other, Node):
             if not is_number(other) or not math.isfinite(other) or not math.isfinite(times):
                 raise Refused(f"{other} is added to the scores")
-            return  # one number for all scores of a row: the softmax is the same
+            return self._shift()
         if is_number(other):
-            return
+            return self._shift()
         refuse_beside_sink(self.sink)
         value = Value(self.program, other)
         if not value.is_tensor or value.dtype.is_complex or not math.isfinite(times) or times == 0:
@@ -356,8 +358,13 @@ class Scores:
             if not whole and (dims != [self.layout.key] or call.get("keepdim") is not True):
                 return False
             self.covered.extend(nodes)
+            self._shift()
             return True
         return False
+
+    def _shift(self) -> None:
+        """One number more or less for all scores of a row: the softmax is the same, unless a sink is put beside them."""
+        self.shifted = self.shifted or self.sink is None
 
     def _maximum(self, call: Call, scores: Node) -> None:
         other = call.args.get("other")
@@ -404,6 +411,8 @@ class Scores:
         if found is None or found.scores is not scores or found.dim != self.layout.key or found.sink is scores:
             raise Refused("scores are joined with others")
         refuse_beside_sink(self.sink)
+        if self.shifted:
+            raise Refused("a sink stands beside scores that were shifted")
         dtype = torch.promote_types(self.dtype, Value(self.program, found.sink).dtype)
         self.sink, self.sink_is_first = sink_column(self.op, self.program, found, dtype), found.first
 
