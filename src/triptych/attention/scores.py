@@ -363,7 +363,7 @@ class Scores:
         return False
 
     def _shift(self) -> None:
-        """One number more or less for all scores of a row: the softmax is the same, unless a sink is put beside them."""
+        """One number more or less for all scores of a row: the softmax is the same, but for a sink put beside them."""
         self.shifted = self.shifted or self.sink is None
 
     def _maximum(self, call: Call, scores: Node) -> None:
