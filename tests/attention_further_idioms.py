@@ -170,6 +170,31 @@ def infinity_cut_off(q, k, v, keep):
     return scores.clamp(min=torch.finfo(scores.dtype).min).softmax(-1) @ v
 
 
+@refused(*QKV, (H, 1, 1), because="together with a sink")
+def infinity_cut_off_beside_a_sink(q, k, v, sink):
+    scores = torch.cat([q @ k.mT * 0.35, sink.expand(B, H, S, 1)], -1)
+    return scores.clamp(min=torch.finfo(scores.dtype).min).softmax(-1)[..., :-1] @ v
+
+
+@refused(*QKV, because="that were shifted")
+def one_beside_the_highest(q, k, v):
+    scores = q @ k.mT * 0.35
+    e = torch.exp(scores - scores.amax(-1, keepdim=True))
+    return (e / (1 + e.sum(-1, keepdim=True))) @ v
+
+
+@refused(*QKV, (H, 1, 1), because="that were shifted")
+def sink_beside_shifted_scores(q, k, v, sink):
+    scores = torch.cat([q @ k.mT * 0.35 + 3, sink.expand(B, H, S, 1)], -1)
+    return scores.softmax(-1)[..., :-1] @ v
+
+
+@idiom(*QKV, (H, 1, 1), tags="static")
+def sink_shifted_as_the_scores(q, k, v, sink):
+    scores = torch.cat([q @ k.mT * 0.35, sink.expand(B, H, S, 1)], -1)
+    return (scores - scores.amax(-1, keepdim=True)).softmax(-1)[..., :-1] @ v
+
+
 @refused(*QKV, because="cut off")
 def cut_off_higher(q, k, v):
     return torch.clamp(q @ k.mT, min=-50000).softmax(-1) @ v

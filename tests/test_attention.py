@@ -33,7 +33,7 @@ NAMES = sorted(IDIOMS)
 FUSING = [n for n in NAMES if IDIOMS[n].fuses]
 MASKED = ("CausalBuffer", "causal_and_padding")
 """Triangles that stay masks: one could be changed, the other has padding beside it."""
-COUNTS = (301, 239, 235)
+COUNTS = (305, 240, 236)
 """Idioms, attentions found in them, idioms with any."""
 SOME = NAMES if ALL else NAMES[::3]
 INFERENCE = NAMES if ALL else [n for n in FUSING if {"dead", "sunk", "cut"} & {s[0] for s in IDIOMS[n].inputs if s}]

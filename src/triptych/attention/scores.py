@@ -64,6 +64,8 @@ class Scores:
     sink: Value | None = None
     """A further column of scores, which has no key."""
     sink_is_first: bool = False
+    shifted: bool = False
+    """A number was added to all scores of a row, and left out."""
     masks: list[tuple[Node, bool]] = field(default_factory=list)
     """Each mask, and whether it is true where a score is masked."""
     gates: list[Gate] = field(default_factory=list)
@@ -241,9 +243,9 @@ class Scores:
         if not isinstance(other, Node):
             if not is_number(other) or not math.isfinite(other) or not math.isfinite(times):
                 raise Refused(f"{other} is added to the scores")
-            return  # one number for all scores of a row: the softmax is the same
+            return self._shift()
         if is_number(other):
-            return
+            return self._shift()
         refuse_beside_sink(self.sink)
         value = Value(self.program, other)
         if not value.is_tensor or value.dtype.is_complex or not math.isfinite(times) or times == 0:
@@ -296,8 +298,13 @@ class Scores:
             if not whole and (dims != [self.layout.key] or call.get("keepdim") is not True):
                 return False
             self.covered.extend(nodes)
+            self._shift()
             return True
         return False
+
+    def _shift(self) -> None:
+        """One number more or less for all scores of a row: the softmax is the same, but for a sink put beside them."""
+        self.shifted = self.shifted or self.sink is None
 
     def _maximum(self, call: Call, scores: Node) -> None:
         other = call.args.get("other")
@@ -314,6 +321,7 @@ class Scores:
 
     def _not_below(self, lowest: Any) -> None:
         """Cut off at the lowest number of the dtype: that changes -inf only, and so what was added or filled in."""
+        refuse_beside_sink(self.sink)
         found = one_number(self.program, lowest)
         if found is None or math.isnan(found[0]) or rounded(found[0], self.dtype) > torch.finfo(self.dtype).min:
             raise Refused("the scores are cut off below")
@@ -343,6 +351,8 @@ class Scores:
         if found is None or found.scores is not scores or found.dim != self.layout.key or found.sink is scores:
             raise Refused("scores are joined with others")
         refuse_beside_sink(self.sink)
+        if self.shifted:
+            raise Refused("a sink stands beside scores that were shifted")
         dtype = torch.promote_types(self.dtype, Value(self.program, found.sink).dtype)
         self.sink, self.sink_is_first = sink_column(self.op, self.program, found, dtype), found.first
 
