@@ -43,9 +43,14 @@ def _inputs():
     return x, w
 
 
-@pytest.mark.parametrize("codegen", ["eager", "inductor"])
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("program", PROGRAMS)
+CASES = [
+    *((program, dynamic, "eager") for program in PROGRAMS for dynamic in (False, True)),
+    (_permuted, False, "inductor"),
+    (_several, True, "inductor"),
+]
+
+
+@pytest.mark.parametrize("program, dynamic, codegen", CASES)
 def test_gradients(program, dynamic, codegen):
     torch._dynamo.reset()
 

@@ -72,8 +72,10 @@ def compute_masks_again(forward: GraphModule, backward: GraphModule, results: in
         held = compared if compared in views else views[0]
         _take_from(backward, compared, held, mask, inputs)
         _return_instead(output, {held: compared, mask: None}, results)
+        for node in (mask, *_behind_views(held)):
+            if not node.users and node.op == "call_function":
+                forward.graph.erase_node(node)
         kept = _returned(output)[results:]
-    forward.graph.eliminate_dead_code()
     forward.recompile()
     backward.recompile()
 
