@@ -132,7 +132,7 @@ def test_model(name, train, mask):
     def backend(gm, example_inputs):
         session = Session(Options.make({"remove_passes": ["group_batch_fusion_passes"]}))
         made = run_stage("pre_grad", gm, session, graph="pre_grad", example_inputs=example_inputs)
-        fused.extend(r.rewrites for r in session.records if r.name == "fuse_attention")
+        fused.extend(r.fired["fuse_attention"] for r in session.records if r.name == "fuse_attention")
         return made.forward
 
     with torch.set_grad_enabled(train):

@@ -20,7 +20,7 @@ class Decline:
         return f"{self.rule} at {self.node}: {self.reason}{where}"
 
 
-GAIN = 0.9
+GAIN = 0.95
 """What is left of the time must be less than this part of it: a smaller gain is within the error of a model."""
 
 
