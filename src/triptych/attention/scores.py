@@ -282,7 +282,7 @@ class Scores:
             self.gates.clear()
             if self.bias is gate.after:
                 self.bias = gate.before
-            elif cut != -math.inf:  # what was added in between stays where the mask is
+            elif cut != -math.inf and self.bias is not None:  # what was added in between stays where the mask is
                 self.floor = self.op.add(self._able_to_hold(self.bias, cut), cut)
             self.keep, self.fills = kept_by(self.op, gate.node), {cut}
             self.masks.append((self.keep.node, False))
