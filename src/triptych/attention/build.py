@@ -169,6 +169,8 @@ class Attention:
             scores.follow(node, above)
         if isinstance(softmax.args.get("dtype"), type(made.dtype)):
             scores.cast(softmax.args["dtype"])
+        if any(f is g for f in scores.factors for g in scores.uneven):
+            raise Refused("scores that were shifted are multiplied by what varies with the key")
         return scores
 
     def _queries_and_keys(self, op: Emitter, scores: Scores) -> tuple[Value, Value]:

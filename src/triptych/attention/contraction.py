@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from ..ir.calls import Call
 from ..ir.facts import known, known_equal, tensor_fact
+from ..ir.gradients import may_require_grad
 from ..ir.program import Program
 from ..rewrite.refusal import NotConcerned, Refused
 
@@ -111,6 +112,8 @@ def _addmm(node: Node, call: Call) -> Contraction:
 def _with_sum(product: Contraction, call: Call) -> Contraction:
     beta = call.get("beta")
     ignored = beta == 0 and not isinstance(beta, Node)
+    if ignored and may_require_grad(call.args["self"]):
+        raise Refused("what is added times zero has a gradient, which is zero")
     return replace(product, alpha=call.get("alpha"), added=None if ignored else call.args["self"], beta=beta)
 
 

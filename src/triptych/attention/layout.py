@@ -10,7 +10,8 @@ from torch.fx import Node
 
 from ..cost import size_hint
 from ..ir.facts import known, known_equal, tensor_fact
-from ..ir.program import Program
+from ..ir.program import Program, Value
+from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
 
 
@@ -139,3 +140,17 @@ def groups(old: Sequence[Any], new: Sequence[Any]) -> list[tuple[list[int], list
 def _less(left: Any, right: Any) -> bool:
     """Which side of a group is to grow; whether the two come out equal is proved, whatever the guess."""
     return size_hint(left) < size_hint(right)
+
+
+def aligned(op: Emitter, value: Value, layout: Layout) -> Value:
+    value = padded(op, value, layout.rank)
+    if layout.order != sorted(layout.order):
+        value = op.permute(value, layout.order)
+    return value if layout.query is not None else op.unsqueeze(value, value.rank - 1)
+
+
+def padded(op: Emitter, value: Value, rank: int) -> Value:
+    """With axes of size one in front, as broadcasting adds them."""
+    if value.rank == rank:
+        return value
+    return op.reshape(value, [*[1] * (rank - value.rank), *value.shape])

@@ -12,8 +12,7 @@ from ..ir.facts import known, known_equal, numel, tensor_fact
 from ..ir.program import Program, Value
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
-from .layout import BatchStep
-from .scores import padded
+from .layout import BatchStep, padded
 
 ONE_QUERY = "0"
 """The label of the axis of queries where there is one query, and no axis for it."""

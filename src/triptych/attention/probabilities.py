@@ -16,9 +16,9 @@ from ..rewrite.emit import Emitter
 from ..rewrite.refusal import NotConcerned, Refused
 from .choices import choice
 from .contraction import contraction_of
-from .layout import VIEWS, BatchStep, Layout, viewed
+from .layout import VIEWS, BatchStep, Layout, aligned, viewed
 from .masks import is_number, negation, one_number, same_value
-from .scores import Scores, aligned
+from .scores import Scores
 from .sinks import drops_sink
 
 BELOW = ("to", "clone", "dropout", "masked_fill", "where", "mul", "div", "slice", "nan_to_num", *VIEWS)

@@ -17,7 +17,7 @@ from ..ir.program import Program, Value
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
 from .choices import Choice, choice, kept_by
-from .layout import VIEWS, BatchStep, Layout, groups, viewed
+from .layout import VIEWS, BatchStep, Layout, aligned, groups, padded, viewed
 from .masks import NEGLIGIBLE, is_number, negation, never_infinite, one_number, rounded
 from .sinks import joined_with_sink, refuse_beside_sink, sink_column
 
@@ -66,9 +66,15 @@ class Scores:
     sink_is_first: bool = False
     shifted: bool = False
     """A number was added to all scores of a row, and left out."""
+    undefined: bool = False
+    """Of a row that may have been -inf everywhere: it is NaN in eager, whatever it is filled with in places."""
+    uneven: list[tuple[int, Value]] = field(default_factory=list)
+    """Factors that may vary with the key, of scores that were shifted: what was left out would vary too."""
     masks: list[tuple[Node, bool]] = field(default_factory=list)
     """Each mask, and whether it is true where a score is masked."""
     gates: list[Gate] = field(default_factory=list)
+    filled_by_bias: bool = False
+    """What was filled in or cut off is in the bias: where it is all of a row, no gradient reaches the scores."""
     cut_by_sum: bool = False
     """The mask is -inf that was added: what is NaN by it, all its gradients are."""
     summed_in: torch.dtype = torch.float32
@@ -137,15 +143,11 @@ class Scores:
             self.plus(first)
 
     def _sub(self, call: Call, scores: Node) -> None:
-        if (
-            call.args["self"] is scores
-            and call.get("alpha") == 1
-            and self._takes_own_maximum(call.args["other"], scores)
-        ):
+        first, second = call.args["self"], call.args["other"]
+        if call.get("alpha") == 1 and first is scores and self._takes_own_maximum(second, scores):
             return
-        if call.args["other"] is scores and call.get("alpha") == 1:
-            if self._takes_own_maximum(call.args["self"], scores):
-                return self.times(-1.0)
+        if call.get("alpha") == 1 and second is scores and self._takes_own_maximum(first, scores):
+            return self.times(-1.0)
         return self._add(call, scores, -1.0)
 
     def _mul(self, call: Call, scores: Node) -> None:
@@ -207,6 +209,8 @@ class Scores:
             raise Refused("a factor that is not a floating-point number")
         before, by = self.bias, None if divide else choice(self.program, other)
         self.factors.append((len(self.steps), value if value.rank in (None, 0) else self.aligned(value)))
+        if self.shifted and value.rank and not known(self.factors[-1][1].shape[-1] == 1):
+            self.uneven.append(self.factors[-1])
         if self.bias is not None:
             self.bias = self.op.mul(self.bias, Value(self.program, other) if not divide else value)
         if by is not None and by.is_mask:
@@ -236,8 +240,10 @@ class Scores:
         assert self.keep is not None
         filled: Any = self.floor if self.floor is not None else min(self.fills)
         rest = self.op.full([], 0.0, dtype=self.dtype, device=self.keep.device) if self.bias is None else self.bias
+        rest = self._able_to_hold(rest, min(self.fills))
         self.bias = self.op.where(self.keep, rest, filled)
         self.keep, self.floor, self.fills, self.masks = None, None, set(), []
+        self.filled_by_bias = True
 
     def plus(self, other: Any, times: float = 1.0) -> None:
         if not isinstance(other, Node):
@@ -256,7 +262,9 @@ class Scores:
             value = value if value.dtype == self.dtype else self.op.to(value, dtype=self.dtype)
         value = value if times == 1 else self.op.neg(value) if times == -1 else self.op.mul(value, times)
         if self.fills - {-math.inf}:
-            self.floor = self.op.add(value, min(self.fills)) if self.floor is None else self.op.add(self.floor, value)
+            fill = min(self.fills)
+            low, other = (self.floor, value) if self.floor is not None else (self._able_to_hold(value, fill), fill)
+            self.floor = self.op.add(low, other)
         self.bias = value if self.bias is None else self.op.add(self.bias, value)
 
     def _closes_a_gate(self, value: Value, times: float) -> bool:
@@ -274,8 +282,8 @@ class Scores:
             self.gates.clear()
             if self.bias is gate.after:
                 self.bias = gate.before
-            elif cut != -math.inf:  # what was added in between stays where the mask is
-                self.floor = self.op.add(self.bias, cut)
+            elif cut != -math.inf and self.bias is not None:  # what was added in between stays where the mask is
+                self.floor = self.op.add(self._able_to_hold(self.bias, cut), cut)
             self.keep, self.fills = kept_by(self.op, gate.node), {cut}
             self.masks.append((self.keep.node, False))
             self.cut_by_sum = cut == -math.inf
@@ -299,6 +307,8 @@ class Scores:
                 return False
             self.covered.extend(nodes)
             self._shift()
+            low = self.bias is not None and not never_infinite(self.program, self.bias.node)
+            self.undefined = self.undefined or low or -math.inf in self.fills
             return True
         return False
 
@@ -328,11 +338,24 @@ class Scores:
         number = torch.finfo(self.dtype).min
         if rounded(found[0], self.dtype) < number:
             return
+        self._refuse_undefined()
         self.fills = {max(f, number) for f in self.fills}
+        self.filled_by_bias = True
         self.bias, self.floor = (
-            v if v is None or never_infinite(self.program, v.node) else self.op.clamp(v, min=number)
+            v
+            if v is None or never_infinite(self.program, v.node)
+            else self.op.clamp(self._able_to_hold(v, number), min=number)
             for v in (self.bias, self.floor)
         )
+
+    def _refuse_undefined(self) -> None:
+        if self.undefined:
+            raise Refused("scores that were shifted by -inf are raised again")
+
+    def _able_to_hold(self, value: Value, number: float) -> Value:
+        """Scores that were widened leave what was added before as narrow as it was; a low number may be -inf there."""
+        overflows = math.isfinite(number) and math.isinf(rounded(number, value.dtype))
+        return self.op.to(value, dtype=self.dtype) if overflows else value
 
     # ---- masks ----
 
@@ -367,6 +390,8 @@ class Scores:
         if self.cut_by_sum:
             raise Refused("scores are masked again after -inf was added to them")
         number, nodes = rounded(found[0], self.dtype), found[1]
+        if number != -math.inf:
+            self._refuse_undefined()
         self.constants.extend(nodes)
         self.masks.append((mask, masks_out))
         plain, negated = negation(self.program, mask)
@@ -377,7 +402,7 @@ class Scores:
             return
         if self.floor is not None or self.fills != {number}:  # the later fill covers the earlier
             earlier = self.floor if self.floor is not None else self.op.full([], min(self.fills), dtype=self.dtype)
-            self.floor = self.op.where(keep, earlier, number)
+            self.floor = self.op.where(keep, self._able_to_hold(earlier, number), number)
             self.fills |= {number}
         self.keep = self.op.logical_and(self.keep, keep)
 
@@ -420,17 +445,3 @@ class Scores:
     def aligned(self, value: Value) -> Value:
         """What is broadcast to the scores as they are now, its axes in the order (batch, queries, keys)."""
         return aligned(self.op, value, self.layout)
-
-
-def aligned(op: Emitter, value: Value, layout: Layout) -> Value:
-    value = padded(op, value, layout.rank)
-    if layout.order != sorted(layout.order):
-        value = op.permute(value, layout.order)
-    return value if layout.query is not None else op.unsqueeze(value, value.rank - 1)
-
-
-def padded(op: Emitter, value: Value, rank: int) -> Value:
-    """With axes of size one in front, as broadcasting adds them."""
-    if value.rank == rank:
-        return value
-    return op.reshape(value, [*[1] * (rank - value.rank), *value.shape])

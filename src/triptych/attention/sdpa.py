@@ -178,7 +178,7 @@ class _Masked:
         if not never_infinite(self.program, bias.node):
             self.finite_rows = self._any(self.op.gt(bias, -math.inf), -math.inf)
         if self._may_sink(bias):
-            self._raise(bias, self._sunk(bias))
+            self._raise(bias, self._sunk(bias), gradient=not self.scores.filled_by_bias)
 
     def _may_sink(self, bias: Value) -> bool:
         """Could a row be so low everywhere that its products are lost in it, and the kernel not do the same?
@@ -280,7 +280,8 @@ class _Masked:
         self.attn_mask = self._with_sink(made)
         if not self.know.every_row_keeps_one(keep.node) or self.scores.bias is not None:
             self.finite_rows = self._any(op.gt(made, -math.inf), -math.inf)
-            self._raise(made, op.logical_not(rows), gradient=False)
+            # a row that is -inf everywhere is NaN, and so is the gradient of its query
+            self._raise(made, op.logical_and(op.logical_not(rows), self.finite_rows), gradient=False)
 
     def corrected(self, made: Value, v: Value) -> Value:
         op = self.op

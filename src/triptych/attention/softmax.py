@@ -142,14 +142,16 @@ def _shifted_exp(program: Program, node: Any, dim: int) -> Found | None:
 
 
 def is_bare_product(program: Program, node: Any) -> bool:
-    while isinstance(node, Node) and contraction_of(program, node) is None:
+    while isinstance(node, Node):
+        if (product := contraction_of(program, node)) is not None:
+            return product.added is None
         call = program.call(node)
         if call is None or call.mutates or call.op not in ("mul", "div", "to"):
             return False
         if isinstance(call.args.get("other"), Node):
             return False
         node = call.args["self"]
-    return isinstance(node, Node)
+    return False
 
 
 def _exp_of_log(program: Program, node: Node) -> Found | None:

@@ -52,13 +52,16 @@ class FuseAttention(Pass):
     Rows of which all keys are masked keep what eager gives them: NaN where -inf was filled in or added, equal weights
     where a finite number was. One thing is not kept: where a finite number that swallows the scores was *added* to
     all keys of a row, eager hands the gradient of that row on to the keys as if nothing were lost; here it does not
-    reach them.
+    reach them, nor the queries if scores were filled and scaled, or cut off below, besides. And where a result is
+    NaN, which of the gradients are NaN may differ if masks of several kinds meet. A softmax written with logsumexp or
+    with a bare exp is the one that rounding and overflow would have spoilt.
 
     Scores are taken to be finite where a mask is: by a product with zeros and ones, infinity and NaN there would be
-    NaN. And what is masked after the softmax and divided by the sum of the rest is masked before it: so the rest is
-    not lost where it is too small beside what is masked. A sink beside the scores is the bias of one more key, and that
-    and its value are zero. Where NaN is set to zero after the softmax, NaN in queries or keys gives zero as in eager,
-    but the gradient of the values is NaN.
+    NaN. What NaN in queries or keys gives is up to the kernel: that of a CPU may say zero. And what is masked after
+    the softmax and divided by the sum of the rest is masked before it: so the rest is not lost where it is too
+    small beside what is masked. A sink beside the scores is the bias of one more key, and that and its value are
+    zero. Where NaN is set to zero after the softmax, NaN in queries or keys gives zero as in eager, but the
+    gradient of the values is NaN.
 
     Under autocast a wider bias is rounded as the kernel's operands are, each by its distance from the highest of its
     row: so nothing is lost that has weight.
