@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 
+import triptych
 from triptych.ir.text import text
 from triptych.pre_grad.normalization_pass_aten import NormalizationPassAten
 from triptych.testing.capture import capture_torch
@@ -245,3 +246,19 @@ def test_what_is_written_and_changed_afterwards():
         return y, z
 
     normalized(program, torch.randn(X))
+
+
+def test_a_masked_write_of_an_exported_graph_is_found_by_attention():
+    """Such a graph is not normalised: the pass reads it itself."""
+
+    class Attention(torch.nn.Module):
+        def forward(self, q, k, v, mask):
+            scores = (q @ k.mT * 0.3).index_put((mask,), torch.tensor(-1e9))
+            return scores.softmax(-1) @ v
+
+    torch.manual_seed(0)
+    inputs = (*(torch.randn(2, 3, 6, 8) for _ in range(3)), torch.rand(2, 3, 6, 6) > 0.8)
+    wanted = Attention()(*inputs)
+    gm = triptych.pre_grad_passes(torch.export.export(Attention(), inputs).module(), list(inputs))
+    assert "scaled_dot_product_attention" in text(gm) and "index_put" not in text(gm)
+    torch.testing.assert_close(gm(*inputs), wanted)

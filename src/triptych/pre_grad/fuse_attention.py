@@ -77,7 +77,7 @@ class FuseAttention(Pass):
         drop_unread(run)
         for node in list(run.program.graph.nodes):
             take_layer_apart(run, node)
-            masked_write(run, node)
+            masked_write(run, node)  # in an exported graph, which is not normalised
             softmax_by_hand(run, node)
             mask_before_softmax(run, node)
             softmax_off_by_one(run, node)
