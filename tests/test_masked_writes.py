@@ -249,11 +249,9 @@ def test_what_is_written_and_changed_afterwards():
 
 
 def test_a_masked_write_of_an_exported_graph_is_found_by_attention():
-    """Such a graph is not normalised: the pass reads it itself."""
-
     class Attention(torch.nn.Module):
         def forward(self, q, k, v, mask):
-            scores = (q @ k.mT * 0.3).index_put((mask,), torch.tensor(-1e9))
+            scores = (q @ k.mT * 0.3).index_put((mask,), torch.full((), -1e9))
             return scores.softmax(-1) @ v
 
     torch.manual_seed(0)

@@ -26,7 +26,6 @@ from ..passes.base import Pass, PassRun
 from ..rewrite.refusal import NotConcerned, Refused
 from ..rewrite.rewriter import PlainTerms
 from ..testing.examples import declines, fires
-from .masked_writes import masked_write
 
 QKV = ["f32[2, 4, 6, 8]"] * 3
 TWO = ["f32[6, 8]"] * 3
@@ -77,7 +76,6 @@ class FuseAttention(Pass):
         drop_unread(run)
         for node in list(run.program.graph.nodes):
             take_layer_apart(run, node)
-            masked_write(run, node)  # in an exported graph, which is not normalised
             softmax_by_hand(run, node)
             mask_before_softmax(run, node)
             softmax_off_by_one(run, node)
