@@ -15,6 +15,7 @@ from .. import _private
 from ..cache import cache_key
 from ..cost import bytes_of
 from ..ir.facts import fact
+from ..ir.modules import attribute
 from ..ir.weights import FIXED
 from ..passes.session import Session
 from .base import Compiled, Decompositions
@@ -59,6 +60,7 @@ class InductorCodegen:
         with _private.inductor_config.patch(self.settings):
             if not self.session.options.fallback_random:
                 make_random_lowerable(gm)
+            make_constants_lowerable(gm)
             cat_in_one_launch(gm)
             # Inductor's cache key reads the generated Python, so a stale one would serve a stale kernel.
             gm.recompile()
@@ -171,6 +173,29 @@ def make_random_lowerable(gm: GraphModule) -> None:
             module.graph.erase_node(node)
         if left:
             module.recompile()
+
+
+def make_constants_lowerable(gm: GraphModule) -> None:
+    """Read every tensor of the module through `lift_fresh_copy`, in every sub-graph.
+
+    `x + torch.tensor(2.0)` is traced as a tensor of the module that `lift_fresh_copy` reads. Our passes drop that copy;
+    Inductor needs it: its fake-tensor propagation refuses a real tensor among fake operands, and many of its lowerings
+    expect a computed value where the bare tensor would be a constant. The copy costs nothing: it becomes a load inside
+    the kernel that reads the value.
+    """
+    lift = torch.ops.aten.lift_fresh_copy.default
+    for module in gm.modules():
+        if not isinstance(module, GraphModule):
+            continue
+        for node in module.graph.find_nodes(op="get_attr"):
+            bare_users = [u for u in node.users if u.target is not lift]
+            if not bare_users or not isinstance(attribute(module, node.target), torch.Tensor):
+                continue
+            with module.graph.inserting_after(node):
+                lifted = module.graph.call_function(lift, (node,))
+            lifted.meta = dict(node.meta)
+            for user in bare_users:
+                user.replace_input_with(node, lifted)
 
 
 FEW_OPERANDS = 8

@@ -12,6 +12,7 @@ from torch.fx import Graph, GraphModule, Node
 from .. import _private
 from ..ir.alias import Aliasing
 from ..ir.facts import fact, is_static, tensor_fact
+from ..ir.modules import attribute
 from ..ir.origins import Origins
 from ..ir.weights import FIXED
 
@@ -86,7 +87,7 @@ class Steady:
             if node.op == "placeholder":
                 steady = origins.is_weight(node) and self._is_plain(node) and not self._is_written(node)
             elif node.op == "get_attr":
-                steady = isinstance(_attribute(gm, str(node.target)), torch.Tensor) and not self._is_written(node)
+                steady = isinstance(attribute(gm, node.target), torch.Tensor) and not self._is_written(node)
             else:
                 steady = self._is_steady(node)
             if steady:
@@ -172,11 +173,6 @@ class Steady:
             return False
         self.declined.append((node, f"{_bytes(node)} bytes, far more than the weights it comes from"))
         return True
-
-
-def _attribute(gm: GraphModule, path: str) -> object:
-    owner, _, name = path.rpartition(".")
-    return getattr(gm.get_submodule(owner), name)
 
 
 def _bytes(node: Node) -> int:

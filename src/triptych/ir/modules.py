@@ -1,4 +1,4 @@
-"""Modules that a traced graph calls whole, read as the operation they are."""
+"""What a graph reads from its module: attributes, and modules called whole, read as the operation they are."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ _DROPOUTS: dict[type, str] = {
     nn.Dropout3d: "feature_dropout", nn.AlphaDropout: "alpha_dropout",
     nn.FeatureAlphaDropout: "feature_alpha_dropout",
 }  # fmt: skip
+
+
+def attribute(gm: nn.Module, path: Any) -> Any:
+    """What a `get_attr` node reads: the attribute of a module by its dotted path."""
+    owner, _, name = str(path).rpartition(".")
+    return getattr(gm.get_submodule(owner), name)
 
 
 def called_module(node: Node) -> nn.Module | None:

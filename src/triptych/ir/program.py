@@ -16,6 +16,7 @@ from .alias import Aliasing
 from .calls import Call, read
 from .facts import fact, tensor_fact
 from .limits import unreadable
+from .modules import attribute
 from .text import source_line, type_of
 from .weights import Weights
 
@@ -165,8 +166,7 @@ class Program:
 
     def attribute_fact(self, path: str) -> Any:
         """The fake value of a parameter or buffer of the graph's module, by its dotted path."""
-        owner, _, name = path.rpartition(".")
-        value = getattr(self.gm.get_submodule(owner), name)
+        value = attribute(self.gm, path)
         return None if self.fake_mode is None else _fake(self.fake_mode, value)
 
     def compute(self, node: Node, known: Callable[[Node], Any] = fact, at: Node | None = None) -> Any:
