@@ -38,7 +38,9 @@ class Options:
     joint_custom_post_pass: CustomPasses = _doc("your passes late in stage 2", default=None)
     post_grad_custom_pre_pass: CustomPasses = _doc("your passes early in stage 3", default=None)
     post_grad_custom_post_pass: CustomPasses = _doc("your passes late in stage 3", default=None)
-    fallback_random: bool = _doc("keep eager's own random stream", default=False)
+    fallback_random: bool | None = _doc(
+        "keep eager's own random stream; None: as `torch._inductor.config.fallback_random` says", default=None
+    )
     stabilize_relu: bool = _doc("replace NaN after every relu by 0: other results on NaN", default=False)
     mode: str | None = _doc("torch.compile's mode: " + ", ".join(MODES), default=None)
     pass_options: Mapping[str, Any] = _doc("a pass's own options, as 'pass_name.option'", default_factory=dict)

@@ -8,6 +8,8 @@ from typing import Any
 
 import triton
 
+from ..cost import measuring_allowed
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -27,8 +29,9 @@ _BEST: dict[Any, dict[str, Any]] = {}
 
 def run_tuned(kernel: Any, key: tuple[Any, ...], grid: Any, *args: Any, **constants: Any) -> None:
     """Launch a kernel, with the configuration found for such sizes: Triton's tuner looks at every argument anew on
-    every call, which for a small kernel takes longer than the kernel."""
-    best = _BEST.get((kernel, key))
+    every call, which for a small kernel takes longer than the kernel. Where nothing may depend on a measurement the
+    first configuration is taken."""
+    best = _BEST.get((kernel, key)) if measuring_allowed() else kernel.configs[0].all_kwargs()
     if best is None:
         kernel[grid](*args, **constants)
         _BEST[kernel, key] = kernel.best_config.all_kwargs()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch.fx import GraphModule
 
+from .. import _private
 from ..ir.origins import Origins
 from ..options import Options
 from .record import Listing, PassRecord
@@ -42,10 +43,18 @@ _watchers: list[list[Session]] = []
 
 def open_session(options: Options, compile_id: str = "", attempt: int = 0) -> Session:
     """A new session, handed to whoever is watching."""
-    session = Session(options, compile_id, attempt, observed=bool(_watchers))
+    session = Session(with_torch_settings(options), compile_id, attempt, observed=bool(_watchers))
     for watcher in _watchers:
         watcher.append(session)
     return session
+
+
+def with_torch_settings(options: Options) -> Options:
+    """Options that were not given, from what the user set in torch. Read once for a program: its backward is compiled
+    later, and must draw the numbers that its forward drew."""
+    if options.fallback_random is None:
+        options = replace(options, fallback_random=_private.inductor_config.fallback_random)
+    return options
 
 
 @contextlib.contextmanager
