@@ -123,6 +123,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "inductor_pre_grad": "torch._inductor.compile_fx:_recursive_pre_grad_passes",
         "inductor_joint": "torch._inductor.compile_fx:_recursive_joint_graph_passes",
         "inductor_post_grad": "torch._inductor.compile_fx:_recursive_post_grad_passes",
+        # the dotted name of a function that a graph calls, to write the graph as Python
+        "qualified_name": "torch.fx.node:_get_qualified_name",
         # the class that writes kernels; its save_output_code, where set, is given every source
         "GraphLowering": "torch._inductor.graph:GraphLowering",
     }

@@ -67,9 +67,9 @@ def observed_run(
     # somebody else's compiled wrapper around the model would be called, not compiled
     model = getattr(model, "_orig_mod", model)
     name = backend if isinstance(backend, str) else getattr(backend, "__name__", "custom")
-    with _compiler(backend, options) as compiler, _compiled(compiler) as sessions:
+    with observed_backend(backend, options) as (compiler, sessions):
         run = run_once(torch.compile(model, backend=compiler), args, kwargs, train=train, of=model)
-    explanation = Explanation(sessions, backend=name, train=train, model=_name(model))
+    explanation = Explanation(sessions, backend=name, train=train, model=name_of(model))
     return ObservedRun(run.outputs, run.gradients, explanation)
 
 
@@ -82,14 +82,14 @@ def run_once(
     of: Any = None,
 ) -> Run:
     """Call it, backward too if `train`, and leave the state of the model (`of`) as it was."""
-    args, kwargs = _private.pytree.tree_map(_cut_off, (args, kwargs))
+    args, kwargs = _private.pytree.tree_map(cut_off, (args, kwargs))
     with preserved(of if of is not None else function, (args, kwargs)):
         with torch.set_grad_enabled(train):
             outputs = function(*args, **kwargs)
         return Run(outputs, _gradients(outputs) if train else [])
 
 
-def _cut_off(value: Any) -> Any:
+def cut_off(value: Any) -> Any:
     """An input with a history of its own must not have that history differentiated, and freed, by us."""
     if isinstance(value, torch.Tensor) and not value.is_leaf:
         return value.detach().requires_grad_(value.requires_grad)
@@ -157,11 +157,21 @@ def _bound(backend: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _compiled(compiler: Callable[..., Any]) -> Iterator[list[Session]]:
-    """Watch what `compiler` does; nothing comes from a cache and nothing stays."""
-    with watching() as sessions, _private.compiled_anew(), _private.forgotten(compiler):
-        yield sessions
+def observed_backend(
+    backend: str | Callable[..., Any], options: Any, rewrite_limit: int | None = None
+) -> Iterator[tuple[Callable[..., Any], list[Session]]]:
+    """A backend and the sessions of what it compiles inside; nothing comes from a cache and nothing stays.
+
+    `rewrite_limit`: all sessions together make at most this many rewrites.
+    """
+    with (
+        _compiler(backend, options) as compiler,
+        watching(rewrite_limit) as sessions,
+        _private.compiled_anew(),
+        _private.forgotten(compiler),
+    ):
+        yield compiler, sessions
 
 
-def _name(model: Any) -> str:
+def name_of(model: Any) -> str:
     return type(model).__name__ if isinstance(model, nn.Module) else getattr(model, "__name__", "")

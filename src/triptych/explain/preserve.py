@@ -18,7 +18,7 @@ from .. import _private
 @contextlib.contextmanager
 def preserved(model: Any, inputs: Any) -> Iterator[None]:
     """Put back whatever the run inside writes: parameters, buffers, attributes, inputs, random state."""
-    modules = [m for root in _roots(model) for m in root.modules()]
+    modules = [m for root in roots(model) for m in root.modules()]
     attributes = [(m, _attributes(m)) for m in modules]
     contents = [(t, _copy(t)) for t in _tensors(modules, inputs)]
     generators = random.getstate()
@@ -33,15 +33,15 @@ def preserved(model: Any, inputs: Any) -> Iterator[None]:
                 _restore(tensor, content)
 
 
-def _roots(model: Any) -> Iterator[nn.Module]:
+def roots(model: Any) -> Iterator[nn.Module]:
     """The modules a callable runs: itself, the owner of a method, what a function closes over."""
     if isinstance(model, nn.Module):
         yield model
     elif isinstance(model, functools.partial):
         for part in (model.func, *model.args, *model.keywords.values()):
-            yield from _roots(part)
+            yield from roots(part)
     elif inspect.ismethod(model):
-        yield from _roots(model.__self__)
+        yield from roots(model.__self__)
     elif inspect.isfunction(model):
         with contextlib.suppress(ValueError):  # a cell that is not filled yet
             seen = inspect.getclosurevars(model)

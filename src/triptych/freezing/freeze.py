@@ -52,26 +52,26 @@ def freeze(
 
     `again`: after the joint stage, for what its passes make of weights (padding); told only if there is something.
     """
-    record = PassRecord("joint", "freeze", "joint", nodes_before=len(gm.graph.nodes), ordinal=session.rewrites)
+    record = PassRecord("joint", "freeze", "joint", nodes_before=len(gm.graph.nodes), ordinal=session.count.made)
     if session.observed:
         record.listing = session.listings.setdefault("joint/joint", Listing(lines(gm.graph)))
         record.versions = (len(record.listing.deltas),) * 2
     started = time.perf_counter()
-    limit = session.rewrite_limit
     steady = Steady(gm, origins)
     steady.mark_fixed()
-    split = split_constants(steady, None if limit is None else max(limit - session.rewrites, 0))
+    split = split_constants(steady, session.rewrites_left)
     record.seconds = time.perf_counter() - started
     record.nodes_after = len(gm.graph.nodes)
     record.stop = "nothing to do"
     record.declines = [Decline("computed_once", n.name, why, source_line(n)) for n, why in steady.declined]
-    if split is not None or not again:
-        session.records.append(record)
     if split is None:
+        if not again:
+            session.add(record)
         return None
     _tell(record, split)
     if record.listing is not None:
         record.versions = (record.versions[0], record.listing.add(lines(gm.graph)))
+    session.add(record)
     constants = Constants(split.constants_graph, split.weights, [fact(n) for n in split.constants])
     given = [inputs[i] for i in split.kept] + [fact(n) for n in split.constants]
     return Frozen(constants, split.kept, given)

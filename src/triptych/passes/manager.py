@@ -80,9 +80,7 @@ class _StageRunner:
             self.listing = session.listings.setdefault(key, Listing(lines(gm.graph)))
 
     def run_pass(self, pass_: Pass, before: Contract | None) -> None:
-        limit = self.session.rewrite_limit
-        remaining = None if limit is None else max(limit - self.session.rewrites, 0)
-        rewriter = Rewriter(self.program, pass_.name, remaining)
+        rewriter = Rewriter(self.program, pass_.name, self.session.rewrites_left)
         strict = self.session.options.verify == "each"
         run = PassRun(rewriter, self.session.options, self.is_inference, strict)
         record = self._open(pass_.name)
@@ -164,7 +162,7 @@ class _StageRunner:
 
     def _open(self, name: str) -> PassRecord:
         record = PassRecord(self.stage, name, self.graph, nodes_before=len(self.gm.graph.nodes))
-        record.ordinal = self.session.rewrites
+        record.ordinal = self.session.count.made
         record.listing = self.listing
         if self.listing is not None:
             record.versions = (len(self.listing.deltas),) * 2
@@ -180,7 +178,7 @@ class _StageRunner:
                 record.versions = (record.versions[0], self.listing.add(lines(self.gm.graph)))
             _private.trace_artifact(f"triptych_{self.stage}_{record.name}_{self.graph}", lambda: text(self.gm))
             log.debug("%s %s: %d rewrites in %s", self.stage, record.name, record.rewrites, self.graph)
-        self.session.records.append(record)
+        self.session.add(record)
 
     def _verify(self, record: PassRecord, before: Contract | None, backup: Graph | None) -> None:
         try:

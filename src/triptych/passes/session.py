@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 
 from torch.fx import GraphModule
@@ -11,6 +12,7 @@ from torch.fx import GraphModule
 from .. import _private
 from ..ir.origins import Origins
 from ..options import Options
+from .limit import RewriteCount, count_of_process, limit_of_process, report, reporting
 from .record import Listing, PassRecord
 
 
@@ -33,19 +35,53 @@ class Session:
     listings: dict[str, Listing] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
+    count: RewriteCount = field(default_factory=RewriteCount)
+    """Rewrites so far; sessions that share a limit share the count."""
+
     @property
     def rewrites(self) -> int:
         return sum(r.rewrites for r in self.records)
 
+    @property
+    def rewrites_left(self) -> int | None:
+        """How many more rewrites may be made; None: any number."""
+        return None if self.rewrite_limit is None else max(self.rewrite_limit - self.count.made, 0)
 
-_watchers: list[list[Session]] = []
+    def add(self, record: PassRecord) -> None:
+        """Keep the record of a pass that has run, and count its rewrites."""
+        self.records.append(record)
+        self.count.made += record.rewrites
+        report(record, self.rewrite_limit)
+
+
+@dataclass
+class _Watcher:
+    """Somebody who collects sessions, and who may limit how much they rewrite, all together."""
+
+    sessions: list[Session] = field(default_factory=list)
+    rewrite_limit: int | None = None
+    count: RewriteCount = field(default_factory=RewriteCount)
+
+
+_watchers: ContextVar[tuple[_Watcher, ...]] = ContextVar("triptych_watchers", default=())
+"""Per thread and context: a program that another thread compiles at the same time is not ours to see.
+
+The backward graph may be compiled on a thread of autograd's; it belongs to the session of its forward, which was opened
+where the model was called.
+"""
 
 
 def open_session(options: Options, compile_id: str = "", attempt: int = 0) -> Session:
     """A new session, handed to whoever is watching."""
-    session = Session(with_torch_settings(options), compile_id, attempt, observed=bool(_watchers))
-    for watcher in _watchers:
-        watcher.append(session)
+    watchers = _watchers.get()
+    session = Session(with_torch_settings(options), compile_id, attempt, observed=bool(watchers) or reporting())
+    limiting = next((w for w in reversed(watchers) if w.rewrite_limit is not None), None)
+    if limiting is not None:
+        session.rewrite_limit, session.count = limiting.rewrite_limit, limiting.count
+    elif (limit := limit_of_process()) is not None or reporting():
+        session.rewrite_limit, session.count = limit, count_of_process
+    for watcher in watchers:
+        watcher.sessions.append(session)
     return session
 
 
@@ -58,12 +94,14 @@ def with_torch_settings(options: Options) -> Options:
 
 
 @contextlib.contextmanager
-def watching() -> Iterator[list[Session]]:
-    """Collect every session opened inside; each keeps its listings, graphs and kernels."""
-    sessions: list[Session] = []
-    _watchers.append(sessions)
+def watching(rewrite_limit: int | None = None) -> Iterator[list[Session]]:
+    """Collect every session opened inside; each keeps its listings, graphs and kernels.
+
+    With a `rewrite_limit`, all of them together make at most this many rewrites.
+    """
+    watcher = _Watcher(rewrite_limit=rewrite_limit)
+    token = _watchers.set((*_watchers.get(), watcher))
     try:
-        yield sessions
+        yield watcher.sessions
     finally:
-        # by identity: two empty lists are equal
-        _watchers[:] = [w for w in _watchers if w is not sessions]
+        _watchers.reset(token)

@@ -1,0 +1,225 @@
+"""Eager against compiled: one program run both ways from the same seed, and what differs."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import _private
+from ..errors import TriptychError, VerificationError
+from ..ir.numbers import compare
+from ..ir.running import Result
+from ..options import Options
+from ..passes.session import Session
+from .explain import cut_off, name_of, observed_backend
+from .preserve import preserved, roots
+
+OptionsLike = Mapping[str, Any] | Options | None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a compiled program is worse than eager."""
+
+    kind: str
+    """"differs", or "raises" and the class of the error."""
+    message: str
+    trace: str = ""
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def options_for_checks(options: OptionsLike) -> Options:
+    """The user's options, with eager's random stream unless they say otherwise, and with failures in the open."""
+    explicit = isinstance(options, Options) or "fallback_random" in (options or {})
+    made = Options.make(options)
+    if not explicit:
+        made = replace(made, fallback_random=True)
+    if "on_error" in {f.name for f in fields(Options)}:
+        made = replace(made, on_error="raise")  # type: ignore[call-arg]
+    return made
+
+
+class Subject:
+    """A model with its inputs, and what eager makes of them."""
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        train: bool = False,
+        dynamic: bool | None = None,
+        tolerance: float | None = None,
+    ) -> None:
+        if not callable(model):
+            raise TriptychError(f"a module or a function to call is wanted, not {type(model).__name__}")
+        # somebody else's compiled wrapper around the model would be called, not compiled
+        self.model = getattr(model, "_orig_mod", model)
+        self.args, self.kwargs = args, kwargs or {}
+        self.train, self.dynamic, self.tolerance = train, dynamic, tolerance
+        self.name = name_of(self.model)
+        self.eager = self._run(self.model)
+        self.exact = None if tolerance is not None else self._run_in_float64()
+
+    def check(self, options: Options, limit: int | None = None) -> tuple[Failure | None, list[Session]]:
+        """Compile with at most `limit` rewrites, run, and compare with eager."""
+        sessions: list[Session] = []
+        try:
+            with observed_backend("triptych", options, rewrite_limit=limit) as (backend, sessions):
+                compiled = torch.compile(self.model, backend=backend, dynamic=self.dynamic)
+                result = self._run(compiled)
+        except Exception as error:
+            return _raised(error), sessions
+        try:
+            self._compare(result)
+        except VerificationError as error:
+            return Failure("differs", str(error)), sessions
+        return None, sessions
+
+    def _compare(self, result: Result) -> None:
+        if self.tolerance is None:
+            compare(self.eager, result, self.exact)
+            return
+        for kind, name, want in self.eager.values():
+            _require_close(name, want, getattr(result, kind).get(name), self.tolerance)
+
+    def _run(self, function: Callable[..., Any]) -> Result:
+        return run_model(function, self.model, self.args, self.kwargs, self.train)
+
+    def _run_in_float64(self) -> Result | None:
+        """The same in float64, where that can be run: what rounding explains is seen from it."""
+        if not isinstance(self.model, nn.Module) and any(True for _ in roots(self.model)):
+            return None  # its weights cannot be reached for a copy
+        with contextlib.suppress(Exception), _default_dtype(torch.float64):
+            model = copy.deepcopy(self.model).double() if isinstance(self.model, nn.Module) else self.model
+            args, kwargs = _private.pytree.tree_map(_wide, (self.args, self.kwargs))
+            return run_model(model, model, args, kwargs, self.train)
+        return None
+
+
+def run_model(
+    function: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool
+) -> Result:
+    """Call `function`, which runs `model`, from a fixed seed: outputs, writes and gradients by name.
+
+    The model, its inputs and the random state are afterwards as they were.
+    """
+    args, kwargs = _private.pytree.tree_map(cut_off, (args, kwargs))
+    named = dict(_tensors(model, args, kwargs))
+    grads = {name: tensor.grad for name, tensor in named.items() if tensor.is_leaf}
+    with preserved(model, (args, kwargs)), torch.set_grad_enabled(train):
+        versions = {name: tensor._version for name, tensor in named.items()}
+        torch.manual_seed(0)
+        try:
+            returned = _private.pytree.tree_leaves(function(*args, **kwargs))
+            result = Result({f"output {i}": _copied(value) for i, value in enumerate(returned)})
+            if train:
+                result.gradients = _gradients(returned, named)
+            for name, tensor in named.items():
+                if name.startswith("input") or tensor._version != versions[name]:
+                    result.written[name] = _copied(tensor)
+            written_grads = {n: t.grad for n, t in named.items() if t.is_leaf and t.grad is not grads[n]}
+            result.written |= {f"gradient written to {n}": _copied(g) for n, g in written_grads.items()}
+        finally:
+            for name, grad in grads.items():
+                named[name].grad = grad
+    return result
+
+
+def run_repro(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    *,
+    options: OptionsLike = None,
+    train: bool = False,
+    dynamic: bool | None = None,
+) -> int:
+    """What a written program does when it is run: say whether it still fails. The exit code: 1 if it does."""
+    subject = Subject(model, tuple(args), train=train, dynamic=dynamic)
+    failure, _ = subject.check(options_for_checks(options))
+    if failure is None:
+        print("compiled and eager agree")
+        return 0
+    print(failure.trace + f"compiled is not as eager: {failure}")
+    return 1
+
+
+def _require_close(name: str, want: Any, got: Any, tolerance: float) -> None:
+    """Within a tolerance that the user gave, relative to the value and to the largest of its tensor."""
+    if (want is None) != (got is None):
+        raise VerificationError(f"{name} is {'gone' if got is None else 'there and was not'}")
+    if not isinstance(want, Tensor):
+        return
+    largest = float(want.abs().max()) if want.numel() and want.dtype.is_floating_point else 0.0
+    try:
+        torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance * largest, equal_nan=True)
+    except AssertionError as error:
+        raise VerificationError(f"{name} differs: {error}") from error
+
+
+def _raised(error: Exception) -> Failure:
+    inner = getattr(error, "inner_exception", None) or error  # Dynamo's wrapper says only that a backend failed
+    text = str(inner).partition("\nSet TORCHDYNAMO_VERBOSE")[0].strip()
+    return Failure(f"raises {type(inner).__name__}", f"{type(inner).__name__}: {text}", _trace(error))
+
+
+def _trace(error: Exception) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+def _tensors(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    leaves = _private.pytree.tree_leaves((args, kwargs))
+    yield from ((f"input {i}", leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
+    for number, module in enumerate(roots(model)):
+        owner = f"module {number}." if number else ""
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            yield f"{owner}{name}", tensor
+
+
+def _gradients(returned: list[Any], named: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Of the sum of all outputs, each times numbers of its own: a plain sum over a softmax has no gradient."""
+    roots = [t for t in returned if isinstance(t, Tensor) and t.requires_grad]
+    wanted = {f"gradient of {n}": t for n, t in named.items() if t.requires_grad and t.is_leaf}
+    if not roots or not wanted:
+        return {}
+    seeds = []
+    for number, root in enumerate(roots):
+        generator = torch.Generator().manual_seed(number)
+        dtype = torch.complex128 if root.is_complex() else torch.float64
+        drawn = torch.randn(root.shape, generator=generator, dtype=dtype)
+        seeds.append(drawn.to(root.device, root.dtype))
+    # settings are per thread, and the backward graph is compiled where it first runs
+    with torch.autograd.set_multithreading_enabled(False):
+        found = torch.autograd.grad(roots, list(wanted.values()), seeds, allow_unused=True)
+    return {name: _copied(gradient) for name, gradient in zip(wanted, found)}
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _wide(value: Any) -> Any:
+    if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return value
+    dtype = torch.complex128 if value.is_complex() else torch.float64
+    return value.detach().to(dtype).requires_grad_(value.requires_grad)
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,61 @@
+"""A limit on the rewrites of a whole process, set from outside: what `triptych bisect --check COMMAND` turns.
+
+`TRIPTYCH_REWRITE_LIMIT=n`: the process makes its first n rewrites and no more, over all programs it compiles.
+`TRIPTYCH_REWRITE_REPORT=path`: every pass that rewrote something appends a line of JSON to that file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import TriptychError
+from .record import PassRecord
+
+LIMIT = "TRIPTYCH_REWRITE_LIMIT"
+REPORT = "TRIPTYCH_REWRITE_REPORT"
+
+
+@dataclass
+class RewriteCount:
+    """How many rewrites were made so far."""
+
+    made: int = 0
+
+
+count_of_process = RewriteCount()
+
+
+def limit_of_process() -> int | None:
+    text = os.environ.get(LIMIT, "")
+    if not text:
+        return None
+    if not text.isdigit():
+        raise TriptychError(f"{LIMIT} is a number of rewrites, not {text!r}")
+    return int(text)
+
+
+def reporting() -> bool:
+    return bool(os.environ.get(REPORT))
+
+
+def report(record: PassRecord, limit: int | None) -> None:
+    """Tell whoever started this process what a pass did: at once, since the process may end at any time."""
+    path = os.environ.get(REPORT)
+    if not path or not record.rewrites:
+        return
+    data: dict[str, Any] = {
+        "process": os.getpid(),
+        "ordinal": record.ordinal,
+        "rewrites": record.rewrites,
+        "stage": record.stage,
+        "pass": record.name,
+        "graph": record.graph,
+        "fired": dict(record.fired),
+    }
+    if limit is not None and record.ordinal + record.rewrites >= limit:  # the last one: its texts are wanted
+        data |= {"before": record.before, "after": record.after}
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(data) + "\n")

@@ -1,0 +1,137 @@
+"""Programs that fail, written as files that anybody can run, and made small."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import triptych
+from triptych.explain.repro import repro_of, write_repro
+from triptych.explain.source import load
+
+
+def captured(model, *args, **kwargs):
+    """The graph that a backend gets, and its inputs."""
+    seen = []
+
+    def backend(gm, example_inputs):
+        seen.append((gm, example_inputs))
+        return gm
+
+    torch.compile(model, backend=backend, fullgraph=True, **kwargs)(*args)
+    return seen[0]
+
+
+def written(tmp_path, model, *args, options=None, dynamic=None):
+    """A program written as a file while a backend is called, which is where fake tensors are made around us."""
+    paths = []
+
+    def backend(gm, example_inputs):
+        paths.append(write_repro(gm, example_inputs, options, ValueError("it failed"), tmp_path))
+        return gm
+
+    torch.compile(model, backend=backend, fullgraph=True, dynamic=dynamic)(*args)
+    return paths[0]
+
+
+def run_file(path: Path, timeout: int = 300) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=timeout)
+
+
+def strided_and_indexed(x, i):
+    with torch.autocast("cpu", torch.bfloat16):
+        y = x @ x
+    with torch.no_grad():
+        z = y * float("inf")
+    return y[..., 1:, None] + z.sum(), x[i], torch.tensor([1.0, 2.0]), -x**-2
+
+
+def branches(x):
+    return torch.cond(x.sum() > 0, lambda x: (x + 1,), lambda x: (x - 1,), (x @ x,))
+
+
+def writes(x):
+    x[0] = 3
+    x.mul_(2)
+    return x.sum()
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "dynamic"),
+    [
+        (strided_and_indexed, (torch.randn(3, 3).t(), torch.tensor([0, 2])), None),
+        (branches, (torch.randn(4, 4),), None),
+        (lambda x: x.view(x.shape[0] * x.shape[1]).relu(), (torch.randn(4, 6),), True),
+        (writes, (torch.randn(4),), None),
+        (torch.nn.Linear(4, 3), (torch.randn(2, 4),), None),
+        (lambda x, m: x.masked_fill(m, float("-inf")).softmax(-1), (torch.randn(2, 2), torch.eye(2) > 0), None),
+        (lambda x: torch.ops.aten.add.Tensor(x, 1, alpha=2), (torch.ones(3, dtype=torch.int32),), None),
+    ],
+    ids=["autocast", "cond", "dynamic", "writes", "linear", "mask", "aten"],
+)
+def test_a_captured_program_computes_the_same_when_it_is_read_back(tmp_path, model, args, dynamic):
+    path = written(tmp_path, model, *args, dynamic=dynamic)
+    text = path.read_text()
+    assert "ValueError: it failed" in text and "cannot be written" not in text
+    subject = load(str(path))
+    gm, given = captured(model, *args, dynamic=dynamic)
+    repro = repro_of(gm, given)
+    made = subject.args
+    for tensor, one in zip(made, repro.inputs):
+        if one.is_tensor:
+            assert (tensor.shape, tensor.stride(), tensor.dtype) == (one.shape, one.stride, one.dtype)
+            assert tensor.requires_grad == one.requires_grad
+    copies = [t.detach().clone() if isinstance(t, torch.Tensor) else t for t in made]
+    torch.testing.assert_close(subject.model(*made_plain(made)), gm(*made_plain(copies)), equal_nan=True)
+
+
+def made_plain(args):
+    return [a.detach().clone() if isinstance(a, torch.Tensor) else a for a in args]
+
+
+def test_the_file_runs_by_itself_and_says_that_nothing_differs(tmp_path):
+    path = written(tmp_path, torch.nn.Linear(4, 3), torch.randn(2, 4), options={"codegen": "eager"})
+    done = run_file(path)
+    assert done.returncode == 0, done.stderr
+    assert "compiled and eager agree" in done.stdout
+
+
+def test_what_cannot_be_written_is_said(tmp_path):
+    gm = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 4)))
+    path = write_repro(gm, [torch.randn(2, 4)], None, "it failed", tmp_path)
+    assert path is not None and "cannot be written as Python: the module 0 is called whole" in path.read_text()
+
+
+def test_it_never_raises(tmp_path):
+    gm, inputs = captured(lambda x: x + 1, torch.randn(3))
+    assert write_repro(gm, inputs, {"no such option": 1}, None, tmp_path) is not None
+    assert write_repro(gm, [object()], None, None, tmp_path) is not None
+    assert write_repro(gm, inputs, None, None, tmp_path / "a" / "b") is not None
+    (tmp_path / "file").write_text("")
+    assert write_repro(gm, inputs, None, None, tmp_path / "file") is None
+
+
+def test_options_travel_with_the_users_own_passes(tmp_path):
+    path = written(tmp_path, torch.relu, torch.randn(3), options={"pre_grad_custom_pass": drop_relu, "codegen": "eager"})
+    done = run_file(path)
+    assert done.returncode == 1, done.stderr
+    assert "output 0 differs" in done.stdout
+    assert triptych.__name__ in path.read_text()
+
+
+RELU = "relu"
+
+
+def is_relu(node):
+    return RELU in str(node.target)
+
+
+def drop_relu(graph):
+    for node in list(graph.nodes):
+        if is_relu(node):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
