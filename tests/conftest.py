@@ -14,6 +14,8 @@ from collections.abc import Iterator
 _CACHE = tempfile.mkdtemp(prefix="triptych-tests-")
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = _CACHE
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# a compile that fails must fail the test, not fall back to another one
+os.environ["TRIPTYCH_ON_ERROR"] = "raise"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest  # noqa: E402

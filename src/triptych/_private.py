@@ -106,6 +106,12 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "AsyncCompile": "torch._inductor.async_compile:AsyncCompile",
         # forgets recorded CUDA graphs
         "reset_cudagraph_trees": "torch._inductor.cudagraph_trees:reset_cudagraph_trees",
+        # stock Inductor, passes and all: what is left to try when a compile of ours fails
+        "stock_compile_fx": "torch._inductor.compile_fx:compile_fx",
+        # errors by which a backend tells Dynamo to trace again, to leave a function alone, to break the graph
+        "RestartAnalysis": "torch._dynamo.exc:RestartAnalysis",
+        "SkipFrame": "torch._dynamo.exc:SkipFrame",
+        "Unsupported": "torch._dynamo.exc:Unsupported",
         # -- watching a compile: explain, the command line, the demo --
         # Dynamo's settings: how often a function may be compiled, and when sizes become symbols
         "dynamo_config": "torch._dynamo.config",

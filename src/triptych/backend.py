@@ -14,8 +14,9 @@ from .calling import compile_flat
 from .codegen.base import CodeGenerator, Compiled
 from .codegen.eager import CallableCodegen, EagerCodegen
 from .codegen.inductor import InductorCodegen, reset
+from .fallback import Way, first_that_compiles, refuse_to_start_again, reproduction, require_eager_draws
 from .freezing import freeze, warn_of_training
-from .ir.copies import snapshot
+from .ir.copies import Backup, snapshot
 from .ir.origins import Origins
 from .options import Options
 from .partition import partition
@@ -37,8 +38,12 @@ def compile_fx(
             return EagerCodegen()
         return InductorCodegen(session, gm, example_inputs)
 
-    return compile_program(gm, example_inputs, Options.make(options, mode), choose)
+    made = Options.make(options, mode)
+    return compile_program(gm, example_inputs, made, choose, LAST_RESORTS[made.codegen])
 
+
+LAST_RESORTS = {"inductor": ("inductor", "eager"), "eager": ("eager",)}
+"""What is tried, by code generator, when a compile fails with our passes and without them."""
 
 # torch._dynamo.reset() calls this on a backend that has it
 compile_fx.reset = reset  # type: ignore[attr-defined]
@@ -66,79 +71,140 @@ def make_backend(compile_fn: CompileFn) -> Callable[..., Any]:
 
 
 def compile_program(
-    gm: GraphModule, example_inputs: Sequence[Any], options: Options, choose_codegen: ChooseCodegen
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    options: Options,
+    choose_codegen: ChooseCodegen,
+    last_resorts: Sequence[str] = (),
 ) -> Callable[..., Any]:
-    """Dynamo graph -> pre-grad -> AOTAutograd -> joint -> partition -> post-grad -> code generation -> callable."""
+    """Compile a captured graph by the flow; if that fails, without passes, then by the last resorts in order."""
 
     def compile(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         session = new_session(options)
-        session.origins = origins = Origins(gm)
-        keep(session, "dynamo", gm)
-        gm = run_stage("pre_grad", gm, session, graph="pre_grad", example_inputs=example_inputs)
-        keep(session, "pre_grad", gm)
-        codegen = choose_codegen(session, gm, example_inputs)
+        if options.on_error == "raise":
+            return compile_flow(gm, example_inputs, session, choose_codegen)
+        backup = Backup(gm)
 
-        def joint_stage(joint: GraphModule, inputs: Any, is_inference: bool = False) -> GraphModule:
-            leaves = _private.pytree.tree_leaves(inputs)
-            joint = run_stage(
-                "joint", joint, session, graph="joint", example_inputs=leaves, is_inference=is_inference
-            )
-            keep(session, "joint", joint)
-            return joint
+        def without_passes() -> Callable[..., Any]:
+            backup.restore()
+            plain = new_session(replace(options, freeze=False))
+            plain.passes_off = True
+            return compile_flow(gm, example_inputs, plain, choose_codegen)
 
-        def partition_joint(joint: GraphModule, inputs: Any, **facts: Any) -> tuple[GraphModule, GraphModule]:
-            # AOTAutograd partitions the sub-graphs of regions first, each without inputs: those stay as they are
-            if inputs:
-                joint = joint_stage(joint, inputs)
-            return partition(joint, inputs, **facts)
+        def by_inductor() -> Callable[..., Any]:
+            backup.restore()
+            return _private.stock_compile_fx(gm, example_inputs)
 
-        def post_grad_stage(gm: GraphModule, inputs: Sequence[Any], graph: str) -> Compiled:
-            gm = run_stage(
-                "post_grad",
-                gm,
-                session,
-                graph=graph,
-                example_inputs=inputs,
-                is_inference=graph == "inference",
-            )
-            keep(session, "backward" if graph == "backward" else "forward", gm)
-            return codegen.emit(gm, inputs, graph)
+        def by_eager() -> Callable[..., Any]:
+            backup.restore()
+            return gm.forward
 
-        def forward(gm: GraphModule, inputs: Sequence[Any]) -> Compiled:
-            if options.freeze:
-                warn_of_training(session)
-            return post_grad_stage(gm, inputs, "forward")
+        def reproduce(error: Exception) -> str:
+            backup.restore()
+            return reproduction(gm, example_inputs, options, error)
 
-        def backward(gm: GraphModule, inputs: Sequence[Any]) -> Compiled:
-            return post_grad_stage(gm, inputs, "backward")
+        resorts = {
+            "inductor": Way("was compiled by Inductor itself", by_inductor),
+            "eager": Way("runs eagerly", by_eager),
+        }
+        ways = [
+            Way("was compiled as usual", lambda: compile_flow(gm, example_inputs, session, choose_codegen)),
+            Way("was compiled without Triptych's passes", without_passes),
+            *(resorts[name] for name in last_resorts),
+        ]
+        return first_that_compiles(ways, session, reproduce)
 
-        def inference(gm: GraphModule, inputs: Sequence[Any]) -> Compiled:
-            # before the joint stage: its passes see the graph without the work on weights
-            frozen = freeze(gm, inputs, session, origins) if options.freeze else None
-            if frozen is not None:
-                inputs = frozen.inputs
-            # nothing to partition, so the joint stage has its turn here
-            gm = joint_stage(gm, inputs, is_inference=True)
-            again = freeze(gm, inputs, session, origins, again=True) if options.freeze else None
-            if again is not None:
-                inputs = again.inputs
-            compiled = post_grad_stage(gm, inputs, "inference")
-            for step in (again, frozen):  # the later one takes what the earlier one makes
-                compiled = compiled if step is None else step.call(compiled)
-            return compiled
-
-        with tracing(example_inputs, codegen):
-            autograd = _private.aot_autograd(
-                fw_compiler=forward,
-                bw_compiler=backward,
-                inference_compiler=inference,
-                decompositions=codegen.decompositions(),
-                partition_fn=partition_joint,
-                keep_inference_input_mutations=True,
-            )
-            return autograd(gm, example_inputs)
-
+    refuse_to_start_again()
     return compile_flat(gm, example_inputs, compile)
+
+
+def compile_flow(
+    gm: GraphModule, example_inputs: Sequence[Any], session: Session, choose_codegen: ChooseCodegen
+) -> Callable[..., Any]:
+    """Dynamo graph -> pre-grad -> AOTAutograd -> joint -> partition -> post-grad -> code generation -> callable."""
+    options = session.options
+    session.origins = origins = Origins(gm)
+    keep(session, "dynamo", gm)
+    gm = run_stage("pre_grad", gm, session, graph="pre_grad", example_inputs=example_inputs)
+    keep(session, "pre_grad", gm)
+    codegen = choose_codegen(session, gm, example_inputs)
+
+    def joint_stage(joint: GraphModule, inputs: Any, is_inference: bool = False) -> GraphModule:
+        leaves = _private.pytree.tree_leaves(inputs)
+        joint = run_stage("joint", joint, session, graph="joint", example_inputs=leaves, is_inference=is_inference)
+        keep(session, "joint", joint)
+        return joint
+
+    def partition_joint(joint: GraphModule, inputs: Any, **facts: Any) -> tuple[GraphModule, GraphModule]:
+        # AOTAutograd partitions the sub-graphs of regions first, each without inputs: those stay as they are
+        if inputs:
+            joint = joint_stage(joint, inputs)
+        session.activity = "partitioning the joint graph"
+        return partition(joint, inputs, **facts)
+
+    def post_grad_stage(gm: GraphModule, inputs: Sequence[Any], graph: str) -> Compiled:
+        is_inference = graph == "inference"
+        gm = run_stage("post_grad", gm, session, graph=graph, example_inputs=inputs, is_inference=is_inference)
+        keep(session, "backward" if graph == "backward" else "forward", gm)
+        return emit(gm, inputs, graph)
+
+    def emit(gm: GraphModule, inputs: Sequence[Any], graph: str) -> Compiled:
+        session.activity = f"generating code for the {graph} graph"
+        return codegen.emit(gm, inputs, graph)
+
+    def forward(gm: GraphModule, inputs: Sequence[Any]) -> Compiled:
+        if options.freeze:
+            warn_of_training(session)
+        return post_grad_stage(gm, inputs, "forward")
+
+    def backward(gm: GraphModule, inputs: Sequence[Any]) -> Compiled:
+        if options.on_error == "raise":
+            return post_grad_stage(gm, inputs, "backward")
+        # compiled at its first call, when the forward has run: only this graph can be compiled in another way
+        backup = Backup(gm)
+
+        def without_passes() -> Compiled:
+            backup.restore()
+            return emit(gm, inputs, "backward")
+
+        def by_eager() -> Compiled:
+            backup.restore()
+            require_eager_draws(gm)
+            return EagerCodegen().emit(gm, inputs, "backward")
+
+        ways = [
+            Way("was compiled as usual", lambda: post_grad_stage(gm, inputs, "backward")),
+            Way("was compiled without the post-grad passes", without_passes),
+            Way("runs eagerly", by_eager),
+        ]
+        return first_that_compiles(ways, session, lambda error: "It is a backward graph, compiled when it first ran")
+
+    def inference(gm: GraphModule, inputs: Sequence[Any]) -> Compiled:
+        # before the joint stage: its passes see the graph without the work on weights
+        frozen = freeze(gm, inputs, session, origins) if options.freeze else None
+        if frozen is not None:
+            inputs = frozen.inputs
+        # nothing to partition, so the joint stage has its turn here
+        gm = joint_stage(gm, inputs, is_inference=True)
+        again = freeze(gm, inputs, session, origins, again=True) if options.freeze else None
+        if again is not None:
+            inputs = again.inputs
+        compiled = post_grad_stage(gm, inputs, "inference")
+        for step in (again, frozen):  # the later one takes what the earlier one makes
+            compiled = compiled if step is None else step.call(compiled)
+        return compiled
+
+    with tracing(example_inputs, codegen):
+        session.activity = "tracing the program with AOTAutograd"
+        autograd = _private.aot_autograd(
+            fw_compiler=forward,
+            bw_compiler=backward,
+            inference_compiler=inference,
+            decompositions=codegen.decompositions(),
+            partition_fn=partition_joint,
+            keep_inference_input_mutations=True,
+        )
+        return autograd(gm, example_inputs)
 
 
 @contextlib.contextmanager

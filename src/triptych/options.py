@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -13,6 +14,8 @@ CustomPasses = CustomPass | Sequence[CustomPass] | None
 
 CODEGENS = ("inductor", "eager")
 VERIFY_LEVELS = ("off", "final", "each")
+ON_ERROR = ("fallback", "raise")
+ON_ERROR_VARIABLE = "TRIPTYCH_ON_ERROR"
 HOOKS = (
     "pre_grad_custom_pass", "joint_custom_pre_pass", "joint_custom_post_pass", "post_grad_custom_pre_pass",
     "post_grad_custom_post_pass",
@@ -31,6 +34,11 @@ class Options:
     codegen: str = _doc("who makes the kernels: 'inductor' or 'eager'", default="inductor")
     freeze: bool = _doc("the user's promise that weights stay as they are", default=False)
     verify: str = _doc("check graphs: 'off', 'final' (after a stage), 'each' (after every pass)", default="off")
+    on_error: str = _doc(
+        "when compiling fails: 'fallback' (compile in a simpler way, with a warning) or 'raise'; the default can be "
+        f"set by the environment variable {ON_ERROR_VARIABLE}",
+        default_factory=lambda: os.environ.get(ON_ERROR_VARIABLE, "fallback"),
+    )
     add_passes: tuple[str, ...] = _doc("optional passes to run as well, by name", default=())
     remove_passes: tuple[str, ...] = _doc("passes to leave out, by exact name", default=())
     pre_grad_custom_pass: CustomPasses = _doc("your passes at the end of stage 1", default=None)
@@ -48,6 +56,7 @@ class Options:
     def __post_init__(self) -> None:
         _one_of("codegen", self.codegen, CODEGENS)
         _one_of("verify level", self.verify, VERIFY_LEVELS)
+        _one_of("on_error", self.on_error, ON_ERROR)
         if self.mode is not None:
             _one_of("mode", self.mode, MODES)
         for hook in HOOKS:

@@ -26,13 +26,16 @@ def measuring_allowed() -> bool:
     """May a choice depend on how long something took? Not where the user asks for the same numbers in every run: the
     choices round differently, and the quicker one can be another in the next process."""
     config = _private.inductor_config
-    wants_same_numbers = config.deterministic or getattr(config, "batch_invariant", False)  # batch_invariant: torch 2.13
+    # torch has batch_invariant since 2.13
+    wants_same_numbers = config.deterministic or getattr(config, "batch_invariant", False)
     return not wants_same_numbers and not torch.are_deterministic_algorithms_enabled()
 
 
 def can_measure(device: torch.device, needed: int) -> bool:
     """Is the device there, with room for that many bytes, and nobody recording what is launched?"""
-    if not measuring_allowed() or device.type != "cuda" or not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing():
+    if not measuring_allowed() or device.type != "cuda" or not torch.cuda.is_available():
+        return False
+    if torch.cuda.is_current_stream_capturing():
         return False
     free, _ = torch.cuda.mem_get_info(device)
     return needed < SHARE * free

@@ -24,6 +24,19 @@ def copy_graph(gm: GraphModule) -> Graph:
     return graph
 
 
+class Backup:
+    """The graphs of a module and of its sub-graphs as they are now, to go back to as often as needed."""
+
+    def __init__(self, gm: GraphModule) -> None:
+        self._graphs = [(m, copy_graph(m)) for m in gm.modules() if isinstance(m, GraphModule)]
+
+    def restore(self) -> None:
+        restored, self._graphs = self._graphs, []
+        for module, graph in restored:
+            module.graph = graph
+            self._graphs.append((module, copy_graph(module)))
+
+
 def snapshot(gm: GraphModule) -> GraphModule:
     """A copy whose graph, and whose sub-graphs, later passes do not reach; tensors and modules are shared."""
     copied = GraphModule(gm, copy_graph(gm))

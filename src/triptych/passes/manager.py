@@ -40,15 +40,20 @@ def run_stage(
     is_inference: bool = False,
 ) -> GraphModule:
     """Run one stage over one graph, in place; the record of every pass goes to the session."""
+    if session.passes_off:
+        return gm
+    session.activity = f"running stage {stage} on the {graph} graph"
     runner = _StageRunner(stage, gm, session, graph, example_inputs, is_inference)
     before = contract(gm) if session.options.verify != "off" else None
     runner.numbers = runner.open_numbers() if session.options.verify != "off" else None
     backup = copy_graph(gm) if session.options.verify == "final" else None
     for entry in steps(stage, session.options):
         if isinstance(entry, Hook):
+            session.activity = f"running {entry.name} of stage {stage} on the {graph} graph"
             for custom in session.options.custom_passes(entry.name):
                 runner.run_custom(entry.name, custom, before)
         else:
+            session.activity = f"running pass {entry.name} of stage {stage} on the {graph} graph"
             runner.run_pass(pass_with_options(entry, session.options), before)
     if backup is not None and runner.changed:
         try:

@@ -27,6 +27,10 @@ class Session:
     """Somebody is looking: keep listings, graphs and kernels."""
     rewrite_limit: int | None = None
     """Stop rewriting after this many rewrites: what a bisection turns."""
+    passes_off: bool = False
+    """No stage changes anything: how a program is compiled when a compile with passes has failed."""
+    activity: str = "reading the captured graph"
+    """What the compile is doing now: said where it fails."""
     origins: Origins | None = None
     """Where the inputs of the program come from."""
     records: list[PassRecord] = field(default_factory=list)
