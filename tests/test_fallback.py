@@ -149,6 +149,17 @@ def test_wrong_options_are_still_said():
         run(codgen="eager")
 
 
+def test_a_stage_run_alone_leaves_the_graph_as_it_came(monkeypatch):
+    monkeypatch.setenv("TRIPTYCH_ON_ERROR", "fallback")
+    monkeypatch.setattr("triptych.passes.manager._StageRunner.run_pass", fail)
+    gm = torch.fx.symbolic_trace(model)
+    before = [str(n) for n in gm.graph.nodes]
+    with pytest.warns(RuntimeWarning, match="stays as it came"):
+        assert triptych.pre_grad_passes(gm, (torch.ones(3),)) is gm
+    assert [str(n) for n in gm.graph.nodes] == before
+    torch.testing.assert_close(gm(torch.ones(3)), model(torch.ones(3)))
+
+
 def test_a_code_generator_of_ones_own_that_raises():
     with pytest.raises(Exception, match="broken on purpose"):
         torch.compile(model, backend=triptych.make_backend(fail), options=FALL_BACK)(torch.ones(3))

@@ -10,6 +10,8 @@ from typing import Any
 
 from torch.fx import GraphModule
 
+from .fallback import Way, first_that_compiles
+from .ir.copies import Backup
 from .options import Options, name_list
 from .passes.manager import run_stage
 from .passes.session import open_session
@@ -23,14 +25,32 @@ def pre_grad_passes(
 ) -> GraphModule:
     """Stage 1, on a torch-level graph. Passes are added and removed by exact name."""
     options = Options.make({"add_passes": name_list(add_passes), "remove_passes": name_list(remove_passes)})
-    return run_stage("pre_grad", gm, open_session(options), graph="pre_grad", example_inputs=example_inputs)
+    return _run_alone("pre_grad", gm, options, graph="pre_grad", example_inputs=example_inputs)
 
 
 def joint_graph_passes(gm: GraphModule) -> GraphModule:
     """Stage 2, on the forward and backward in one graph, or on an inference graph."""
-    return run_stage("joint", gm, open_session(Options()), graph="joint")
+    return _run_alone("joint", gm, Options(), graph="joint")
 
 
 def post_grad_passes(gm: GraphModule, is_inference: bool) -> None:
     """Stage 3, on a forward or a backward graph, in place."""
-    run_stage("post_grad", gm, open_session(Options()), graph="forward", is_inference=is_inference)
+    _run_alone("post_grad", gm, Options(), graph="forward", is_inference=is_inference)
+
+
+def _run_alone(stage: str, gm: GraphModule, options: Options, **facts: Any) -> GraphModule:
+    """Run one stage; if that fails, leave the graph as it came, with a warning."""
+    session = open_session(options)
+    if options.on_error == "raise":
+        return run_stage(stage, gm, session, **facts)
+    backup = Backup(gm)
+
+    def as_it_came() -> GraphModule:
+        backup.restore()
+        return gm
+
+    ways = [
+        Way("was optimised", lambda: run_stage(stage, gm, session, **facts)),
+        Way("stays as it came", as_it_came),
+    ]
+    return first_that_compiles(ways, session, lambda error: "The caller has the graph")

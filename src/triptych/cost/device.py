@@ -7,17 +7,15 @@ once and remembered on disk. The answers are estimates: a rewrite asks whether i
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import torch
 
 from .. import _private
+from .store import add_to_store, read_store
 from .timing import seconds
 
 log = logging.getLogger("triptych")
@@ -104,6 +102,8 @@ def device_model(device: torch.device | str) -> DeviceModel:
 
 # ---- devices that are not in the table ----
 
+DEVICES = "devices.json"
+
 
 def measure(name: str, device: torch.device) -> DeviceModel:
     """Bandwidth by a copy, arithmetic by a product: about a second, once. A launch costs what it does elsewhere."""
@@ -123,26 +123,14 @@ def _gemm_rate(dtype: torch.dtype, device: torch.device) -> float:
     return 2.0 * n**3 / seconds(lambda: x @ x)
 
 
-def store_path(name: str) -> Path:
-    """Where measurements are kept between runs."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "triptych" / name
-
-
 def _remembered(name: str) -> DeviceModel | None:
     try:
-        held = DeviceModel(**json.loads(store_path("devices.json").read_text())[name])
-        return replace(held, launch=GPU_LAUNCH, operator=GPU_OPERATOR)  # not measured, so not remembered either
-    except (OSError, ValueError, KeyError, TypeError):
+        held = DeviceModel(**read_store(DEVICES)[name])
+    except (KeyError, TypeError):
         return None
+    return replace(held, launch=GPU_LAUNCH, operator=GPU_OPERATOR)  # not measured, so not remembered either
 
 
 def _remember(model: DeviceModel) -> DeviceModel:
-    try:
-        path = store_path("devices.json")
-        known = json.loads(path.read_text()) if path.exists() else {}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({**known, model.name: asdict(model)}, indent=1))
-    except (OSError, ValueError) as error:
-        log.info("the measurement of %s is not kept: %s", model.name, error)
+    add_to_store(DEVICES, model.name, asdict(model))
     return model

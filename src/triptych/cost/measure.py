@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
 from .. import _private
-from .device import store_path
+from .store import add_to_store, read_store
 from .timing import Work, seconds
 
 log = logging.getLogger("triptych")
 
 SHARE = 0.25
 """Of the free memory, what a measurement may take."""
+
+MEASURED = "measured.json"
 
 _known: dict[str, float] = {}
 
@@ -56,28 +55,9 @@ def measured(question: str, device: torch.device, prepare: Callable[[], Work]) -
         except RuntimeError as error:  # no memory after all, or no such kernel
             log.info("not measured: %s: %s", question, error)
             return None
-        _write(key, _known[key])
+        add_to_store(MEASURED, key, _known[key])
     return _known[key]
 
 
-def _file() -> Path:
-    return store_path("measured.json")
-
-
 def _read() -> dict[str, float]:
-    try:
-        return {str(k): float(v) for k, v in json.loads(_file().read_text()).items()}
-    except (OSError, ValueError, AttributeError):
-        return {}
-
-
-def _write(key: str, answer: float) -> None:
-    """Written aside and moved in place: another process may be reading, or writing an answer of its own."""
-    path = _file()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_suffix(f".{os.getpid()}")
-        aside.write_text(json.dumps({**_read(), key: answer}, indent=1))
-        aside.replace(path)
-    except OSError as error:
-        log.info("a measurement is not kept: %s", error)
+    return {k: float(v) for k, v in read_store(MEASURED).items() if isinstance(v, (int, float))}

@@ -1,0 +1,62 @@
+"""What was measured on this machine, kept between runs: small JSON files, never unpickled, never executed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger("triptych")
+
+_warned: set[str] = set()
+
+
+def read_store(name: str) -> dict[str, Any]:
+    """The entries of a file; none, with a warning, if it cannot be read."""
+    try:
+        text = store_path(name).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    except (OSError, RuntimeError, UnicodeDecodeError) as error:
+        _warn_once(f"{name} cannot be read, so what it says is measured again: {error}")
+        return {}
+    try:
+        entries = json.loads(text)
+    except ValueError as error:
+        _warn_once(f"{store_path(name)} is damaged, so what it says is measured again: {error}")
+        return {}
+    return entries if isinstance(entries, dict) else {}
+
+
+def add_to_store(name: str, key: str, value: Any) -> None:
+    """Add an entry to a file. It is written aside and moved into place: an interrupted process leaves the file as it
+    was, and another one that reads it meanwhile sees all of it. Of two that write at once, one entry may be lost."""
+    try:
+        path = store_path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = json.dumps({**read_store(name), key: value}, indent=1)
+        handle, aside = tempfile.mkstemp(prefix=name, dir=path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(content)
+            os.replace(aside, path)
+        except BaseException:
+            os.unlink(aside)
+            raise
+    except (OSError, RuntimeError) as error:
+        _warn_once(f"a measurement cannot be kept in {name}, so the next process measures again: {error}")
+
+
+def store_path(name: str) -> Path:
+    """Where measurements are kept between runs. Raises RuntimeError where the user has no home."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "triptych" / name
+
+
+def _warn_once(message: str) -> None:
+    if message not in _warned:
+        _warned.add(message)
+        log.warning("%s", message)

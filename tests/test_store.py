@@ -1,0 +1,77 @@
+"""Measurements kept on disk: whatever is wrong with the disk, a compile goes on, with a warning."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+
+import pytest
+
+from triptych.cost import store
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(store, "_warned", set())
+    return tmp_path
+
+
+def test_what_is_added_is_read():
+    store.add_to_store("measured.json", "a", 1.5)
+    store.add_to_store("measured.json", "b", 2.5)
+    assert store.read_store("measured.json") == {"a": 1.5, "b": 2.5}
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe\x00", b"[1]", b"", b"cos\nsystem\n(S'true'\ntR."])
+def test_a_damaged_file_is_replaced(home, caplog, content):
+    path = home / "triptych" / "measured.json"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with caplog.at_level(logging.WARNING):
+        assert store.read_store("measured.json") == {}
+    assert content == b"[1]" or "measured again" in caplog.text
+    store.add_to_store("measured.json", "a", 1.0)
+    assert json.loads(path.read_text()) == {"a": 1.0}
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_a_disk_that_takes_nothing(home, caplog, monkeypatch, error):
+    store.add_to_store("measured.json", "a", 1.0)
+
+    def refuse(*args, **kwargs):
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "fdopen", refuse)
+    with caplog.at_level(logging.WARNING):
+        store.add_to_store("measured.json", "b", 1.0)
+        store.add_to_store("measured.json", "c", 1.0)
+    assert caplog.text.count("cannot be kept") == 1
+    assert store.read_store("measured.json") == {"a": 1.0}
+    assert [p.name for p in (home / "triptych").iterdir()] == ["measured.json"]
+
+
+def test_an_interrupted_write_leaves_the_file_as_it_was(home, monkeypatch):
+    store.add_to_store("measured.json", "a", 1.0)
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        store.add_to_store("measured.json", "b", 1.0)
+    assert store.read_store("measured.json") == {"a": 1.0}
+    assert [p.name for p in (home / "triptych").iterdir()] == ["measured.json"]
+
+
+def test_no_home(monkeypatch, caplog):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+
+    def nowhere():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(store.Path, "home", nowhere)
+    store.add_to_store("measured.json", "a", 1.0)
+    assert store.read_store("measured.json") == {}
