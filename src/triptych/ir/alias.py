@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import getitem
 
 from torch.fx import Graph, Node
 
 from .effects import Effects, effects, node_operands
 from .facts import fact, storage
+from .positions import Positions
 
 
 class Aliasing:
@@ -23,19 +25,19 @@ class Aliasing:
         self._parent: dict[Node, Node] = {}
         self._effects: dict[Node, Effects] = {}
         self._storages: dict[int, tuple[Node, object]] = {}
-        self._writes: list[tuple[Node, tuple[Node, ...]]] = []
-        self._barriers: list[Node] = []
+        self._writers: dict[Node, Positions] = {}
+        """Who writes a class, by its root; classes that nobody writes are left out."""
+        self._every_writer = Positions()
+        self._barriers = Positions()
         self._inputs: list[Node] = []
         self._fresh: set[Node] = set()
         self._input_classes: set[Node] = set()
         self._output_uses: Counter[Node] = Counter()
-        self._written: frozenset[Node] | None = None
-        self._writers: dict[Node, list[Node]] | None = None
         self._pieces: dict[tuple[object, object], Node] = {}
         self._several: dict[Node, bool] = {}
         for node in graph.nodes:
             self.add(node)
-        if self._writes and any(fact(n) is None for n in self._inputs):
+        if self.any_write and any(fact(n) is None for n in self._inputs):
             self._join(self._inputs)  # inputs of which nothing is known may be one tensor
 
     def add(self, node: Node) -> None:
@@ -54,11 +56,8 @@ class Aliasing:
             self._input_classes.add(self._root(node))
         elif node.op == "output":
             self._output_uses.update(self._root(n) for n in node_operands(node.args))
-        if seen.writes:
-            self._writes.append((node, seen.writes))
-            self._written = self._writers = None
-        if seen.barrier:
-            self._barriers.append(node)
+        if seen.writes or seen.barrier:
+            self._place(node, seen)
         if "val" not in node.meta or seen.aliases or node.op == "placeholder":
             self._join_by_storage(node)
 
@@ -87,11 +86,35 @@ class Aliasing:
         self._fresh.discard(node)
         if seen is None:
             return
+        if seen.writes or seen.barrier:
+            self._displace(node, seen)
+
+    def _place(self, node: Node, seen: Effects) -> None:
+        """Note where a node writes, and where it begins or ends a region."""
+        for target in seen.writes:
+            self._writers.setdefault(self._root(target), Positions()).add(node)
         if seen.writes:
-            self._writes = [w for w in self._writes if w[0] is not node]
-            self._written = self._writers = None
+            self._every_writer.add(node)
         if seen.barrier:
-            self._barriers.remove(node)
+            self._barriers.add(node)
+
+    def _displace(self, node: Node, seen: Effects) -> None:
+        for root in {self._root(target) for target in seen.writes}:
+            writers = self._writers.get(root)
+            if writers is not None:
+                writers.remove(node)
+                if not writers:
+                    del self._writers[root]
+        self._every_writer.remove(node)
+        self._barriers.remove(node)
+
+    @contextlib.contextmanager
+    def moving(self, node: Node) -> Iterator[None]:
+        """Around a move of a node: writes and regions are looked up by their place."""
+        seen = self.effects(node)
+        self._displace(node, seen)
+        yield
+        self._place(node, seen)
 
     def refresh(self, node: Node) -> None:
         """A node whose operands are others now may share and write other memory."""
@@ -103,7 +126,7 @@ class Aliasing:
 
     @property
     def any_write(self) -> bool:
-        return bool(self._writes)
+        return bool(self._every_writer)
 
     def is_fresh(self, node: Node) -> bool:
         """Is the value new memory, shared with nothing that was there before?"""
@@ -124,35 +147,27 @@ class Aliasing:
 
     def written(self, node: Node) -> bool:
         """Does anything in the graph write memory that this value may share?"""
-        if not self._writes:
-            return False
-        if self._written is None:
-            self._written = frozenset(self._root(t) for _, targets in self._writes for t in targets)
-        return self._root(node) in self._written
+        return bool(self._writers) and self._root(node) in self._writers
 
     def writers(self, node: Node) -> Sequence[Node]:
         """The nodes that write memory which this value may share."""
-        if not self.written(node):
-            return ()
-        if self._writers is None:
-            self._writers = {}
-            for writer, targets in self._writes:
-                for root in {self._root(t) for t in targets}:
-                    self._writers.setdefault(root, []).append(writer)
-        return self._writers.get(self._root(node), ())
+        return tuple(self._writers[self._root(node)]) if self.written(node) else ()
 
     def written_between(self, values: Iterable[Node], first: Node, last: Node) -> Node | None:
-        """A node from `first` up to `last`, itself left out, that writes memory one of the values may share."""
-        if not self._writes:
+        """The first node from `first` up to `last`, itself left out, that writes memory one of the values may share."""
+        if not self._writers:
             return None
-        roots = {self._root(v) for v in values}
-        for writer, targets in self._writes:
-            if not writer < first and writer < last and any(self._root(t) in roots for t in targets):
-                return writer
-        return None
+        writers = (self._writers.get(root) for root in {self._root(v) for v in values})
+        nearest = (next(w.between(first, last), None) for w in writers if w is not None)
+        return min((n for n in nearest if n is not None), default=None)
+
+    def memory_written_between(self, first: Node, last: Node) -> Iterator[tuple[Node, Node]]:
+        """Every write from `first` up to `last`, itself left out: the node, and a name for the memory it writes."""
+        for writer in self._every_writer.between(first, last):
+            yield from ((writer, self._root(target)) for target in self._effects[writer].writes)
 
     def barrier_between(self, first: Node, last: Node) -> Node | None:
-        return next((b for b in self._barriers if first < b and b < last), None)
+        return next((b for b in self._barriers.between(first, last) if b is not first), None)
 
     def is_input(self, node: Node) -> bool:
         """May the value share memory with an input or an attribute?"""
@@ -188,7 +203,10 @@ class Aliasing:
                 first = root
                 continue
             self._parent[root] = first
-            self._written = self._writers = None
+            if (writers := self._writers.pop(root, None)) is not None:
+                if first in self._writers:
+                    writers.update(self._writers[first])
+                self._writers[first] = writers
             if root in self._input_classes:
                 self._input_classes.add(first)
             self._output_uses[first] += self._output_uses.pop(root, 0)

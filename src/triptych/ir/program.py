@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from .. import _private
 from .alias import Aliasing
+from .autocast import AutocastRegions, is_bound
 from .calls import Call, read
 from .facts import fact, tensor_fact
 from .limits import unreadable
@@ -57,6 +59,8 @@ class Program:
         self.fact_key = "val" if self.dialect == ATEN else "example_value"
         self.knowledge: Any = None
         """What is known of the elements of values, once somebody asks (`values.knowledge`)."""
+        self.constant_numbers = itertools.count()
+        """For names of tensors that are put into the graph's module."""
         self._calls: dict[Node, Call | None] = {}
         self.notes: dict[Node, Any] = {}
         """What was worked out about a node alone, and would be again and again; forgotten when it changes."""
@@ -138,8 +142,18 @@ class Program:
     def erased(self, node: Node) -> None:
         self._calls.pop(node, None)
         self.notes.pop(node, None)
+        if is_bound(node):
+            self.autocast_regions.forget(node)
         if self._aliasing is not None:
             self._aliasing.forget(node)
+
+    @contextlib.contextmanager
+    def moving(self, node: Node) -> Iterator[None]:
+        """Around a move of a node to another place."""
+        if is_bound(node):
+            self.__dict__.pop("autocast_regions", None)  # read anew when somebody asks
+        with contextlib.nullcontext() if self._aliasing is None else self._aliasing.moving(node):
+            yield
 
     def value(self, node: Node) -> Value:
         return Value(self, node)
@@ -200,35 +214,21 @@ class Program:
                 stack.enter_context(_private.enable_python_dispatcher())
             stack.enter_context(torch.no_grad())
             if self.dialect == TORCH:
-                for region in self._autocast_around(node):
+                for region in self.autocast_regions.around(node):
                     stack.enter_context(torch.autocast(*region))
             yield
 
     def autocast_dtype(self, node: Node, device: torch.device) -> torch.dtype | None:
         """What products are rounded to where `node` stands; None without autocast."""
         with contextlib.ExitStack() as stack:
-            for region in self._autocast_around(node) if self.dialect == TORCH else ():
+            for region in self.autocast_regions.around(node) if self.dialect == TORCH else ():
                 stack.enter_context(torch.autocast(*region))
             active = self.dialect == TORCH and torch.is_autocast_enabled(device.type)
             return torch.get_autocast_dtype(device.type) if active else None
 
-    def _autocast_around(self, node: Node) -> list[tuple[Any, ...]]:
-        if not self._has_autocast:
-            return []
-        open_regions: dict[Node, tuple[Any, ...]] = {}
-        for other in self.graph.nodes:
-            if other is node:
-                break
-            name = getattr(other.target, "__name__", "")
-            if name == "_enter_autocast":
-                open_regions[other] = other.args
-            elif name == "_exit_autocast":
-                open_regions.pop(other.args[0], None)
-        return list(open_regions.values())
-
     @functools.cached_property
-    def _has_autocast(self) -> bool:
-        return any(getattr(n.target, "__name__", "") == "_enter_autocast" for n in self.graph.nodes)
+    def autocast_regions(self) -> AutocastRegions:
+        return AutocastRegions(self.graph)
 
     @functools.cached_property
     def has_symbols(self) -> bool:

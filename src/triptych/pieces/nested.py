@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from torch.fx import Node
@@ -13,13 +13,13 @@ from ..ir.program import Program
 from ..rewrite.rule import Match, Rule
 
 
-def joined_operands(program: Program, node: Node, how: str, dim: Any) -> list[Node] | None:
+def joined_operands(program: Program, node: Node, how: str, dim: Any) -> Sequence[Node] | None:
     """What a cat (or a stack) along this dim joins; None for any other value."""
     call = program.call(node)
     if call is None or call.op != how or call.mutates or call.get("dim") != dim:
         return None
     tensors = call.args["tensors"]
-    return list(tensors) if isinstance(tensors, (list, tuple)) and tensors else None
+    return tensors if isinstance(tensors, (list, tuple)) and tensors else None
 
 
 MOST_USERS = 32
@@ -45,22 +45,27 @@ class Nested(Rule, ABC):
         m.require(own, f"{inner[0].node.name} is used elsewhere, and would be made all the same")
         same = [t for t in own if t.dtype is not None and t.dtype == m.root.dtype]
         m.require(same, f"{own[0].dtype} is converted to {m.root.dtype} on the way")
-        operands, taken = self._flat(m, tensors, dim)
-        few = len(operands) <= FEW
-        m.applies(few or not _only_joined_further(m.program, m.root.node, dim), "goes into a larger one whole")
+        goes_on = _only_joined_further(m.program, m.root.node, dim)
+        operands, taken, is_all = self._flat(m, tensors, dim, FEW if goes_on else MOST_OPERANDS)
+        few = is_all and len(operands) <= FEW
+        m.applies(few or not goes_on, "goes into a larger one whole")
+        m.require(is_all, f"more than {MOST_OPERANDS} operands")
         m.require(few or len(operands) <= 4 * len(set(operands)), "the same values again and again")
         m.cover(taken)
 
     def rewrite(self, op, tensors, dim, m):
-        operands, _ = self._flat(m, tensors, dim)
+        operands, _, _ = self._flat(m, tensors, dim, MOST_OPERANDS)
         return op.cat([op.unsqueeze(node, dim) if stacked else node for node, stacked in operands], dim=dim)
 
-    def _flat(self, m: Match, tensors: Any, dim: Any) -> tuple[list[tuple[Node, bool]], dict[Node, None]]:
-        """All operands, each with whether it was stacked, and the inner concatenations that are no more."""
+    def _flat(
+        self, m: Match, tensors: Any, dim: Any, most: int
+    ) -> tuple[list[tuple[Node, bool]], dict[Node, None], bool]:
+        """The operands, each with whether it was stacked, the inner concatenations that are no more, and whether these
+        are all: the walk ends at `most` of either."""
         operands: list[tuple[Node, bool]] = []
         taken: dict[Node, None] = {}
         work: list[Iterator[Node]] = [iter([t.node for t in tensors])]
-        while work and len(operands) <= MOST_OPERANDS:
+        while work and max(len(operands), len(taken)) <= most:
             node = next(work[-1], None)
             if node is None:
                 work.pop()
@@ -75,8 +80,7 @@ class Nested(Rule, ABC):
                 work.append(iter(inside))
             else:
                 operands += [(x, True) for x in inside]
-        m.require(not work, f"more than {MOST_OPERANDS} operands")
-        return operands, taken
+        return operands, taken, not work
 
 
 def _only_joined_further(program: Program, node: Node, dim: Any) -> bool:

@@ -82,6 +82,9 @@ class FuseSplitLinearAdd(Rule):
         return op.add(a, b)
 
     def check(self, m):
+        terms = _terms(m.program, m.root.node)
+        known = [_continues(m.program, t, m.root.node) or _layer(m.program, t, m.root.node) for t in terms]
+        m.applies(all(known), "the layers of this sum, if any, are those of a smaller one")
         found = _taken_apart(m.program, m.root.node)
         m.applies(found is not None and len(found.layers) > 1, "no sum of linear layers over pieces of one value")
         assert found is not None
@@ -140,12 +143,18 @@ class FuseSplitLinearAdd(Rule):
     ]  # fmt: skip
 
 
+LARGEST_SUM = 64
+"""Additions followed from one sum: keeps the pass linear."""
+
+
 def _taken_apart(program: Program, root: Node) -> _Sum | None:
     """The terms of a sum, through additions that nobody else uses."""
     adds, leaves = [root], []
     for add in adds:  # grows while it is read
         for term in _terms(program, add):
-            if len(term.users) == 1 and _is_like(term, root) and _is_add(program, term):
+            if _continues(program, term, root):
+                if len(adds) == LARGEST_SUM:
+                    return None
                 adds.append(term)
             else:
                 leaves.append(term)
@@ -157,6 +166,11 @@ def _taken_apart(program: Program, root: Node) -> _Sum | None:
     others = [leaf for leaf in leaves if leaf not in {member.node for member, _ in layers}]
     ordered = sorted(layers, key=lambda layer: size_hint(layer[1].start))
     return _Sum(tuple(ordered), tuple(others), tuple(adds))
+
+
+def _continues(program: Program, term: Node, root: Node) -> bool:
+    """Is the term an addition of which only this sum is made?"""
+    return len(term.users) == 1 and _is_like(term, root) and _is_add(program, term)
 
 
 def _is_add(program: Program, node: Node) -> bool:

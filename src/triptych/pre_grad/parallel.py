@@ -124,15 +124,29 @@ def undisturbed(program: Program, members: Sequence[Member]) -> list[list[Member
     """Members in graph order, cut where a region begins or ends or something they read is written."""
     aliasing = program.aliasing
     runs: list[list[Member]] = []
+    memory: set[Node] = set()
+    """What the members of the last run read."""
     for member in members:
-        first = runs[-1][0].node if runs else member.node
-        read = {n for m in (*(runs[-1] if runs else ()), member) for n in m.operands}
-        cut = aliasing.barrier_between(first, member.node) or aliasing.written_between(read, first, member.node)
-        if runs and cut is None:
+        own = {aliasing.memory(n) for n in member.operands}
+        if runs and _is_undisturbed(program, runs[-1], member, memory):
             runs[-1].append(member)
+            memory |= own
         else:
             runs.append([member])
+            memory = own
     return runs
+
+
+def _is_undisturbed(program: Program, run: Sequence[Member], member: Member, memory: set[Node]) -> bool:
+    """Nothing between the run and the member begins or ends a region, or writes what either of them reads."""
+    aliasing = program.aliasing
+    first, last = run[0].node, run[-1].node
+    written = (at for _, at in aliasing.memory_written_between(last, member.node))
+    return (
+        aliasing.barrier_between(last, member.node) is None
+        and aliasing.written_between(member.operands, first, member.node) is None
+        and memory.isdisjoint(written)
+    )
 
 
 def placed(members: Sequence[Member]) -> Group | None:

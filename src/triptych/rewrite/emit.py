@@ -85,7 +85,7 @@ class Emitter:
 
     def constant(self, value: torch.Tensor) -> Node:
         """A tensor that is known now: a buffer of the graph's module, which has it on its device once and for all."""
-        names = (f"constant_{number}" for number in itertools.count())
+        names = (f"constant_{number}" for number in self.program.constant_numbers)
         name = next(n for n in names if not hasattr(self.program.gm, n))
         self.program.gm.register_buffer(name, value, persistent=False)
         sources = getattr(self.program.gm, "_param_name_to_source", None)

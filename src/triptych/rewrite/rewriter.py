@@ -7,6 +7,7 @@ writes and random draws) and takes a rewrite back whole if it is not.
 from __future__ import annotations
 
 import contextlib
+import heapq
 import keyword
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import torch
 from torch.fx import Node
 
 from ..ir.effects import Effects, node_operands
-from ..ir.facts import difference, fact, set_fact, sharing, tensor_fact
+from ..ir.facts import difference, fact, set_fact, sharing, storage, tensor_fact
 from ..ir.gradients import may_require_grad
 from ..ir.program import ATEN, Program, Value
 from ..ir.text import RULE
@@ -212,7 +213,8 @@ class Rewriter:
 
     def move_before(self, node: Node, anchor: Node) -> None:
         """Move a node; that no write, draw or region is crossed is the caller's to know."""
-        anchor.prepend(node)
+        with self.program.moving(node):
+            anchor.prepend(node)
 
     def set_arguments(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any = None) -> None:
         """Another spelling of the same call; nothing is computed, for what it makes is what it made."""
@@ -375,30 +377,42 @@ class Rewriter:
         aliasing = self.program.aliasing
         # an ATen graph says by its operations alone who shares memory: there no fact is asked
         by_facts = self.program.dialect != ATEN or self.program.has_composites
-        other_memory = by_facts and aliasing.surely_apart(was, now)
+        left = storage(fact(was)) if by_facts and aliasing.surely_apart(was, now) else None
         for user in users:
             self.program.changed(user)
             if user.op == "output":
                 aliasing.output_replaced(was, now)
             else:
-                self._sees_memory_anew(user, other_memory)
+                self._sees_memory_anew(user, left)
         self.touched.extend(users)
 
-    def _sees_memory_anew(self, node: Node, other_memory: bool) -> None:
-        """A view of a value that lies elsewhere now lies there too: its fact says whose memory it sees."""
-        aliasing = self.program.aliasing
-        seen = aliasing.effects(node)
-        if not (seen.aliases or seen.writes):
-            return
+    def _sees_memory_anew(self, node: Node, left: int | None) -> None:
+        """A view of a value that lies elsewhere now lies there too: its fact says whose memory it sees.
+
+        `left` is the memory the value lay in before. Views of that memory are followed as far as there are any; a
+        value that had memory of its own, as a reshape that copies, still has it.
+        """
+        work, waiting = [node], {node}
+        while work:
+            view = heapq.heappop(work)
+            seen = self.program.aliasing.effects(view)
+            if not (seen.aliases or seen.writes):
+                continue
+            moves = left is not None and seen.aliases and _lies_in(fact(view), left)
+            if moves:
+                self._compute_anew(view, seen)
+            self.program.aliasing.refresh(view)
+            for user in view.users if moves else ():
+                if user.op != "output" and user not in waiting:
+                    waiting.add(user)
+                    heapq.heappush(work, user)
+
+    def _compute_anew(self, node: Node, seen: Effects) -> None:
         call = self.program.call(node)
-        if other_memory and seen.aliases and call is not None and not (seen.random or call.op.startswith("higher")):
-            with contextlib.suppress(Exception):  # the old fact is right in all but the memory
-                set_fact(node, self.program.compute(node), self.program.fact_key)
-        aliasing.refresh(node)
-        if other_memory:
-            for user in node.users:
-                if user.op != "output":
-                    self._sees_memory_anew(user, other_memory)
+        if call is None or seen.random or call.op.startswith("higher"):
+            return
+        with contextlib.suppress(Exception):  # the old fact is right in all but the memory
+            set_fact(node, self.program.compute(node), self.program.fact_key)
 
     def _erase_unused(self, covered: Iterable[Node], takes_random: bool) -> None:
         """Covered nodes, latest first, that the rewrite left without users."""
@@ -415,5 +429,11 @@ def _write(node: Node, spelling: Spelling) -> None:
     node.args, node.kwargs = spelling.args, dict(spelling.kwargs)
 
 
+def _lies_in(value: Any, memory: int) -> bool:
+    """Is it in that memory, or one of several that are? What nothing is known of may be."""
+    parts = value if isinstance(value, (list, tuple)) else (value,)
+    return value is None or any(storage(part) in (memory, None) for part in parts)
+
+
 def _is_returned(node: Node) -> bool:
-    return any(user.op == "output" for user in node.users)
+    return node.graph.output_node() in node.users
