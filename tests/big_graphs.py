@@ -345,3 +345,55 @@ def stack_tanh_unbind(n):
         return sum(torch.stack([p.tanh() for p in x.chunk(4, 1)]).unbind(0)).repeat(1, 4)
 
     return repeated(n, step)
+
+
+@big_graph((8, 8))
+def views_and_copies(n):
+    """Every reshape copies: each view has memory of its own to tell apart."""
+    return repeated(n, lambda x, i: x.view(4, 2, 4, 2).transpose(1, 2).reshape(8, 8))
+
+
+@big_graph((24,))
+def views_and_copies_in_turn(n):
+    return repeated(n, lambda x, i: x.view(6, 4).transpose(0, 1).reshape(24))
+
+
+@big_graph((2, 4))
+def nested_cats_of_others(n):
+    def program(x):
+        y = x
+        for i in range(n):
+            y = torch.cat([y, x * float(i)])
+        return y
+
+    return program
+
+
+@big_graph((8, 8))
+def accumulated(n):
+    def program(x):
+        total = torch.zeros_like(x)
+        for i in range(n):
+            total += x * float(i)
+        return total
+
+    return program
+
+
+@big_graph((8, 8))
+def masked_writes(n):
+    def program(x):
+        y = x.clone()
+        for i in range(n):
+            y[x > float(i)] = float(i)
+        return y
+
+    return program
+
+
+@big_graph((4, 2000), (3, 2))
+def sums_of_layers_over_pieces(n):
+    def program(x, w):
+        return sum(F.linear(piece, w * float(i)) for i, piece in enumerate(x[:, : 2 * n].split(2, dim=1)))
+
+    return program

@@ -110,6 +110,8 @@ def zero_for_nan(run: PassRun, node: Node) -> None:
     if call is None or call.mutates or call.op not in ("masked_fill", "where"):
         return
     names = ("self", "mask", "value") if call.op == "masked_fill" else ("other", "condition", "self")
+    if any(name not in call.args for name in names):  # `where(mask)` asks for places
+        return
     value, mask, number = (call.args[name] for name in names)
     test = run.program.call(mask) if isinstance(mask, Node) else None
     found, made, zero = tensor_fact(value), tensor_fact(node), one_number(run.program, number)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 
 from .. import _private
 
@@ -133,6 +133,20 @@ def difference(old: Any, new: Any, strides: bool = True) -> str | None:
     if strides and not same_layout(old, new):
         return f"stride {list(old.stride())} would become {list(new.stride())}"
     return None
+
+
+def sizes_from_data(value: Any, operands: Any) -> bool:
+    """Has a value sizes or numbers that depend on data, and that none of its operands has? Computed again, they are
+    other symbols each time, and can be compared with nothing."""
+    return bool(_unbacked(value) - _unbacked(operands))
+
+
+def _unbacked(value: Any) -> set[Any]:
+    if isinstance(value, (list, tuple)):
+        return set().union(*map(_unbacked, value))
+    if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return set(free_unbacked_symbols(value))
+    return set()
 
 
 def storage(value: Any) -> int | None:

@@ -171,7 +171,7 @@ class Program:
         mode = self.fake_mode or _private.fake_mode_of(list(example_inputs))
         mode = mode or _private.FakeTensorMode(allow_non_fake_inputs=True)
         try:
-            with mode, torch.no_grad():
+            with mode, _no_pending_symbols(mode), torch.no_grad():
                 fakes = [_fake(mode, v) for v in example_inputs]
                 _FactRunner(self.gm, self.fact_key, mode).run(*fakes)
             self.fake_mode = mode
@@ -210,6 +210,7 @@ class Program:
             stack.enter_context(_private.without_dispatch_modes())
             if self.fake_mode is not None:
                 stack.enter_context(self.fake_mode)
+                stack.enter_context(_no_pending_symbols(self.fake_mode))
             if self.has_symbols:
                 stack.enter_context(_private.enable_python_dispatcher())
             stack.enter_context(torch.no_grad())
@@ -247,6 +248,14 @@ class Program:
         """A graph from `torch.export` keeps `linear` and its like; one from AOTAutograd has none."""
         overloads = {n.target for n in self.graph.nodes if isinstance(n.target, _private.OpOverload)}
         return any(_private.is_composite(o) for o in overloads)
+
+
+def _no_pending_symbols(mode: Any) -> contextlib.AbstractContextManager[None]:
+    """Around computing facts: a size that depends on data gets a new symbol. Whoever traces next would look for that
+    symbol in the results of its own operation, and fail; a fact is compared and thrown away, or lives on its node."""
+    if mode.shape_env is None:
+        return contextlib.nullcontext()
+    return mode.shape_env.ignore_fresh_unbacked_symbols()
 
 
 def _fake(mode: Any, value: Any) -> Any:

@@ -9,7 +9,7 @@ from torch.fx import GraphModule, Node
 
 from ..errors import VerificationError
 from .effects import node_operands
-from .facts import difference, fact
+from .facts import difference, fact, sizes_from_data
 from .program import ATEN, Program
 from .text import lines
 
@@ -86,6 +86,8 @@ def _recomputed_difference(program: Program, node: Node) -> str | None:
                 value = node.target(*args, **kwargs)  # type: ignore[operator]
     except Exception as error:
         return f"cannot be computed: {type(error).__name__}: {error}"
+    if sizes_from_data(value, [fact(n) for n in node.all_input_nodes]):
+        return None
     return difference(fact(node), value, strides=False)
 
 

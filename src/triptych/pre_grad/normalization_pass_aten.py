@@ -80,6 +80,14 @@ def _may_make_new(call: Call) -> bool:
     return call.op.endswith("_") and (is_pointwise(call.op[:-1]) or call.op[:-1] in ELEMENTWISE)
 
 
+def _returns(run: PassRun, write: Node, written: Node) -> bool:
+    """Does the call write this operand and return it?"""
+    call = run.program.call(write)
+    if call is None or not call.mutates or not _may_make_new(call) or call.args.get("self") is not written:
+        return False
+    return tensor_fact(write) is not None and not run.program.aliasing.surely_apart(write, written)
+
+
 def _made_new(op: Emitter, call: Call) -> Any:
     """What is written in place, as a new value: computed in the wider dtype, and rounded to that of the memory."""
     made = getattr(op, call.op[:-1])(**call.args)
@@ -107,6 +115,8 @@ class NormalizationPassAten(Pass):
         if run.program.dialect == ATEN:
             return
         for node in list(run.program.graph.nodes):
+            self._writes_in_a_row(run, node)
+        for node in list(run.program.graph.nodes):
             if node.op == "call_module":
                 self._module(run, node)
             self._operands(run, node)
@@ -116,6 +126,14 @@ class NormalizationPassAten(Pass):
             if not node._erased:
                 masked_write(run, node)
         run.run_rules(self.rules())
+
+    def _writes_in_a_row(self, run: PassRun, node: Node) -> None:
+        """x.add_(1); x.mul_(2) -> x.add_(1).mul_(2), where x is new memory: each write has few users of its own"""
+        if not run.program.aliasing.written(node) or not run.program.aliasing.is_fresh(node):
+            return
+        writes = {user for user in node.users if _returns(run, user, node)}
+        if len(writes) > 1 and run.attempt("take_results", node, lambda: run.rewriter.take_results(node, writes)):
+            run.fired("take_results")
 
     def _module(self, run: PassRun, node: Node) -> None:
         op = run.rewriter.emitter(node)

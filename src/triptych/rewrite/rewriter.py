@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import keyword
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -52,6 +52,10 @@ class PlainTerms:
 
 
 PLAIN = PlainTerms()
+
+MOST_WRITES = 64
+"""Writes of one memory by calls without a result, such as `x[m] = 0`: each that makes a new value is told to all users
+of x that follow. Where there are more, they stay writes, which keeps the work linear."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +163,20 @@ class Rewriter:
         self.program.respelled(node)
         self.touched = [node]
 
+    def take_results(self, written: Node, writes: Collection[Node]) -> None:
+        """`x.add_(1); x.mul_(2); f(x)` -> `a = x.add_(1); b = a.mul_(2); f(b)`: writes that return x itself."""
+        self._check_limit()
+        latest = written
+        touched = []
+        for user in sorted(written.users):
+            if latest is not written:
+                self._swap(written, latest, [user])
+                touched.append(user)
+            if user in writes:
+                latest = user
+        self.rewrites += 1
+        self.touched = touched
+
     def write_to_new_memory(self, node: Node, new: Any, op: Emitter) -> None:
         """`x.relu_()` -> `relu(x)`, `x[m] = 0` -> `masked_fill(x, m, 0)`, where x is new memory: who reads x afterwards
         reads the new value."""
@@ -169,6 +187,8 @@ class Rewriter:
             if seen.random or seen.barrier or len(seen.writes) != 1:  # a write is kept whoever uses it
                 raise Refused(f"{node.name} has effects of its own")
             (written,) = seen.writes
+            if tensor_fact(node) is None and len(aliasing.writers(written)) > MOST_WRITES:
+                raise Refused(f"the memory is written more than {MOST_WRITES} times")
             others = [u for u in written.users if u is not node and u not in op.made]
             earlier = [u for u in others if u < node]
             shared = any(written in aliasing.effects(u).writes or self._read_after(written, u, node) for u in earlier)

@@ -1,0 +1,77 @@
+"""Twice the program is twice the work: passes do not look at the whole graph, or a whole chain, for every node."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from tests.big_graphs import BIG_GRAPHS
+from tests.counting import counting_passes
+from triptych.stages import joint_graph_passes, post_grad_passes, pre_grad_passes
+from triptych.testing.capture import capture_aten, capture_torch
+
+MOST_GROWTH = 2.5
+"""What the work may grow by when the program doubles: a little more than 2, and far less than the 4 of a square."""
+
+NOT_TRACED = {"getitems", "split_stacked", "split_getitem_cat", "stack_tanh_unbind", "sums_of_layers_over_pieces"}
+"""Programs that `symbolic_trace` cannot follow, since they take a tuple apart."""
+
+REGIONS = {"autocast_regions": 40, "inside_autocast": 40}
+
+ONCE_SQUARE = {
+    "views_and_copies": 20, "views_and_copies_in_turn": 20, "sum_of_terms": 80, "in_place_chain": 40, "accumulated": 40,
+    "nested_cats": 140, "nested_cats_of_others": 140, "masked_writes": 80, "linears_of_one_input": 40,
+}  # fmt: skip
+"""Programs whose compile time was seen to grow with the square of their size; with a size that shows it."""
+
+SIZES = {**dict.fromkeys(set(BIG_GRAPHS) - NOT_TRACED - set(REGIONS), 16), **ONCE_SQUARE}
+
+
+def grows(small: Counter[str], large: Counter[str]) -> dict[str, str]:
+    """Passes, and all together, whose work grows too fast; passes that do next to nothing are left out."""
+    small["all"], large["all"] = small.total(), large.total()
+    return {
+        name: f"{small[name]} -> {lines} lines"
+        for name, lines in large.items()
+        if lines > MOST_GROWTH * small[name] and lines > 0.02 * large["all"]
+    }
+
+
+@pytest.mark.parametrize("name", sorted(SIZES))
+def test_pre_grad_work_is_linear(name):
+    def work(n: int) -> Counter[str]:
+        program, inputs = BIG_GRAPHS[name](n)
+        traced = torch.fx.symbolic_trace(program)
+        with counting_passes() as lines:
+            pre_grad_passes(traced, inputs)
+        return lines
+
+    work(2)  # tables that are read once
+    assert not grows(work(SIZES[name]), work(2 * SIZES[name]))
+
+
+@pytest.mark.parametrize("name", sorted(REGIONS))
+def test_regions_are_not_searched_for_every_node(name):
+    def work(n: int) -> Counter[str]:
+        traced, inputs = capture_torch(*BIG_GRAPHS[name](n))
+        with counting_passes() as lines:
+            pre_grad_passes(traced, inputs)
+        return lines
+
+    work(2)
+    assert not grows(work(REGIONS[name]), work(2 * REGIONS[name]))
+
+
+@pytest.mark.parametrize("name", ["linear_chain", "slice_assignments", "views_all_used", "conv_norms", "cast_chain"])
+def test_work_on_aten_graphs_is_linear(name):
+    def work(n: int) -> Counter[str]:
+        traced, _ = capture_aten(*BIG_GRAPHS[name](n))
+        with counting_passes() as lines:
+            joint_graph_passes(traced)
+            post_grad_passes(traced, True)
+        return lines
+
+    work(2)
+    assert not grows(work(16), work(32))
