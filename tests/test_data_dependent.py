@@ -29,9 +29,9 @@ PROGRAMS = {
 
 
 @pytest.fixture(autouse=True)
-def capture_sizes(monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
-    monkeypatch.setattr(torch._dynamo.config, "capture_scalar_outputs", True)
+def capture_sizes():
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True):
+        yield
 
 
 def check(name: str, grad: bool, **options: str) -> None:

@@ -6,8 +6,6 @@ writes and random draws) and takes a rewrite back whole if it is not.
 
 from __future__ import annotations
 
-import contextlib
-import heapq
 import keyword
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from ..ir.text import RULE
 from ..ir.traits import is_gemm, is_pointwise
 from .emit import Emitter
 from .layout import follow
+from .moved_memory import views_moved
 from .refusal import Refused
 from .spelling import Spelling
 
@@ -205,8 +204,9 @@ class Rewriter:
             raise
         self.rewrites += 1
         self.touched = list(op.made)
-        self._swap(node, self._node_of(new))
-        self._swap(written, self._node_of(new), [u for u in others if node < u])
+        # writes that follow are the next to get here: what is behind them is told then
+        self._swap(node, self._node_of(new), past_writes=False)
+        self._swap(written, self._node_of(new), [u for u in others if node < u], past_writes=False)
         self.erase(node)
 
     def _read_after(self, source: Node, user: Node, write: Node) -> bool:
@@ -390,7 +390,9 @@ class Rewriter:
 
     # ---- the edit itself ----
 
-    def _swap(self, was: Node, now: Node, users: Sequence[Node] | None = None) -> None:
+    def _swap(
+        self, was: Node, now: Node, users: Sequence[Node] | None = None, past_writes: bool = True
+    ) -> None:
         users = list(was.users) if users is None else users
         for user in users:
             user.replace_input_with(was, now)
@@ -403,36 +405,8 @@ class Rewriter:
             if user.op == "output":
                 aliasing.output_replaced(was, now)
             else:
-                self._sees_memory_anew(user, left)
+                views_moved(self.program, user, left, past_writes)
         self.touched.extend(users)
-
-    def _sees_memory_anew(self, node: Node, left: int | None) -> None:
-        """A view of a value that lies elsewhere now lies there too: its fact says whose memory it sees.
-
-        `left` is the memory the value lay in before. Views of that memory are followed as far as there are any; a
-        value that had memory of its own, as a reshape that copies, still has it.
-        """
-        work, waiting = [node], {node}
-        while work:
-            view = heapq.heappop(work)
-            seen = self.program.aliasing.effects(view)
-            if not (seen.aliases or seen.writes):
-                continue
-            moves = left is not None and seen.aliases and _lies_in(fact(view), left)
-            if moves:
-                self._compute_anew(view, seen)
-            self.program.aliasing.refresh(view)
-            for user in view.users if moves else ():
-                if user.op != "output" and user not in waiting:
-                    waiting.add(user)
-                    heapq.heappush(work, user)
-
-    def _compute_anew(self, node: Node, seen: Effects) -> None:
-        call = self.program.call(node)
-        if call is None or seen.random or call.op.startswith("higher"):
-            return
-        with contextlib.suppress(Exception):  # the old fact is right in all but the memory
-            set_fact(node, self.program.compute(node), self.program.fact_key)
 
     def _erase_unused(self, covered: Iterable[Node], takes_random: bool) -> None:
         """Covered nodes, latest first, that the rewrite left without users."""
@@ -447,12 +421,6 @@ class Rewriter:
 def _write(node: Node, spelling: Spelling) -> None:
     node.op, node.target = spelling.kind, spelling.target
     node.args, node.kwargs = spelling.args, dict(spelling.kwargs)
-
-
-def _lies_in(value: Any, memory: int) -> bool:
-    """Is it in that memory, or one of several that are? What nothing is known of may be."""
-    parts = value if isinstance(value, (list, tuple)) else (value,)
-    return value is None or any(storage(part) in (memory, None) for part in parts)
 
 
 def _is_returned(node: Node) -> bool:
