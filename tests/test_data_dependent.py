@@ -55,7 +55,7 @@ def test_sizes_from_data(name, grad):
     check(name, grad, codegen="eager")
 
 
-@pytest.mark.parametrize("name", ["repeat_interleave", "index_by_mask", "nonzero", "item_as_bound"])
+@pytest.mark.parametrize("name", ["repeat_interleave", "index_by_mask", "nonzero"])
 def test_sizes_from_data_through_kernels(name):
     check(name, True, codegen="inductor")
 
