@@ -1,4 +1,4 @@
-"""Facts for graphs that come without any, or with facts that cannot be computed with: the graph is run on fake values."""
+"""Facts for graphs that come without any, or with facts of many fake modes: the graph is run on fake values."""
 
 from __future__ import annotations
 

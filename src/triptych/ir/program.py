@@ -223,10 +223,12 @@ class Program:
 
     @functools.cached_property
     def has_symbols(self) -> bool:
-        """Some size that comes in is a symbol."""
-        known = [fact(n) for n in self.graph.nodes if n.op == "placeholder"]
-        sizes = [s for v in known if isinstance(v, torch.Tensor) for s in v.shape]
-        return any(isinstance(s, torch.SymInt) for s in (*known, *sizes))
+        """Some size or number of the graph is a symbol."""
+        symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
+        known = [fact(n) for n in self.graph.nodes]
+        return any(isinstance(v, symbols) for v in known) or any(
+            isinstance(s, torch.SymInt) for v in known if isinstance(v, torch.Tensor) for s in v.shape
+        )
 
     @functools.cached_property
     def unreadable(self) -> str | None:
