@@ -21,7 +21,7 @@ from .. import _private
 from .canonical import CANONICAL, canonical_parameters
 from .facts import fact, fixed_number, settled, tensor_fact
 from .modules import module_call
-from .schema import REQUIRED, fixed_parameters, overloads, parameters, signature
+from .schema import REQUIRED, fixed_parameters, overloads, parameters, same_constant, signature
 
 log = logging.getLogger("triptych")
 
@@ -125,13 +125,17 @@ def _may_be_tensor(value: Any) -> bool:
     return isinstance(value, Node) and (fact(value) is None or tensor_fact(value) is not None)
 
 
+def _is_number(value: Any) -> bool:
+    return not _may_be_tensor(value) and not isinstance(value, torch.Tensor)
+
+
 def _operator(node: Node, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
     if name in ("getitem", "setitem", "getattr"):
         bound = dict(zip(("self", "index", "value"), args))
         return _canonical(node, name, bound, mutates=name == "setitem")
     if name.endswith("_") and not _may_be_tensor(args[0]):
         name = name[:-1]  # `+=` on a number makes a new number
-    if name == "div" and len(args) == 2 and tensor_fact(args[0]) is None and tensor_fact(args[1]) is not None:
+    if name == "div" and _is_number(args[0]) and not _is_number(args[1]):
         return Call("rdiv", {"self": args[1], "other": args[0]})
     return _bind(node, name, args, kwargs)
 
@@ -265,9 +269,13 @@ def _with_fixed_numbers(name: str, args: dict[str, Any]) -> dict[str, Any] | Non
     """
     fixed = {key: args[key] for key in fixed_parameters(name) if _has_node(args.get(key))}
     numbers = {key: fixed_number(value) for key, value in fixed.items()}
+    if not numbers:
+        return args
     if any(map(_has_node, numbers.values())):
         return None
-    return {**args, **numbers} if numbers else args
+    defaults = parameters(name)
+    left_out = {key for key, value in numbers.items() if same_constant(value, defaults[key])}
+    return {key: numbers.get(key, value) for key, value in args.items() if key not in left_out}
 
 
 def _has_node(value: Any) -> bool:

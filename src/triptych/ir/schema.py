@@ -93,8 +93,11 @@ _KINDS = {
 }  # fmt: skip
 
 
-_FIXED = ("int", "float", "bool", "List[int]", "List[float]", "List[bool]")
-"""Types of parameters that no symbol can be given for."""
+def _is_fixed(kind: Any) -> bool:
+    """A number, or a list of numbers, and no symbol: the printed type does not tell `int` from `SymInt`."""
+    while kind.kind() in ("OptionalType", "ListType"):
+        kind = kind.getElementType()
+    return kind.kind() in ("IntType", "FloatType", "BoolType")
 
 
 def _param(argument: Any) -> Param:
@@ -111,7 +114,7 @@ def _param(argument: Any) -> Param:
         argument.kwarg_only,
         (argument.N or 0) if kind.startswith("List") else 0,
         alias is not None and alias.is_write,
-        kind in _FIXED,
+        _is_fixed(argument.real_type),
     )
 
 
