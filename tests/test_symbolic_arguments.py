@@ -55,9 +55,7 @@ def check(program: Program, options: dict, numbers=None, **how) -> None:
     compiled = torch.compile(program.function, backend=triptych.compile_fx, options=options, **how)
     for number in numbers or program.numbers:
         calls = [Call((program.tensor().requires_grad_(), number)) for _ in range(2)]
-        with torch.no_grad():
-            trains = any(t.requires_grad for t in _tensors(program.function(*copy.deepcopy(calls[0]).args)))
-        trains = trains or any(t.requires_grad for t in _tensors(program.function(*copy.deepcopy(calls[0]).args)))
+        trains = any(t.grad_fn is not None for t in _tensors(program.function(*copy.deepcopy(calls[0]).args)))
         want = observe(program.function, calls[0], train=trains)
         got = observe(compiled, calls[1], train=trains)
         assert not differences(want, got), f"called with {number}"
