@@ -37,6 +37,13 @@ def writes_slice(x):
     return y.contiguous() + 1
 
 
+def changes_shape(x):
+    y = x * 1 + 1
+    z = y.view(8, 4).clone() * 3
+    y.unsqueeze_(0)
+    return z, y.view(1, 4, 8) + 1
+
+
 def gradient(x):
     y = x.detach().requires_grad_()
     out = F.layer_norm(torch.cat(y.split(2, 0), 0) @ y.t(), (4,)).relu().sum()
@@ -56,6 +63,7 @@ PROGRAMS = {
     "in place": lambda x: x.clone().add_(1).mul_(2),
     "write through a reshape": writes_through_reshape,
     "write of a slice": writes_slice,
+    "shape changed in place": changes_shape,
     "size from data": lambda x: x[x > 0].clone() * 1,
     "index": lambda x: x[torch.tensor([0, 2])] + x[:2, None, 0],
     "convolution": lambda x: F.conv1d(x[None], torch.ones(3, 4, 2)).contiguous(),
@@ -116,6 +124,13 @@ def test_facts_of_one_mode_can_be_computed():
     for node in gm.graph.nodes:
         if node.op == "call_function":
             assert program.compute(node).shape == node.meta["val"].shape
+
+
+def test_facts_are_those_of_their_time():
+    gm, _ = traced("shape changed in place", "real")
+    Program(gm)
+    (node,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor)[:1]
+    assert tuple(node.meta["val"].shape) == (4, 8)
 
 
 def test_views_share_memory_again():

@@ -99,7 +99,16 @@ class _ModeRunner(_FactRunner):
         except Exception:
             if n.op == "output":
                 return None
-            value = n.meta[self.key] = _moved(self.mode, recorded)
+            value = _moved(self.mode, recorded)
         if recorded is not None and difference(recorded, value) is not None:
-            value = n.meta[self.key] = _moved(self.mode, recorded)
+            value = _moved(self.mode, recorded)
+        if n.op != "output":
+            n.meta[self.key] = _snapshot(value)
         return value
+
+
+def _snapshot(value: Any) -> Any:
+    """The value as it is now, in the same memory: `unsqueeze_` later changes the shape of the value itself."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_snapshot(v) for v in value)
+    return value.detach().requires_grad_(value.requires_grad) if _is_fake(value) else value
