@@ -70,7 +70,7 @@ INPUTS = {
 def test_through_the_backend(name):
     """Compiled for one storage offset, called with others: no guard tells them apart."""
     program = PROGRAMS[name]
-    compiled = torch.compile(program, backend=triptych.compile_fx, options={"codegen": "eager"})
+    compiled = torch.compile(program, backend=triptych.compile_fx, options={"codegen": "eager", "on_error": "raise"})
     for given in INPUTS.values():
         compare(_list(program(given())), _list(compiled(given())))
 
@@ -91,7 +91,7 @@ def test_stages(name, stage):
 
 
 def test_higher_order_operator():
-    compiled = torch.compile(condition_on, backend=triptych.compile_fx, options={"codegen": "eager"})
+    compiled = torch.compile(condition_on, backend=triptych.compile_fx, options={"codegen": "eager", "on_error": "raise"})
     for given in INPUTS.values():
         compare([condition_on(given())], [compiled(given())])
 

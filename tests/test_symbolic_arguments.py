@@ -20,8 +20,8 @@ from triptych.ir.calls import read
 from triptych.ir.program import Program as Graph
 from triptych.testing.check import compare
 
-EAGER = {"codegen": "eager"}
-STRICT = {"codegen": "eager", "verify": "each"}
+EAGER = {"codegen": "eager", "on_error": "raise"}
+STRICT = {**EAGER, "verify": "each"}
 """A rule that raises is an error; a pass that changes results is undone with a warning."""
 
 THROUGH_KERNELS = [
@@ -89,7 +89,7 @@ def test_floats(name, specialize):
 
 @pytest.mark.parametrize("name", THROUGH_KERNELS)
 def test_through_kernels(name):
-    check(PROGRAMS[name], {})
+    check(PROGRAMS[name], {"on_error": "raise"})
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
