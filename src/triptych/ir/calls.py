@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import functools
 import inspect
+import logging
 import operator
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +19,11 @@ from torch.fx import Node
 
 from .. import _private
 from .canonical import CANONICAL, canonical_parameters
-from .facts import fact, tensor_fact
+from .facts import fact, fixed_number, settled, tensor_fact
 from .modules import module_call
-from .schema import REQUIRED, overloads, parameters, signature
+from .schema import REQUIRED, fixed_parameters, overloads, parameters, same_constant, signature
+
+log = logging.getLogger("triptych")
 
 
 @dataclass(frozen=True)
@@ -63,27 +66,47 @@ PYTHON_RENAMES = {"training": "train", "split_size_or_sections": "split_size", "
 
 
 def read(node: Node) -> Call | None:
-    """The call a node makes, or None for placeholders, attributes, outputs and modules we do not read."""
+    """The call a node makes; None for placeholders, attributes, outputs and what we do not read.
+
+    It never raises: graphs are read outside of passes too, where nobody could catch it. A symbol that tracing has
+    fixed reads as its number; a call whose dim (or another argument that the schema wants as a plain number) is still
+    a node is one we do not read.
+    """
+    try:
+        return _read(node, *_settled_arguments(node))
+    except Exception as error:
+        log.warning("%s could not be read (%s: %s)", node.format_node(), type(error).__name__, error)
+        return None
+
+
+def _read(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
     if node.op == "call_function":
         target = node.target
         if isinstance(target, _private.OpOverloadPacket):
             if not of_a_library(target):
-                return _by_name(node, target.__name__)
+                return _bind(node, target.__name__, args, kwargs)
             target = overload_called(node)
         if isinstance(target, _private.OpOverload):
             sig = signature(target)
-            bound = sig.bind(node.args, node.kwargs, check=False)
+            bound = sig.bind(args, kwargs, check=False)
             return None if bound is None else _canonical(node, sig.name, bound, sig.mutates)
         if target in OPERATORS:
-            return _operator(node, OPERATORS[target])
+            return _operator(node, OPERATORS[target], args, kwargs)
         if isinstance(target, _private.HigherOrderOperator):
-            return Call(f"higher_order.{target}", {"operands": node.args, **node.kwargs}, mutates=False)
-        return _function(node, target)
+            return Call(f"higher_order.{target}", {"operands": args, **kwargs}, mutates=False)
+        return _function(node, target, args, kwargs)
     if node.op == "call_method":
-        return _method(node, str(node.target))
+        return _method(node, str(node.target), args, kwargs)
     if node.op == "call_module" and (called := module_call(node)) is not None:
         return Call(*called)
     return None
+
+
+def _settled_arguments(node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments, with the numbers that symbols have become in the place of the nodes that compute them."""
+    if any(settled(n) is not n for n in node.all_input_nodes):
+        return torch.fx.map_arg((node.args, node.kwargs), settled)
+    return node.args, node.kwargs
 
 
 def of_a_library(target: Any) -> bool:
@@ -102,42 +125,45 @@ def _may_be_tensor(value: Any) -> bool:
     return isinstance(value, Node) and (fact(value) is None or tensor_fact(value) is not None)
 
 
-def _operator(node: Node, name: str) -> Call | None:
-    args = node.args
+def _is_number(value: Any) -> bool:
+    return not _may_be_tensor(value) and not isinstance(value, torch.Tensor)
+
+
+def _operator(node: Node, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
     if name in ("getitem", "setitem", "getattr"):
         bound = dict(zip(("self", "index", "value"), args))
         return _canonical(node, name, bound, mutates=name == "setitem")
     if name.endswith("_") and not _may_be_tensor(args[0]):
         name = name[:-1]  # `+=` on a number makes a new number
-    if name == "div" and len(args) == 2 and tensor_fact(args[0]) is None and tensor_fact(args[1]) is not None:
+    if name == "div" and _is_number(args[0]) and not _is_number(args[1]):
         return Call("rdiv", {"self": args[1], "other": args[0]})
-    return _by_name(node, name)
+    return _bind(node, name, args, kwargs)
 
 
-def _method(node: Node, name: str) -> Call | None:
+def _method(node: Node, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
     if name.startswith("__") and name.endswith("__"):
         name = name[2:-2]
         if name in ("rdiv", "rtruediv"):
-            return Call("rdiv", {"self": node.args[0], "other": node.args[1]})
+            return Call("rdiv", {"self": args[0], "other": args[1]})
         if name in REFLECTED:
-            return _bind(node, REFLECTED[name], tuple(reversed(node.args)), node.kwargs)
+            return _bind(node, REFLECTED[name], tuple(reversed(args)), kwargs)
         if name.startswith("i") and name[1:] in ("add", "sub", "mul", "truediv"):
             name = name[1:] + "_"
         name = {"truediv": "div", "getitem": "getitem"}.get(name, name)
         if name in ("getitem", "setitem"):
-            return _operator(node, name)
+            return _operator(node, name, args, kwargs)
     order = METHOD_ORDER.get(name)
-    if order is not None and len(node.args) == len(order):
-        return _bind(node, name, tuple(node.args[i] for i in order), node.kwargs)
-    return _by_name(node, name) or _python_method(node, name)
+    if order is not None and len(args) == len(order):
+        return _bind(node, name, tuple(args[i] for i in order), kwargs)
+    return _bind(node, name, args, kwargs) or _python_method(name, args, kwargs)
 
 
-def _python_method(node: Node, name: str) -> Call | None:
+def _python_method(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
     """A method that takes more than its operator does, as `x.norm(dim=1)`, which has a default for the order."""
     target = getattr(torch.Tensor, name, None)
     sig = _python_signature(target) if inspect.isfunction(target) else None
     try:
-        given = None if sig is None else sig.bind(*node.args, **node.kwargs)
+        given = None if sig is None else sig.bind(*args, **kwargs)
     except TypeError:
         return None
     return None if given is None else Call(f"{target.__module__}.{name}", dict(given.arguments), name.endswith("_"))
@@ -151,13 +177,13 @@ def is_torch_function(target: Any) -> bool:
     return module.partition(".")[0] == "torch" or getattr(torch, getattr(target, "__name__", ""), None) is target
 
 
-def _function(node: Node, target: Any) -> Call | None:
+def _function(node: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
     name = getattr(target, "__name__", "")
     if not name or not is_torch_function(target):
         return None
     if inspect.isfunction(target):
-        return _python_function(node, target, name)
-    return _by_name(node, name)
+        return _python_function(node, target, name, args, kwargs)
+    return _bind(node, name, args, kwargs)
 
 
 @functools.cache
@@ -168,15 +194,17 @@ def _python_signature(target: Any) -> inspect.Signature | None:
         return None
 
 
-def _python_function(node: Node, target: Any, name: str) -> Call | None:
+def _python_function(
+    node: Node, target: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Call | None:
     """Functions such as `F.relu(x, inplace=True)`, whose Python signature is not the schema's."""
     sig = _python_signature(target)
     if sig is None:
-        return _by_name(node, name)
+        return _bind(node, name, args, kwargs)
     if any(p.kind is p.VAR_POSITIONAL for p in sig.parameters.values()):
-        return _by_name(node, name)
+        return _bind(node, name, args, kwargs)
     try:
-        given = sig.bind(*node.args, **node.kwargs)
+        given = sig.bind(*args, **kwargs)
     except TypeError:
         return None
     given.apply_defaults()
@@ -202,10 +230,6 @@ def _python_function(node: Node, target: Any, name: str) -> Call | None:
     return _canonical(node, name + "_" * in_place, bound, mutates)
 
 
-def _by_name(node: Node, name: str) -> Call | None:
-    return _bind(node, name, node.args, node.kwargs)
-
-
 def _bind(node: Node, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
     if "out" in kwargs and kwargs["out"] is not None:
         return Call(f"{name}.out", {"operands": args, **kwargs}, mutates=True)
@@ -225,13 +249,37 @@ def _bind(node: Node, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return None
 
 
-def _canonical(node: Node, name: str, args: dict[str, Any], mutates: bool) -> Call:
+def _canonical(node: Node, name: str, args: dict[str, Any], mutates: bool) -> Call | None:
+    known = _with_fixed_numbers(name, args)
+    if known is None:
+        return None
+    args = known
     adapt = CANONICAL.get(name)
     if adapt is not None and not mutates:
         adapted = adapt(node, args)
         if adapted is not None:
             name, args = adapted
     return Call(name, _count_dims_from_front(node, name, args), mutates)
+
+
+def _with_fixed_numbers(name: str, args: dict[str, Any]) -> dict[str, Any] | None:
+    """The arguments, with a number wherever the schema wants one and takes no symbol: a dim, `keepdim`, `eps`.
+
+    None if one of them is not known. Rules can rely on it: a dim is an int, or the call is not there for them.
+    """
+    fixed = {key: args[key] for key in fixed_parameters(name) if _has_node(args.get(key))}
+    numbers = {key: fixed_number(value) for key, value in fixed.items()}
+    if not numbers:
+        return args
+    if any(map(_has_node, numbers.values())):
+        return None
+    defaults = parameters(name)
+    left_out = {key for key, value in numbers.items() if same_constant(value, defaults[key])}
+    return {key: numbers.get(key, value) for key, value in args.items() if key not in left_out}
+
+
+def _has_node(value: Any) -> bool:
+    return isinstance(value, Node) or (isinstance(value, (list, tuple)) and any(map(_has_node, value)))
 
 
 def _count_dims_from_front(node: Node, name: str, args: dict[str, Any]) -> dict[str, Any]:

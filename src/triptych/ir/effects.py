@@ -135,10 +135,10 @@ def _from_schema(node: Node, overload: _private.OpOverload) -> Effects:
     writes = operands(known.written)
     if overload._schema.name in KEEPS_STATISTICS:
         writes += _running_stats(read(node))
-    random = known.random
+    random, may_copy = known.random, known.may_copy
     if random and ((call := read(node)) is not None):
-        random = not _drops_nothing(call)
-    return Effects(writes, operands(known.aliased), known.may_copy, random, known.kept, known.barrier)
+        random, may_copy = not _drops_nothing(call), may_copy and not _is_operand(call)
+    return Effects(writes, operands(known.aliased), may_copy, random, known.kept, known.barrier)
 
 
 def _running_stats(call: Call | None) -> tuple[Node, ...]:
@@ -185,6 +185,11 @@ def _drops_nothing(call: Call) -> bool:
     return call.get("train") is False
 
 
+def _is_operand(call: Call) -> bool:
+    """Dropout that drops nothing returns its very operand; its fact, computed by a decomposition, is a copy."""
+    return "dropout" in call.op and call.get("train") is False
+
+
 def _from_call(node: Node) -> Effects:
     """Torch-level calls: the schema of the operation they spell, else the worst."""
     call = read(node)
@@ -214,7 +219,7 @@ def _from_call(node: Node) -> Effects:
     first = operands if in_python or call.op == "einsum" else operands[:1]
     if "maybe_aliasing_or_mutating" in packet_tags(call.op):
         first = operands
-    return Effects((), first if may_alias else (), may_copy=True, random=random)
+    return Effects((), first if may_alias else (), may_copy=not _is_operand(call), random=random)
 
 
 def _has_tensor(node: Node) -> bool:

@@ -63,6 +63,33 @@ def number(value: Any) -> Any:
     return fact(value) if isinstance(value, Node) else value
 
 
+def settled(value: Any) -> Any:
+    """The number that a symbol has become, where tracing has fixed it (with a guard); anything else as it is."""
+    symbol = fact(value) if isinstance(value, Node) else value
+    constant = None
+    if isinstance(symbol, torch.SymInt):
+        constant = symbol.node.maybe_as_int()
+    elif isinstance(symbol, torch.SymFloat):
+        constant = symbol.node.maybe_as_float()
+    elif isinstance(symbol, torch.SymBool):
+        constant = symbol.node.maybe_as_bool()
+    return value if constant is None else constant
+
+
+def fixed_number(value: Any) -> Any:
+    """The same, where guards fix an expression and not its symbols: `d % 3` is 1 after somebody asked for it."""
+    if isinstance(value, (list, tuple)):
+        return [fixed_number(v) for v in value]
+    value = settled(value)
+    symbol = number(value)
+    if isinstance(symbol, torch.SymBool):
+        return True if known(symbol) else False if known(torch.sym_not(symbol)) else value
+    if isinstance(symbol, (torch.SymInt, torch.SymFloat)) and symbol.node.has_hint():
+        hint = symbol.node.hint
+        return hint if known(symbol == hint) else value
+    return value
+
+
 def is_static(sizes: Iterable[Any]) -> bool:
     return all(isinstance(s, int) for s in sizes)
 

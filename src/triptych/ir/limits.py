@@ -7,7 +7,7 @@ from typing import Any
 from torch.fx import Graph, Node
 
 from .. import _private
-from .calls import read
+from .facts import tensor_fact
 from .schema import packet_tags
 
 
@@ -34,5 +34,26 @@ def _opens_transform(target: Any) -> bool:
 
 
 def _changes_shape_in_place(node: Node) -> bool:
-    call = read(node)
-    return call is not None and call.mutates and "inplace_view" in packet_tags(call.op)
+    name = _name(node.target)
+    if "inplace_view" not in packet_tags(name):
+        return False
+    return name != "detach_" or not _is_of_no_gradient(node.args[0])
+
+
+def _name(target: Any) -> str:
+    """By the target alone: a call whose arguments are not known changes the shape all the same."""
+    if isinstance(target, _private.OpOverload):
+        return target._schema.name.removeprefix("aten::")
+    return target if isinstance(target, str) else getattr(target, "__name__", "")
+
+
+def _is_of_no_gradient(value: Any) -> bool:
+    """Was this value computed from what needs no gradient? Then `detach_` does nothing.
+
+    `torch.export` writes `detach_(lift_fresh_copy(constant))` for `torch.tensor(2.0)`. The value's own fact does not
+    tell: it is that of the value once detached.
+    """
+    if not isinstance(value, Node) or value.op != "call_function" or value.kwargs.get("requires_grad"):
+        return False
+    operands = [tensor_fact(n) for n in value.all_input_nodes]
+    return all(t is not None and not t.requires_grad for t in operands)

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Node
 
 from .. import _private
 from .alias import Aliasing
 from .autocast import AutocastRegions, is_bound
 from .calls import Call, read
+from .computed_facts import compute_facts, fake, no_pending_symbols, unify_fake_modes
 from .facts import fact, tensor_fact
 from .limits import unreadable
 from .modules import attribute
@@ -68,9 +69,11 @@ class Program:
         self._sizes: dict[Any, list[tuple[Node, int | None]]] | None = None
         self.fake_mode = _private.fake_mode_of([fact(n) for n in self.graph.nodes if n.op == "placeholder"])
         if example_inputs and not self._has_facts():
-            self._learn_facts(example_inputs)
+            self.fake_mode = compute_facts(gm, example_inputs, self.fact_key, self.fake_mode) or self.fake_mode
         if self.fake_mode is None:
             self.fake_mode = _private.fake_mode_of([fact(n) for n in self.graph.nodes])
+        if self.fake_mode is not None:
+            unify_fake_modes(gm, self.fact_key, self.fake_mode)
 
     # ---- facts ----
 
@@ -166,22 +169,10 @@ class Program:
         calls = [n for n in self.graph.nodes if n.op in ("call_function", "call_method", "call_module")]
         return all(fact(n) is not None for n in inputs) and (not calls or any(fact(n) is not None for n in calls))
 
-    def _learn_facts(self, example_inputs: Sequence[Any]) -> None:
-        """Run the graph on fake inputs; a graph that cannot run so keeps what it had."""
-        mode = self.fake_mode or _private.fake_mode_of(list(example_inputs))
-        mode = mode or _private.FakeTensorMode(allow_non_fake_inputs=True)
-        try:
-            with mode, _no_pending_symbols(mode), torch.no_grad():
-                fakes = [_fake(mode, v) for v in example_inputs]
-                _FactRunner(self.gm, self.fact_key, mode).run(*fakes)
-            self.fake_mode = mode
-        except Exception:  # any failure of the user's own code: facts are a help, not a need
-            return
-
     def attribute_fact(self, path: str) -> Any:
         """The fake value of a parameter or buffer of the graph's module, by its dotted path."""
         value = attribute(self.gm, path)
-        return None if self.fake_mode is None else _fake(self.fake_mode, value)
+        return None if self.fake_mode is None else fake(self.fake_mode, value)
 
     def compute(self, node: Node, known: Callable[[Node], Any] = fact, at: Node | None = None) -> Any:
         """The value of a node on the facts of its operands, if it stood at `at`; None where one of them is unknown."""
@@ -210,7 +201,7 @@ class Program:
             stack.enter_context(_private.without_dispatch_modes())
             if self.fake_mode is not None:
                 stack.enter_context(self.fake_mode)
-                stack.enter_context(_no_pending_symbols(self.fake_mode))
+                stack.enter_context(no_pending_symbols(self.fake_mode))
             if self.has_symbols:
                 stack.enter_context(_private.enable_python_dispatcher())
             stack.enter_context(torch.no_grad())
@@ -233,10 +224,12 @@ class Program:
 
     @functools.cached_property
     def has_symbols(self) -> bool:
-        """Some size that comes in is a symbol."""
-        known = [fact(n) for n in self.graph.nodes if n.op == "placeholder"]
-        sizes = [s for v in known if isinstance(v, torch.Tensor) for s in v.shape]
-        return any(isinstance(s, torch.SymInt) for s in (*known, *sizes))
+        """Some size or number of the graph is a symbol."""
+        symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
+        known = [fact(n) for n in self.graph.nodes]
+        return any(isinstance(v, symbols) for v in known) or any(
+            isinstance(s, torch.SymInt) for v in known if isinstance(v, torch.Tensor) for s in v.shape
+        )
 
     @functools.cached_property
     def unreadable(self) -> str | None:
@@ -248,40 +241,6 @@ class Program:
         """A graph from `torch.export` keeps `linear` and its like; one from AOTAutograd has none."""
         overloads = {n.target for n in self.graph.nodes if isinstance(n.target, _private.OpOverload)}
         return any(_private.is_composite(o) for o in overloads)
-
-
-def _no_pending_symbols(mode: Any) -> contextlib.AbstractContextManager[None]:
-    """Around computing facts: a size that depends on data gets a new symbol. Whoever traces next would look for that
-    symbol in the results of its own operation, and fail; a fact is compared and thrown away, or lives on its node."""
-    if mode.shape_env is None:
-        return contextlib.nullcontext()
-    return mode.shape_env.ignore_fresh_unbacked_symbols()
-
-
-def _fake(mode: Any, value: Any) -> Any:
-    return mode.from_tensor(value, static_shapes=True) if isinstance(value, torch.Tensor) else value
-
-
-class _FactRunner(Interpreter):
-    """Runs a graph on fake values and leaves each value on its node."""
-
-    def __init__(self, gm: GraphModule, key: str, mode: Any) -> None:
-        super().__init__(gm)
-        self.key, self.mode = key, mode
-        self.extra_traceback = False
-
-    def run_node(self, n: Node) -> Any:
-        value = super().run_node(n)
-        if n.op == "get_attr" and isinstance(value, torch.Tensor):
-            value = _fake(self.mode, value)
-        if n.op != "output":
-            n.meta[self.key] = value
-        return value
-
-    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
-        module = self.fetch_attr(target)
-        state = {k: _fake(self.mode, v) for k, v in (*module.named_parameters(), *module.named_buffers())}
-        return torch.func.functional_call(module, state, args, kwargs)
 
 
 class Value:

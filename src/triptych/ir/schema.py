@@ -32,12 +32,17 @@ class Param:
     grows: int
     """`int[2]`: a lone number stands for the list of it, that long; 0 where it does not."""
     written: bool
+    fixed: bool
+    """The schema takes a number here (`int dim`) and no symbol (`SymInt start`): tracing fixes a symbol that is
+    given."""
 
     def accepts(self, value: Any) -> bool:
         if value is None:
             return self.optional or self.default is None
         if isinstance(value, Node):
-            return self._accepts_node(value)
+            value = fact(value)
+            if value is None:
+                return True
         match self.kind:
             case "tensor":
                 return isinstance(value, torch.Tensor)
@@ -67,16 +72,6 @@ class Param:
             return list(value) * self.grows if self.grows and len(value) == 1 else list(value)
         return value
 
-    def _accepts_node(self, node: Node) -> bool:
-        value = fact(node)
-        if value is None:
-            return True
-        if isinstance(value, torch.Tensor):
-            return self.kind in ("tensor", "any")
-        if isinstance(value, (list, tuple)):
-            return self.kind in ("tensors", "ints", "list", "any")
-        return self.kind != "tensor"
-
 
 def _is_int(value: Any) -> bool:
     if isinstance(value, Node):
@@ -98,6 +93,13 @@ _KINDS = {
 }  # fmt: skip
 
 
+def _is_fixed(kind: Any) -> bool:
+    """A number, or a list of numbers, and no symbol: the printed type does not tell `int` from `SymInt`."""
+    while kind.kind() in ("OptionalType", "ListType"):
+        kind = kind.getElementType()
+    return kind.kind() in ("IntType", "FloatType", "BoolType")
+
+
 def _param(argument: Any) -> Param:
     kind = str(argument.real_type)
     optional = kind.startswith("Optional[")
@@ -112,6 +114,7 @@ def _param(argument: Any) -> Param:
         argument.kwarg_only,
         (argument.N or 0) if kind.startswith("List") else 0,
         alias is not None and alias.is_write,
+        _is_fixed(argument.real_type),
     )
 
 
@@ -227,6 +230,13 @@ def parameters(name: str) -> dict[str, Any]:
             if merged.get(param.name, REQUIRED) is REQUIRED:
                 merged[param.name] = default
     return merged
+
+
+@functools.cache
+def fixed_parameters(name: str) -> frozenset[str]:
+    """Parameters of an operation that are numbers in every overload, and never symbols."""
+    params = [p for s in overloads(name) for p in s.params]
+    return frozenset(p.name for p in params if p.fixed) - {p.name for p in params if not p.fixed}
 
 
 @functools.cache

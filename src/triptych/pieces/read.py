@@ -143,7 +143,8 @@ def _index(node: Node, operand: Node, index: Any, through: frozenset[str]) -> _L
     entries = None if value is None else index_steps(value.dim(), index)
     if value is None or entries is None or not {"slice", "select"} <= through:
         return None
-    if not all(isinstance(n, int) for n in value.shape):
+    bounds = [b for _, e in entries if isinstance(e, slice) for b in (e.start, e.stop, e.step)]
+    if not all(isinstance(n, int) for n in value.shape) or not all(isinstance(b, (int, type(None))) for b in bounds):
         return None
     takes = any(e is not None for _, e in entries)
 

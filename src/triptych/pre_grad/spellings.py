@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from .. import _private
-from ..ir.calls import Call
+from ..ir.calls import OPERATORS, Call
 from ..ir.effects import node_operands
 from ..ir.facts import fact
 from ..ir.program import Program
@@ -70,7 +70,7 @@ def require_certain(program: Program, node: Node, wanted: Spelling) -> None:
 def _certain_without_facts(node: Node, call: Call | None, wanted: Spelling) -> bool:
     """A function of torch's own takes its arguments by the schema, whatever they are; a method or a Python
     operator may belong to something that is no tensor."""
-    if call is None or node.op != "call_function":
+    if call is None or node.op != "call_function" or node.target in OPERATORS:
         return False
     if not inspect.isbuiltin(node.target) and node.target is not wanted.target:
         return False

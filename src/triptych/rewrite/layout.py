@@ -6,11 +6,13 @@ import heapq
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from .. import _private
+from ..ir.calls import of_a_library
 from ..ir.effects import node_operands
-from ..ir.facts import difference, fact, sharing
+from ..ir.facts import difference, fact, known_equal, sharing
 from ..ir.program import Program
 from ..ir.schema import packet_tags
 from .refusal import Refused
@@ -20,6 +22,11 @@ FURTHEST = 256
 
 READS_STRIDES = frozenset("as_strided as_strided_copy as_strided_scatter view_as_real view_as_complex view".split())
 """Operations whose meaning, not only whose result's place in memory, depends on how the operand lies."""
+
+READS_PLACE = frozenset(
+    "storage_offset sym_storage_offset stride sym_stride is_contiguous data_ptr untyped_storage set_ resize_".split()
+)
+"""Operations that tell the program itself how a tensor lies in memory."""
 
 SIZE_FROM_DATA = frozenset(["dynamic_output_shape", "data_dependent_output"])
 
@@ -68,15 +75,63 @@ def _problem(node: Node, new: Any) -> str:
     return difference(fact(node), new) or f"{node.name} would lie otherwise in memory"
 
 
+def require_same_place(program: Program, was: Node, now: Node) -> None:
+    """Refuse a value with other strides, or another storage offset, where an operation looks at these.
+
+    The offset of an input is whatever the caller's tensor has, and no guard holds it: only a value in the same memory
+    has the same one.
+    """
+    aliasing = program.aliasing
+    if not aliasing.is_input(now) or aliasing.same(was, now):
+        if _same_place(fact(was), fact(now)):
+            return
+    if (observer := _observer(program, was)) is not None:
+        raise Refused(f"{observer.name} may look at strides and storage offset, which would differ")
+
+
+def _same_place(old: Any, new: Any) -> bool:
+    if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
+        return len(old) == len(new) and all(_same_place(a, b) for a, b in zip(old, new))
+    if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
+        return not isinstance(old, torch.Tensor) and not isinstance(new, torch.Tensor)
+    if old.layout is not torch.strided or new.layout is not torch.strided:
+        return old.layout == new.layout
+    return known_equal(old.stride(), new.stride()) and known_equal(old.storage_offset(), new.storage_offset())
+
+
+def _observer(program: Program, value: Node) -> Node | None:
+    """An operation on the value, or on a view of it, that may look at strides and storage offset."""
+    work, seen = [value], {value}
+    while work:
+        node = work.pop()
+        for user in node.users:
+            if user in seen or user.op == "output":
+                continue
+            if looks_beyond_values(program, user) or len(seen) > FURTHEST:
+                return user
+            seen.add(user)
+            if node in program.aliasing.effects(user).aliases:
+                work.append(user)
+    return None
+
+
+def looks_beyond_values(program: Program, node: Node) -> bool:
+    """May the operation tell two operands with equal elements apart, by strides, storage offset or address?"""
+    target = node.target
+    if isinstance(target, _private.HigherOrderOperator) or of_a_library(target):
+        return True
+    if isinstance(target, _private.OpOverload) and target.namespace not in KNOWN_NAMESPACES:
+        return True
+    call = program.call(node)
+    return call is not None and call.op in (READS_STRIDES | READS_PLACE)
+
+
 def _is_blind(program: Program, node: Node) -> bool:
     """Does the operation compute the same values, however its operands lie?"""
     call = program.call(node)
-    if call is None or call.op in READS_STRIDES or not program.aliasing.effects(node).pure:
+    if call is None or looks_beyond_values(program, node) or not program.aliasing.effects(node).pure:
         return False
-    if packet_tags(call.op) & SIZE_FROM_DATA:  # computed again, it would make up sizes that nobody knows
-        return False
-    target = node.target
-    return not isinstance(target, _private.OpOverload) or target.namespace in KNOWN_NAMESPACES
+    return not packet_tags(call.op) & SIZE_FROM_DATA  # computed again, it would make up sizes that nobody knows
 
 
 def _require_same_sharing(program: Program, node: Node, old: Any, new: Any, facts: Mapping[Node, Any]) -> None:

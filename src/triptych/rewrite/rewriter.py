@@ -21,7 +21,7 @@ from ..ir.program import ATEN, Program, Value
 from ..ir.text import RULE
 from ..ir.traits import is_gemm, is_pointwise
 from .emit import Emitter
-from .layout import follow
+from .layout import follow, require_same_place
 from .moved_memory import views_moved
 from .refusal import Refused
 from .spelling import Spelling
@@ -135,6 +135,7 @@ class Rewriter:
                 relaid[was] = fact(now)
             self._check_gradient(was, now)
             self._check_memory(was, now, now in fresh)
+            require_same_place(self.program, was, now)
             if now not in fresh:
                 self._check_identity(was, now)
         if relaid:

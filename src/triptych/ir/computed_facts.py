@@ -1,0 +1,123 @@
+"""Facts for graphs that come without any, or with facts of many fake modes: the graph is run on fake values."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+
+from .. import _private
+from .facts import difference, fact
+
+
+def fake(mode: Any, value: Any) -> Any:
+    """The fake value of a real tensor in `mode`; a number stays as it is."""
+    return mode.from_tensor(value, static_shapes=True) if isinstance(value, torch.Tensor) else value
+
+
+def no_pending_symbols(mode: Any) -> contextlib.AbstractContextManager[None]:
+    """Around computing facts: a size that depends on data gets a new symbol. Whoever traces next would look for that
+    symbol in the results of its own operation, and fail; a fact is compared and thrown away, or lives on its node."""
+    if mode.shape_env is None:
+        return contextlib.nullcontext()
+    return mode.shape_env.ignore_fresh_unbacked_symbols()
+
+
+def compute_facts(gm: GraphModule, example_inputs: Sequence[Any], key: str, mode: Any) -> Any:
+    """Run the graph on fake inputs and leave each value on its node; the mode of the facts, or None.
+
+    A graph that cannot run so keeps what it had.
+    """
+    mode = mode or _private.fake_mode_of(list(example_inputs))
+    mode = mode or _private.FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        with mode, no_pending_symbols(mode), torch.no_grad():
+            _FactRunner(gm, key, mode).run(*(fake(mode, v) for v in example_inputs))
+    except Exception:  # any failure of the user's own code: facts are a help, not a need
+        return None
+    return mode
+
+
+def unify_fake_modes(gm: GraphModule, key: str, mode: Any) -> None:
+    """Move all facts of a graph into one fake mode.
+
+    `make_fx` on real tensors gives every node a fake mode of its own: no two of its facts can be computed with, and
+    none shares memory with another, not even a view with its base. The graph is run once more, on fake values of
+    `mode`. Where that gives another value than the one recorded (a kernel that lays out its result in its own way),
+    or none at all (a size that depends on data), the recorded one is taken over.
+    """
+    facts = [fact(n) for n in gm.graph.nodes]
+    tensors = [t for f in facts for t in (f if isinstance(f, (list, tuple)) else (f,)) if _is_fake(t)]
+    if all(t.fake_mode is mode for t in tensors) or not all(_is_static(t) for t in tensors):
+        return
+    inputs = [fact(n) for n in gm.graph.nodes if n.op == "placeholder"]
+    with _private.without_dispatch_modes(), mode, no_pending_symbols(mode), torch.no_grad():
+        _ModeRunner(gm, key, mode).run(*(_moved(mode, v) for v in inputs))
+
+
+def _is_fake(value: Any) -> bool:
+    return isinstance(value, _private.FakeTensor)
+
+
+def _is_static(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and all(isinstance(n, int) for n in (*tensor.shape, *tensor.stride()))
+
+
+def _moved(mode: Any, value: Any) -> Any:
+    """A fake value like this one, in memory of its own, in `mode`."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_moved(mode, v) for v in value)
+    if not _is_fake(value) or value.fake_mode is mode:
+        return value
+    moved = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return moved.requires_grad_(value.requires_grad)
+
+
+class _FactRunner(Interpreter):
+    """Runs a graph on fake values and leaves each value on its node."""
+
+    def __init__(self, gm: GraphModule, key: str, mode: Any) -> None:
+        super().__init__(gm)
+        self.key, self.mode = key, mode
+        self.extra_traceback = False
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        if n.op == "get_attr" and isinstance(value, torch.Tensor):
+            value = fake(self.mode, value)
+        if n.op != "output":
+            n.meta[self.key] = value
+        return value
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        module = self.fetch_attr(target)
+        state = {k: fake(self.mode, v) for k, v in (*module.named_parameters(), *module.named_buffers())}
+        return torch.func.functional_call(module, state, args, kwargs)
+
+
+class _ModeRunner(_FactRunner):
+    """The same for a graph that has facts, which a computed value must agree with."""
+
+    def run_node(self, n: Node) -> Any:
+        recorded = fact(n)
+        try:
+            value = super().run_node(n)
+        except Exception:
+            if n.op == "output":
+                return None
+            value = _moved(self.mode, recorded)
+        if recorded is not None and difference(recorded, value) is not None:
+            value = _moved(self.mode, recorded)
+        if n.op != "output":
+            n.meta[self.key] = _snapshot(value)
+        return value
+
+
+def _snapshot(value: Any) -> Any:
+    """The value as it is now, in the same memory: `unsqueeze_` later changes the shape of the value itself."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_snapshot(v) for v in value)
+    return value.detach().requires_grad_(value.requires_grad) if _is_fake(value) else value
