@@ -39,6 +39,11 @@ def _masked_late(q: Any, k: Any, v: Any, mask: Any) -> Any:
     return (p / p.sum(-1, True)) @ v
 
 
+def _detached_sum(q: Any, k: Any, v: Any) -> Any:
+    e = torch.exp(q @ k.mT)
+    return (e / e.sum(-1, True).detach()) @ v
+
+
 def _beside_a_sink(q: Any, k: Any, v: Any, sink: Any) -> Any:
     return torch.cat([q @ k.mT, sink], -1).softmax(-1)[..., :-1] @ v
 
@@ -152,6 +157,8 @@ class FuseAttention(Pass):
         fires(lambda q, k, v, m: torch.where(m, q @ k.mT, -1e9).softmax(-1) @ v, *QKV, "bool[2, 1, 1, 6]", **T),
         fires(lambda q, k, v: (q @ k.mT).masked_fill(torch.ones(6, 6).tril() == 0, -1e9).softmax(-1) @ v, *QKV, **T),
         fires(lambda q, k, v: (lambda e: (e / e.sum(-1, True)) @ v)(torch.exp(q @ k.mT)), *QKV, **T),
+        fires(_detached_sum, *QKV, **T),
+        declines(_detached_sum, *[torch.ones(2, 6, 8, requires_grad=True)] * 3, **T),
         fires(lambda q, k, v: F.dropout(F.softmax(q @ k.mT, -1), 0.1) @ v, *QKV, **T, same_values=False),
         fires(lambda q, k, v: (q @ k.mT / 8**0.5).softmax(-1) @ v, *QKV, **T, dynamic=True),
         declines(lambda q, k, v: F.dropout(F.softmax(q @ k.mT, -1), 0.1) @ v, *QKV, **T, same_values=False,
