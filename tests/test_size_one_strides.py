@@ -15,7 +15,6 @@ from triptych.pre_grad.remove_noop_pass import RemoveNoopPass
 from triptych.testing.capture import capture_torch
 from triptych.testing.check import run_pass
 
-
 PROGRAMS = {
     "of channels": (lambda m, c: m * c[:, :, None, None].permute(2, 1, 0, 3), (2, 4, 1, 5), (1, 4)),
     "order of other dims": (lambda a, b: a * b.permute(3, 1, 2, 0), (1, 1, 3, 1), (1, 2, 1, 1)),
