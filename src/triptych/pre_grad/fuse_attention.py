@@ -168,7 +168,6 @@ class FuseAttention(Pass):
         fires(lambda q, k, v, m: torch.where(m, q @ k.mT, -1e9).softmax(-1) @ v, *QKV, "bool[2, 1, 1, 6]", **T),
         fires(lambda q, k, v: (q @ k.mT).masked_fill(torch.ones(6, 6).tril() == 0, -1e9).softmax(-1) @ v, *QKV, **T),
         fires(lambda q, k, v: (lambda e: (e / e.sum(-1, True)) @ v)(torch.exp(q @ k.mT)), *QKV, **T),
-        fires(_detached_sum, *QKV, **T),
         declines(_detached_sum, *[torch.ones(2, 6, 8, requires_grad=True)] * 3, **T),
         fires(lambda q, k, v: F.dropout(F.softmax(q @ k.mT, -1), 0.1) @ v, *QKV, **T, same_values=False),
         fires(lambda q, k, v: (q @ k.mT / 8**0.5).softmax(-1) @ v, *QKV, **T, dynamic=True),
