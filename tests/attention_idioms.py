@@ -1080,7 +1080,7 @@ def fill_scaled_away(q, k, v, keep):
     return ((q @ k.mT).masked_fill(~keep, -1e4) * 1e-3).softmax(-1) @ v
 
 
-@refused(*QKV, ("dead", (B, 1, S, S)), ("low", (B, 1, 1, S)), because="beside a bias")
+@idiom(*QKV, ("dead", (B, 1, S, S)), ("low", (B, 1, 1, S)))
 def small_fill_beside_a_bias(q, k, v, keep, bias):
     return ((q.float() @ k.float().mT * 0.35).masked_fill(~keep, -1e4) + bias).softmax(-1) @ v.float()
 

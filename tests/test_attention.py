@@ -31,9 +31,9 @@ from .attention_idioms import IDIOMS, Idiom, S
 ALL = os.environ.get("TRIPTYCH_ALL_ATTENTION") == "1"
 NAMES = sorted(IDIOMS)
 FUSING = [n for n in NAMES if IDIOMS[n].fuses]
-MASKED = ("CausalBuffer", "causal_and_padding")
+MASKED = ("CausalBuffer", "causal_and_padding", "gpt1")
 """Triangles that stay masks: one could be changed, the other has padding beside it."""
-COUNTS = (305, 240, 236)
+COUNTS = (305, 241, 237)
 """Idioms, attentions found in them, idioms with any."""
 SOME = NAMES if ALL else NAMES[::3]
 INFERENCE = NAMES if ALL else [n for n in FUSING if {"dead", "sunk", "cut"} & {s[0] for s in IDIOMS[n].inputs if s}]

@@ -45,10 +45,17 @@ class Attention:
     """What stands around one softmax; `build` emits what takes its place."""
 
     def __init__(
-        self, program: Program, softmax: Node, path: Sequence[Node], after: Sequence[Node], last: Node, draws: bool
+        self,
+        program: Program,
+        softmax: Node,
+        path: Sequence[Node],
+        after: Sequence[Node],
+        last: Node,
+        draws: bool,
+        lowest_score: float,
     ) -> None:
         self.program, self.softmax, self.path, self.after, self.last = program, softmax, path, after, last
-        self.draws = draws
+        self.draws, self.lowest_score = draws, lowest_score
         self.covered: list[Node] = []
         values = contraction_of(program, last)
         assert values is not None
@@ -159,7 +166,7 @@ class Attention:
         made, result = tensor_fact(product.node), tensor_fact(self.softmax)
         assert made is not None and result is not None and softmax is not None
         scores = Scores(self.program, op, self.reading.layout, list(made.shape), made.dtype, made.dtype)
-        scores.summed_in = made.dtype
+        scores.summed_in, scores.lowest_score = made.dtype, self.lowest_score
         if not is_number(product.alpha) or not _is_plain(product.beta):
             raise Refused("a product times something that is not a number")
         scores.factor(product.alpha)

@@ -12,8 +12,10 @@ from ..ir.facts import fact, tensor_fact
 from ..ir.program import Program
 from ..ir.values import knowledge
 
-NEGLIGIBLE = -9e3
-"""A score this low has no weight beside any other: what is filled with it is masked."""
+MASKS = -9e3
+"""What is filled with a number as low as this is meant to be masked."""
+MARGIN = 128.0
+"""A score that is lower than another by this has no weight beside it: exp(-128) is 0 in float32."""
 
 SAME_ELEMENTS = frozenset(
     "clone detach expand reshape unsqueeze squeeze permute slice select contiguous repeat".split()
@@ -139,13 +141,13 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def keeps_a_key(program: Program, bias: Node) -> torch.Tensor | None:
-    """Where a bias that depends on shapes alone is 0, if all else in it is negligible and each row has a 0."""
+def keeps_a_key(program: Program, bias: Node, lowest: float) -> torch.Tensor | None:
+    """Where a bias that depends on shapes alone is 0, if all else in it is `lowest` or less and each row has a 0."""
     found = knowledge(program).evaluate(bias)
     if found is None or not found.numel() or found.dim() < 2:
         return None
     kept = found == 0
-    is_mask = bool((kept | (found <= NEGLIGIBLE)).all()) and bool(kept.any(-1).all())
+    is_mask = bool((kept | (found <= lowest)).all()) and bool(kept.any(-1).all())
     return kept if is_mask else None
 
 

@@ -15,7 +15,7 @@ from ..rewrite.refusal import Refused
 from ..rewrite.rewriter import PlainTerms
 from .paths import ways_from_products
 from .probabilities import way_down
-from .softmax import Found, is_bare_product, reduction
+from .softmax import SHIFTS, Found, is_bare_product, reduction
 
 
 def softmax_off_by_one(run: PassRun, node: Node) -> None:
@@ -70,7 +70,7 @@ def _shifted(program: Program, inner: Any, one: Any, found: Found) -> Found | No
         return None
     clamped = _call(program, shift)
     bounded = clamped is not None and clamped.op == "clamp" and isinstance(clamped.args.get("min"), (int, float))
-    highest = reduction(program, clamped.args["self"] if bounded and clamped else shift, ("amax", "max"))
+    highest = reduction(program, clamped.args["self"] if bounded and clamped else shift, SHIFTS)
     if highest is None or highest.scores is not scores or highest.dim != found.dim:
         return None
     if not bounded and not is_bare_product(program, scores):

@@ -18,7 +18,7 @@ from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
 from .choices import Choice, choice, kept_by
 from .layout import VIEWS, BatchStep, Layout, aligned, groups, padded, viewed
-from .masks import NEGLIGIBLE, is_number, negation, never_infinite, one_number, rounded
+from .masks import MARGIN, MASKS, is_number, negation, never_infinite, one_number, rounded
 from .sinks import joined_with_sink, refuse_beside_sink, sink_column
 
 LOST_IN_FLOAT32 = -1e8
@@ -50,6 +50,8 @@ class Scores:
     shape: Sequence[Any]
     product_dtype: torch.dtype
     dtype: torch.dtype
+    lowest_score: float = -math.inf
+    """The scores that no mask covers are said to lie above this."""
     scale: float = 1.0
     steps: list[BatchStep] = field(default_factory=list)
     factors: list[tuple[int, Value]] = field(default_factory=list)
@@ -61,6 +63,8 @@ class Scores:
     """What stands where it does not, as it was filled in and scaled since."""
     floor: Value | None = None
     """The same as a tensor, if it is not one number."""
+    fills_count: bool = False
+    """A score that no mask covers may be as low as what is filled in: then masked keys have weight."""
     sink: Value | None = None
     """A further column of scores, which has no key."""
     sink_is_first: bool = False
@@ -178,7 +182,7 @@ class Scores:
             raise Refused(f"a scale of {self.scale}")
         if number == 1:
             return
-        self.fills = {f * number for f in self.fills}
+        self.fills = {rounded(f * number, self.dtype) for f in self.fills}
         if any(f > STILL_NEGLIGIBLE for f in self.fills):
             raise Refused("masked scores are scaled until they may count beside others")
         self.bias, self.floor, self.sink = (
@@ -235,7 +239,7 @@ class Scores:
     def _mask_by_bias(self) -> None:
         """Masked scores times what is not known at compile time: what was filled in is scaled as well, and may be
         anything afterwards. It is added instead, since the scores below are lost in numbers that low."""
-        if any(f > LOST_IN_FLOAT32 for f in self.fills):
+        if self.fills_count or any(f > LOST_IN_FLOAT32 for f in self.fills):
             raise Refused("masked scores are multiplied by a tensor, after which they may count beside others")
         assert self.keep is not None
         filled: Any = self.floor if self.floor is not None else min(self.fills)
@@ -261,8 +265,8 @@ class Scores:
         if not value.is_float or value.rank == 0:  # these do not widen the scores
             value = value if value.dtype == self.dtype else self.op.to(value, dtype=self.dtype)
         value = value if times == 1 else self.op.neg(value) if times == -1 else self.op.mul(value, times)
-        if self.fills - {-math.inf}:
-            fill = min(self.fills)
+        if self.fills - {-math.inf} or (self.fills and not never_infinite(self.program, value.node)):
+            fill = min(self.fills)  # -inf becomes NaN where infinity is added
             low, other = (self.floor, value) if self.floor is not None else (self._able_to_hold(value, fill), fill)
             self.floor = self.op.add(low, other)
         self.bias = value if self.bias is None else self.op.add(self.bias, value)
@@ -276,9 +280,10 @@ class Scores:
                 continue
             kept, cut = (added.high, added.low) if gate.by.high == 1 else (added.low, added.high)
             cut = rounded(cut * times, torch.promote_types(self.dtype, value.dtype))
-            if kept != 0 or not cut <= NEGLIGIBLE:
+            if kept != 0 or not cut <= MASKS:
                 continue
             self.factors = [f for f in self.factors if f is not gate.factor]
+            self._compare_fill(cut)
             self.gates.clear()
             if self.bias is gate.after:
                 self.bias = gate.before
@@ -382,7 +387,7 @@ class Scores:
     def _mask(self, mask: Any, masks_out: bool, fill: Any) -> None:
         refuse_beside_sink(self.sink)
         found = one_number(self.program, fill)
-        if found is None or not found[0] <= NEGLIGIBLE:
+        if found is None or not found[0] <= MASKS:
             raise Refused(f"scores are filled with {fill}, which may count beside others")
         condition = Value(self.program, mask)
         if condition.dtype != torch.bool:
@@ -392,6 +397,7 @@ class Scores:
         number, nodes = rounded(found[0], self.dtype), found[1]
         if number != -math.inf:
             self._refuse_undefined()
+        self._compare_fill(number)
         self.constants.extend(nodes)
         self.masks.append((mask, masks_out))
         plain, negated = negation(self.program, mask)
@@ -405,6 +411,18 @@ class Scores:
             self.floor = self.op.where(keep, self._able_to_hold(earlier, number), number)
             self.fills |= {number}
         self.keep = self.op.logical_and(self.keep, keep)
+
+    def _compare_fill(self, number: float) -> None:
+        """Could a score that the mask does not cover be as low as what is filled in?"""
+        if number <= max(torch.finfo(self.dtype).min, 2 * self.lowest_score):
+            return
+        if self.bias is None and not self.factors and not self.shifted:
+            lowest = torch.finfo(self.product_dtype).min * abs(self.scale)
+            if number <= lowest - MARGIN:
+                return
+        if self.shifted:
+            raise Refused(f"scores that were shifted are filled with {number}, which may count beside others")
+        self.fills_count = True
 
     # ---- views ----
 

@@ -48,11 +48,12 @@ def attend(
     dtype = float_kind(*([q.dtype, k.dtype, v.dtype] if narrow is None else [narrow]), *added)
     bias, floor, sink = (m if m is None or m.dtype == dtype else op.to(m, dtype=dtype) for m in (bias, floor, sink))
     q, k, v = (four_axes(op, x if narrow or x.dtype == dtype else op.to(x, dtype=dtype), batch) for x in (q, k, v))
-    call = _Masked(op, program, q, k, scores, below, dtype, narrow)
+    call = _Masked(op, program, q, k, v, scores, below, dtype, narrow)
     bias, keep, floor, call.sink = (
         None if m is None else four_axes(op, m, batch, broadcast=True) for m in (bias, keep, floor, sink)
     )
     call.mask(bias, keep, floor)
+    k, v = call.k, call.v
     if call.sink is not None:
         require_gain(q.device, size_hint(q.shape[-1]), program.is_training and may_require_grad(call.sink.node))
         further = further_keys(k)
@@ -93,8 +94,15 @@ def _autocast(op: Emitter, q: Value, k: Value, v: Value, scores: Scores) -> torc
     return narrow
 
 
+def _broadcast(op: Emitter, values: Sequence[Value]) -> list[Value]:
+    """The values, expanded to the shape that all of them broadcast to."""
+    shapes = [v.shape for v in values]
+    whole = [next((s for s in sizes if not known(s == 1)), 1) for sizes in zip(*shapes)]
+    return [v if known_equal(v.shape, whole) else op.expand(v, whole) for v in values]
+
+
 class _Masked:
-    """The mask of one call, and what it asks of queries and result."""
+    """The mask of one call, and what it asks of queries, keys, values and result."""
 
     def __init__(
         self,
@@ -102,12 +110,14 @@ class _Masked:
         program: Program,
         q: Value,
         k: Value,
+        v: Value,
         scores: Scores,
         below: Probabilities,
         dtype: torch.dtype,
         narrow: torch.dtype | None,
     ) -> None:
-        self.op, self.program, self.q, self.k, self.scores, self.below = op, program, q, k, scores, below
+        self.op, self.program, self.scores, self.below = op, program, scores, below
+        self.q, self.k, self.v = q, k, v
         self.dtype, self.rounded_to = dtype, narrow if narrow != dtype else None
         """In which the mask is made, and what autocast rounds it to."""
         self.know = knowledge(program)
@@ -137,6 +147,8 @@ class _Masked:
                 self._bias(bias)
             elif self.sink is not None:
                 self.attn_mask = self._with_sink(None)
+        elif self.scores.fills_count:
+            self._keep_fills(keep, bias, floor)
         elif bias is None and floor is None and self.sink is None:
             self._keep(keep)
         elif self.scores.fills == {-math.inf}:
@@ -148,7 +160,8 @@ class _Masked:
             elif self.scores.cut_by_sum:
                 self._bias(self.op.add(bias, self.op.where(keep, zero, -math.inf)))
             else:
-                self._bias(self.op.where(keep if self.sink is not None else self._kept(keep), bias, -math.inf))
+                filled = -math.inf if floor is None else floor
+                self._bias(self.op.where(keep if self.sink is not None else self._kept(keep), bias, filled))
         else:
             self._keep_and_bias(keep, bias, floor)
         if self.rounded_to is not None and self.attn_mask is not None and self.attn_mask.is_float:
@@ -167,7 +180,8 @@ class _Masked:
 
     def _bias(self, bias: Value) -> None:
         """As it is; a row that is -inf everywhere gives NaN in eager, which the kernels do not say."""
-        kept = keeps_a_key(self.program, bias.node) if self.sink is None else None
+        lowest = max(torch.finfo(self.scores.summed_in).min, 2 * self.scores.lowest_score)
+        kept = keeps_a_key(self.program, bias.node, lowest) if self.sink is None else None
         if kept is not None and self.square and known_equal(bias.shape[-2:], [self.q.shape[-2], self.k.shape[-2]]):
             if is_lower_triangle(kept):
                 self.is_causal = True
@@ -176,7 +190,8 @@ class _Masked:
         if kept is not None:
             return
         if not never_infinite(self.program, bias.node):
-            self.finite_rows = self._any(self.op.gt(bias, -math.inf), -math.inf)
+            # a row is NaN if all of it is -inf, and if anything in it is NaN or infinite
+            self.finite_rows = self.op.lt(self.op.abs(self._highest(bias)), math.inf)
         if self._may_sink(bias):
             self._raise(bias, self._sunk(bias), gradient=not self.scores.filled_by_bias)
 
@@ -282,6 +297,39 @@ class _Masked:
             self.finite_rows = self._any(op.gt(made, -math.inf), -math.inf)
             # a row that is -inf everywhere is NaN, and so is the gradient of its query
             self._raise(made, op.logical_and(op.logical_not(rows), self.finite_rows), gradient=False)
+
+    def _keep_fills(self, keep: Value, bias: Value | None, floor: Value | None) -> None:
+        """Fills that may have weight: a key that is masked for all queries becomes zero, so that its score is the
+        fill, which is added. If queries differ in their masks, each key is there twice, once as it is and once as
+        zero, and the mask leaves one of the two to each query."""
+        op, dtype, lowest = self.op, self.dtype, min(self.scores.fills)
+        if lowest < torch.finfo(dtype).min and lowest != -math.inf:
+            raise Refused(f"{dtype} does not hold {lowest}, which scores are filled with")
+        kept: Any = op.full([], 0.0, dtype=dtype, device=self.q.device) if bias is None else bias
+        filled: Any = op.full([], lowest, dtype=dtype, device=self.q.device) if floor is None else floor
+        self.scores.filled_by_bias = True
+        if known(keep.shape[-2] == 1):
+            keys = op.permute(keep, [0, 1, 3, 2])
+            self.k = op.where(keys, self.k, 0.0)
+            if self.below.empty_rows_are_zero:
+                self.v = op.where(keys, self.v, 0.0)
+            return self._bias(self._lifted(op.where(keep, kept, filled), keep))
+        cut = op.full([], -math.inf, dtype=dtype, device=self.q.device)
+        count = self.k.shape[-2]
+        parts = [op.where(keep, kept, cut), op.where(keep, cut, filled)]
+        wide = [p if known_equal(p.shape[-1], count) else op.expand(p, [*p.shape[:-1], count]) for p in parts]
+        self.k = with_zero_rows(op, self.k, count)
+        twice = not self.below.empty_rows_are_zero
+        self.v = op.cat([self.v, self.v], dim=-2) if twice else with_zero_rows(op, self.v, count)
+        return self._bias(self._lifted(op.cat(_broadcast(op, wide), dim=-1), keep))
+
+    def _lifted(self, mask: Value, keep: Value) -> Value:
+        """A row without a key counts from its highest fill: the backward kernels would round by its size otherwise."""
+        if not self.program.is_training or self.sink is not None or self.know.every_row_keeps_one(keep.node):
+            return mask
+        highest = self._highest(mask)
+        dead = self.op.logical_and(self.op.logical_not(self._any(keep, 0.0)), self.op.gt(highest, -math.inf))
+        return self.op.sub(mask, self.op.where(dead, highest, 0.0))
 
     def corrected(self, made: Value, v: Value) -> Value:
         op = self.op

@@ -10,11 +10,15 @@ from torch.fx import Node
 
 from ..ir.calls import Call
 from ..ir.facts import tensor_fact
+from ..ir.gradients import gradient_reaches
 from ..ir.program import Program
 from ..passes.base import PassRun
 from ..rewrite.emit import Emitter
 from ..rewrite.rewriter import PlainTerms
 from .contraction import contraction_of
+
+SHIFTS = ("amax", "max")
+"""Reductions that a softmax may subtract: a constant along its dim, of whose gradient nothing is left."""
 
 
 @dataclass
@@ -135,7 +139,7 @@ def _shifted_exp(program: Program, node: Any, dim: int) -> Found | None:
     shifted = program.call(inner)
     if shifted is not None and shifted.op == "sub" and shifted.get("alpha") == 1:
         scores, shift = shifted.args["self"], shifted.args["other"]
-        highest = reduction(program, shift, ("amax", "max"))
+        highest = reduction(program, shift, SHIFTS)
         if highest is not None and highest.scores is scores and highest.dim == dim:
             return Found(scores, dim, [node, inner, *highest.nodes])
     return Found(inner, dim, [node]) if is_bare_product(program, inner) else None
@@ -180,15 +184,21 @@ FORMS: dict[str, Callable[[Program, Node], Found | None]] = {
 
 
 def reduction(program: Program, node: Any, ops: tuple[str, ...]) -> Found | None:
-    """A reduction over one dim that is kept, or its first result, possibly cut off from the gradient."""
+    """A reduction over one dim that is kept, or its first result.
+
+    `detach` may cut the gradient of a maximum, which only shifts the scores of a row. A sum and a logsumexp are the
+    denominator: without their gradient it is no softmax, unless nobody wants a gradient.
+    """
     nodes: list[Node] = []
     kept_at: int | None = None
+    cut = False
     while isinstance(node, Node):
         nodes.append(node)
         call = program.call(node)
         if call is None or call.mutates:
             return None
         if call.op == "detach" or (call.op == "getitem" and call.args["index"] == 0):
+            cut = cut or call.op == "detach"
             node = call.args["self"]
             continue
         if call.op == "unsqueeze" and kept_at is None:
@@ -201,6 +211,8 @@ def reduction(program: Program, node: Any, ops: tuple[str, ...]) -> Found | None
             return None
         known = tensor_fact(operand)
         if not isinstance(operand, Node) or known is None or len(dims) != 1 or not isinstance(dims[0], int):
+            return None
+        if cut and call.op not in SHIFTS and gradient_reaches(program, operand):
             return None
         over = dims[0] % known.dim()
         if (call.get("keepdim") is True) == (kept_at is not None) or (

@@ -102,8 +102,8 @@ def numel(shape: Sequence[Any]) -> Any:
 
 
 def same_layout(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Strides that no user could tell apart: those of size-1 dims do not count, unless a convolution would choose
-    its memory format by them."""
+    """The same places in memory: strides of size-1 dims do not count, unless a convolution would choose its memory
+    format by them. Values computed from the two may still have different strides: see `same_strides`."""
     if left.layout != right.layout or left.layout != torch.strided:
         return left.layout == right.layout
     exact = True
@@ -115,6 +115,17 @@ def same_layout(left: torch.Tensor, right: torch.Tensor) -> bool:
     if exact or left.dim() not in (4, 5):
         return True
     return is_static(left.shape) and _private.memory_format_of(left) == _private.memory_format_of(right)
+
+
+def same_strides(left: Any, right: Any) -> bool:
+    """Equal strides in every dim. Pointwise operations order the dims of their result by the strides of the
+    operands, and the strides of size-1 dims count there: only with equal strides are all later values laid out alike.
+    """
+    if isinstance(left, (list, tuple)):
+        return all(same_strides(a, b) for a, b in zip(left, right))
+    if not isinstance(left, torch.Tensor) or left.layout != torch.strided or right.layout != torch.strided:
+        return True
+    return known_equal(left.stride(), right.stride())
 
 
 def same_bits_read(left: torch.Tensor, right: torch.Tensor) -> bool:

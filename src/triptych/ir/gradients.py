@@ -63,6 +63,11 @@ def may_require_grad(node: Node) -> bool:
     return False
 
 
+def gradient_reaches(program: Program, node: Node) -> bool:
+    """May a gradient flow back through this value? Where none does, `detach` behind it changes nothing."""
+    return gradient_wanted(program) and (program.dialect == ATEN or may_require_grad(node))
+
+
 def reached_by_gradients(program: Program) -> set[Node]:
     """Values on a way to what the graph returns that no `detach` cuts."""
     reached: set[Node] = set()

@@ -122,6 +122,12 @@ class Pass:
         return (inspect.getdoc(cls) or "").partition("\n\n")[0].replace("\n", " ")
 
     @classmethod
+    def details(cls) -> str:
+        """What the docstring says after the purpose: what is not kept, and what the options mean."""
+        rest = (inspect.getdoc(cls) or "").partition("\n\n")[2]
+        return "\n\n".join(paragraph.replace("\n", " ") for paragraph in rest.split("\n\n"))
+
+    @classmethod
     def option_fields(cls) -> dict[str, Any]:
         """The pass's own options with their defaults."""
         return {f.name: f.default for f in fields(cls)}

@@ -36,6 +36,8 @@ class PassInfo:
     """A program on which the pass fires."""
     options: dict[str, Any] = field(default_factory=dict)
     rules: tuple[RuleInfo, ...] = ()
+    details: str = ""
+    """What else the pass says of itself."""
 
 
 def list_passes(stage: str | None = None) -> list[PassInfo]:
@@ -57,7 +59,9 @@ def _info(entry: Entry, stage: str, step: int) -> PassInfo:
     examples = [e for shown in (entry.examples, *(r.examples for r in rules)) for e in shown if e.fires]
     example = examples[0].source if examples else ""
     shown = tuple(_rule_info(r) for r in rules)
-    return PassInfo(entry.name, stage, step, entry.default, entry.purpose(), example, entry.option_fields(), shown)
+    return PassInfo(
+        entry.name, stage, step, entry.default, entry.purpose(), example, entry.option_fields(), shown, entry.details()
+    )
 
 
 def _rule_info(rule: Rule) -> RuleInfo:

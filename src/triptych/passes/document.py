@@ -43,7 +43,7 @@ def _overview(steps: list[PassInfo]) -> str:
 def _detail(info: PassInfo) -> str:
     if not (info.rules or info.options or info.example):
         return ""
-    lines = [f"### `{info.name}`", info.purpose]
+    lines = [f"### `{info.name}`", info.purpose, *([info.details] if info.details else [])]
     if info.options:
         shown = ", ".join(f"`{info.name}.{name}` = {value!r}" for name, value in info.options.items())
         lines.append(f"Options: {shown}")

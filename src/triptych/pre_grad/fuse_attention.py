@@ -39,6 +39,11 @@ def _masked_late(q: Any, k: Any, v: Any, mask: Any) -> Any:
     return (p / p.sum(-1, True)) @ v
 
 
+def _detached_sum(q: Any, k: Any, v: Any) -> Any:
+    e = torch.exp(q @ k.mT)
+    return (e / e.sum(-1, True).detach()) @ v
+
+
 def _beside_a_sink(q: Any, k: Any, v: Any, sink: Any) -> Any:
     return torch.cat([q @ k.mT, sink], -1).softmax(-1)[..., :-1] @ v
 
@@ -55,12 +60,19 @@ class FuseAttention(Pass):
     NaN, which of the gradients are NaN may differ if masks of several kinds meet. A softmax written with logsumexp or
     with a bare exp is the one that rounding and overflow would have spoilt.
 
+    A mask fills with -inf, with the lowest number of the dtype, or with another low number. The first two have no
+    weight beside any score. The others have, if the scores are as low: `fuse_attention.lowest_score` says how low
+    those may be that no mask covers, -1e8 by default, and a fill of twice that or less (-1e9) is a plain mask. A fill
+    above it (-1e4) keeps its exact weight: a key that is masked for all queries becomes zero and its fill is added;
+    where queries differ in their masks, each key is there twice. With `lowest_score` = -4e3 the latter is a plain
+    mask too, which is quicker; with -inf nothing is taken for granted.
+
     Scores are taken to be finite where a mask is: by a product with zeros and ones, infinity and NaN there would be
-    NaN. What NaN in queries or keys gives is up to the kernel: that of a CPU may say zero. And what is masked after
-    the softmax and divided by the sum of the rest is masked before it: so the rest is not lost where it is too
-    small beside what is masked. A sink beside the scores is the bias of one more key, and that and its value are
-    zero. Where NaN is set to zero after the softmax, NaN in queries or keys gives zero as in eager, but the
-    gradient of the values is NaN.
+    NaN. Nothing divides them by zero or multiplies them by infinity. What NaN in queries or keys gives is up to the
+    kernel: that of a CPU may say zero. And what is masked after the softmax and divided by the sum of the rest is
+    masked before it: so the rest is not lost where it is too small beside what is masked. A sink beside the scores is
+    the bias of one more key, and that and its value are zero. Where NaN is set to zero after the softmax, NaN in
+    queries or keys gives zero as in eager, but the gradient of the values is NaN.
 
     Under autocast a wider bias is rounded as the kernel's operands are, each by its distance from the highest of its
     row: so nothing is lost that has weight.
@@ -68,6 +80,10 @@ class FuseAttention(Pass):
 
     name: ClassVar[str] = "fuse_attention"
     exact: ClassVar[bool] = False
+
+    lowest_score: float = -1e8
+    """Scores that no mask covers lie above this number: what is filled with twice that, as -1e9, has no weight. A
+    model whose scores are known to be small may say -4e3, and -1e4 is a plain mask; -inf takes nothing for granted."""
 
     def run(self, run: PassRun) -> None:
         if run.program.dialect == ATEN and not run.program.has_composites:
@@ -107,7 +123,7 @@ class FuseAttention(Pass):
             for same_strides in (False, True):
                 site = f"{self.name} at {softmax.name}"
                 try:
-                    found = Attention(program, softmax, path, after, last, draws)
+                    found = Attention(program, softmax, path, after, last, draws, self.lowest_score)
                     self._replace(run, found, same_strides, earlier)
                     run.fired(self.name)
                     return
@@ -130,7 +146,7 @@ class FuseAttention(Pass):
         op = Shared(run.program, found.last, self.name, earlier)
         try:
             new = found.build(op, same_strides)
-            inside = {*found.covered, *op.made}
+            inside = set(found.covered)
             for node in found.covered:
                 if node is not found.last and any(u not in inside for u in node.users):
                     raise Refused(f"{node.name} is used outside the attention")
@@ -152,6 +168,7 @@ class FuseAttention(Pass):
         fires(lambda q, k, v, m: torch.where(m, q @ k.mT, -1e9).softmax(-1) @ v, *QKV, "bool[2, 1, 1, 6]", **T),
         fires(lambda q, k, v: (q @ k.mT).masked_fill(torch.ones(6, 6).tril() == 0, -1e9).softmax(-1) @ v, *QKV, **T),
         fires(lambda q, k, v: (lambda e: (e / e.sum(-1, True)) @ v)(torch.exp(q @ k.mT)), *QKV, **T),
+        declines(_detached_sum, *[torch.ones(2, 6, 8, requires_grad=True)] * 3, **T),
         fires(lambda q, k, v: F.dropout(F.softmax(q @ k.mT, -1), 0.1) @ v, *QKV, **T, same_values=False),
         fires(lambda q, k, v: (q @ k.mT / 8**0.5).softmax(-1) @ v, *QKV, **T, dynamic=True),
         declines(lambda q, k, v: F.dropout(F.softmax(q @ k.mT, -1), 0.1) @ v, *QKV, **T, same_values=False,
@@ -168,6 +185,14 @@ class FuseAttention(Pass):
         declines(lambda q, k, v: (lambda p: (p @ v, p))(F.softmax(q @ k.mT, -1)), *QKV, **T, because="used 2 times"),
         declines(lambda q, k, v: F.softmax(torch.tanh(q @ k.mT / 5) * 5, -1) @ v, *QKV, **T, because="tanh"),
         declines(lambda q, k, v: torch.sigmoid(q @ k.mT) @ v, *QKV, **T),
+        fires(lambda q, k, v, m: (q @ k.mT).masked_fill(m, -1e4).softmax(-1) @ v, *QKV, "bool[2, 1, 1, 6]", **T),
+        fires(lambda q, k, v, m: (q @ k.mT).masked_fill(m, -1e4).softmax(-1) @ v, *QKV, "bool[6, 6]", **T),
+        fires(lambda q, k, v, m: (q @ k.mT).masked_fill(m, -1e4).softmax(-1) @ v, *QKV, "bool[6, 6]", **T,
+              options={"fuse_attention.lowest_score": -4e3}),
+        declines(lambda q, k, v, m: (q @ k.mT + 1).masked_fill(m, -1e4).softmax(-1) @ v, *QKV, "bool[6, 6]", **T,
+                 because="may count beside others"),
+        declines(lambda q, k, v, m: (lambda s: (s * 2 - s).softmax(-1) @ v)((q @ k.mT).masked_fill(m, -math.inf)),
+                 *QKV, "bool[6, 6]", **T, because="used outside"),
         declines(lambda q, k, v, m: (q @ k.mT).masked_fill(m, -10).softmax(-1) @ v, *QKV, "bool[6, 6]", **T,
                  because="may count beside others"),
         declines(lambda q, k, v, m: (q @ k.mT * m).softmax(-1) @ v, *QKV, "f32[6, 6]", **T, because="varies"),

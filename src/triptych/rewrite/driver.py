@@ -107,9 +107,7 @@ def _neighbourhood(touched: list[Node], reach: int) -> list[Node]:
     return list(seen)
 
 
-def _apply(
-    rewriter: Rewriter, matcher: Matcher, rule: CompiledRule, node: Node, tally: Tally, strict: bool
-) -> bool:
+def _apply(rewriter: Rewriter, matcher: Matcher, rule: CompiledRule, node: Node, tally: Tally, strict: bool) -> bool:
     declined: Decline | None = None
     for found in matcher.find(rule.roots, node):
         tally.matched += 1

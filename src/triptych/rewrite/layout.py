@@ -1,4 +1,4 @@
-"""Values that would lie otherwise in memory: how far the difference reaches, and whether anybody could see it."""
+"""Replacements with other strides: which values downstream change their strides, and whether anybody could see it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.fx import Node
 from .. import _private
 from ..ir.calls import of_a_library
 from ..ir.effects import node_operands
-from ..ir.facts import difference, fact, known_equal, sharing
+from ..ir.facts import difference, fact, known_equal, same_strides, sharing
 from ..ir.program import Program
 from ..ir.schema import packet_tags
 from .refusal import Refused
@@ -35,16 +35,17 @@ KNOWN_NAMESPACES = ("aten", "prims", "triptych")
 
 
 def follow(program: Program, replaced: Mapping[Node, Any]) -> dict[Node, Any]:
-    """What is known of the values computed from `replaced`, once those lie as the given facts say.
+    """The facts of the values computed from `replaced`, once those have the strides that the given facts say.
 
-    The difference ends where an operation makes the same of it, as a product, a sum or a copy does. Raises Refused
-    if it gets to the caller, or to an operation that could tell.
+    The difference ends where an operation computes the same strides from it, as a product, a sum or a copy does.
+    Raises Refused if it gets to the caller, or to an operation that could tell. Strides of size-1 dims count too:
+    pointwise operations order the dims of their result by them.
     """
     aliasing = program.aliasing
     facts: dict[Node, Any] = dict(replaced)
-    for node in replaced:
-        if aliasing.written(node) or aliasing.is_input(node):
-            raise Refused(_problem(node, replaced[node]))
+    for node, new in replaced.items():
+        if difference(fact(node), new) and (aliasing.written(node) or aliasing.is_input(node)):
+            raise Refused(_problem(node, new))
     waiting = {u for n in replaced for u in n.users}
     work = list(waiting)
     heapq.heapify(work)
@@ -61,7 +62,7 @@ def follow(program: Program, replaced: Mapping[Node, Any]) -> dict[Node, Any]:
         if old is None or new is None or difference(old, new, strides=False):
             raise Refused(_problem(cause, facts[cause]))
         _require_same_sharing(program, node, old, new, facts)
-        if difference(old, new) is None:
+        if same_strides(old, new) or _is_computed_so_anyway(program, node, old, new):
             continue
         facts[node] = new
         for user in node.users:
@@ -71,8 +72,15 @@ def follow(program: Program, replaced: Mapping[Node, Any]) -> dict[Node, Any]:
     return {n: f for n, f in facts.items() if n not in replaced}
 
 
+def _is_computed_so_anyway(program: Program, node: Node, old: Any, new: Any) -> bool:
+    """Does the fact of the node only lack the strides of size-1 dims that its own operands give it?"""
+    return difference(old, new) is None and same_strides(program.compute(node), new)
+
+
 def _problem(node: Node, new: Any) -> str:
-    return difference(fact(node), new) or f"{node.name} would lie otherwise in memory"
+    if problem := difference(fact(node), new):
+        return problem
+    return f"the stride of a dim of size 1 of {node.name} would change, and that could be seen"
 
 
 def require_same_place(program: Program, was: Node, now: Node) -> None:

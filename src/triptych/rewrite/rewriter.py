@@ -15,7 +15,7 @@ import torch
 from torch.fx import Node
 
 from ..ir.effects import Effects, node_operands
-from ..ir.facts import difference, fact, set_fact, sharing, storage, tensor_fact
+from ..ir.facts import difference, fact, same_strides, set_fact, sharing, storage, tensor_fact
 from ..ir.gradients import may_require_grad
 from ..ir.program import ATEN, Program, Value
 from ..ir.text import RULE
@@ -77,9 +77,9 @@ class Rewriter:
         self.limit = limit
         self.rewrites = 0
         self.touched: list[Node] = []
-        self._relaid: dict[Node, Any] = {}
-        """What becomes of values computed from those that lie otherwise in memory than what they replace."""
         """Nodes made or given other operands by the last rewrite: what a worklist looks at again."""
+        self._relaid: dict[Node, Any] = {}
+        """New facts of downstream values whose strides change because a replacement has different strides."""
 
     # ---- rewriting ----
 
@@ -153,13 +153,15 @@ class Rewriter:
         seen = self.program.aliasing.effects(node)
         _write(node, spelling)
         try:
-            self._check_respelled(node, before, seen)
+            relaid = self._check_respelled(node, before, seen)
         except Exception:
             _write(node, before)
             raise
         self.rewrites += 1
         if not before.same_function(spelling):
             node.meta[RULE] = self.pass_name
+        for other, value in relaid.items():
+            set_fact(other, value, self.program.fact_key)
         self.program.respelled(node)
         self.touched = [node]
 
@@ -198,8 +200,11 @@ class Rewriter:
             if barrier is not None and any(may_require_grad(n) for n in node.all_input_nodes):
                 raise Refused(f"{barrier.name} stands before the write: autograd may not follow what is made there")
             was = fact(written) if tensor_fact(node) is None else fact(node)  # `x[i] = 0` has no value itself
-            if problem := difference(was, fact(self._node_of(new))):
+            now = fact(self._node_of(new))
+            if problem := difference(was, now):
                 raise Refused(problem)
+            if not same_strides(was, now):
+                raise Refused("the stride of a dim of size 1 would change")
         except Exception:
             op.discard()
             raise
@@ -253,25 +258,27 @@ class Rewriter:
         if self.limit is not None and self.rewrites + more > self.limit:
             raise Refused("the limit of rewrites is reached")
 
-    def _check_respelled(self, node: Node, before: Spelling, seen: Effects) -> None:
+    def _check_respelled(self, node: Node, before: Spelling, seen: Effects) -> dict[Node, Any]:
+        """The new facts of values whose strides change: only those of size-1 dims may."""
         old = fact(node)
         if any(map(keyword.iskeyword, node.kwargs)):
             raise Refused("Python has a parameter's name for itself")
         if old is None:
-            return
+            return {}
         try:
             new = self.program.compute(node, self._copied_fact if seen.writes else fact)
         except Exception as error:
             raise Refused(f"cannot be written so: {type(error).__name__}") from error
         if new is None:
-            return
+            return {}
         if problem := difference(old, new, strides=not seen.writes):  # a copy may lie otherwise
             raise Refused(problem)
         if seen.writes or before.same_function(Spelling.of(node)):
-            return
+            return {}
         operands = [fact(n) for n in node_operands((before.args, before.kwargs))]
         if sharing(old, operands) != sharing(new, operands):
             raise Refused("would share other memory than before")
+        return {} if same_strides(old, new) else {node: new, **follow(self.program, {node: new})}
 
     def _copied_fact(self, node: Node) -> Any:
         """Where a node writes its operands, it must not write what is known of them."""
@@ -312,7 +319,7 @@ class Rewriter:
                 raise Refused(f"{user.name} uses the value before the replacement can stand")
 
     def _check_value(self, was: Node, now: Node, terms: Terms) -> bool:
-        """Is it as good as what it replaces? True where it lies otherwise in memory, which must not be seen."""
+        """Is it as good as what it replaces? True where its strides differ, which must not be seen."""
         old, new = fact(was), fact(now)
         if old is None or new is None:
             if not terms.without_facts:
@@ -325,7 +332,7 @@ class Rewriter:
         problem = difference(old, new)
         if problem and terms.keeps_strides:
             raise Refused(problem)
-        return problem is not None
+        return not same_strides(old, new)
 
     def _check_gradient(self, was: Node, now: Node) -> None:
         """A piece of a joined tensor asks for a gradient if any part of the whole did: so must what replaces it."""
