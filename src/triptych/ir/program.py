@@ -6,7 +6,7 @@ import contextlib
 import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
@@ -19,6 +19,9 @@ from .limits import unreadable
 from .modules import attribute
 from .text import source_line, type_of
 from .weights import Weights
+
+if TYPE_CHECKING:
+    from .gradient_paths import GradientPaths
 
 TORCH, ATEN = "torch", "aten"
 
@@ -88,6 +91,12 @@ class Program:
     def weights(self) -> Weights:
         return Weights(self.graph, self.aliasing)
 
+    @functools.cached_property
+    def gradient_paths(self) -> GradientPaths:
+        from .gradient_paths import GradientPaths
+
+        return GradientPaths(self)
+
     def computed_once(self, *nodes: Node) -> bool:
         """Is work on these values done once, before the first call? It is for weights that stay as they are."""
         return self.freeze and not self.is_training and all(self.weights.derive(n) for n in nodes)
@@ -156,8 +165,10 @@ class Program:
         """Run the graph on fake inputs; a graph that cannot run so keeps what it had."""
         mode = self.fake_mode or _private.fake_mode_of(list(example_inputs))
         mode = mode or _private.FakeTensorMode(allow_non_fake_inputs=True)
+        # before autograd the facts say what requires a gradient; a traced ATen graph may write inputs that do
+        with_gradients = self.dialect == TORCH and torch.is_grad_enabled()
         try:
-            with mode, torch.no_grad():
+            with mode, torch.set_grad_enabled(with_gradients):
                 fakes = [_fake(mode, v) for v in example_inputs]
                 _FactRunner(self.gm, self.fact_key, mode).run(*fakes)
             self.fake_mode = mode

@@ -97,7 +97,8 @@ class Rewriter:
         self._relaid = {}
         try:
             self._check_limit(len(edits))
-            made = [self.require_sound(e.olds, e.new, e.op, e.covered, e.terms) for e in edits]
+            made = [self._require_sound(e.olds, e.new, e.op, e.covered, e.terms) for e in edits]
+            self._check_gradients([(e.olds, news, e.op) for e, news in zip(edits, made)])
         except Exception:
             for edit in reversed(edits):
                 edit.op.discard()
@@ -108,15 +109,22 @@ class Rewriter:
             for was, now in zip(edit.olds, news):
                 self._swap(was, now)
         for node, value in self._relaid.items():
-            set_fact(node, value, self.program.fact_key)
+            self._set_fact(node, value)
             self.program.respelled(node)
         for edit in reversed(edits):
             self._erase_unused((*edit.covered, *edit.op.made), edit.terms.takes_random)
 
     def require_sound(
         self, olds: Sequence[Node], new: Any, op: Emitter, covered: tuple[Node, ...], terms: Terms
+    ) -> None:
+        """Raises Refused if the rewrite would change the program's meaning; the graph stays as it is."""
+        news = self._require_sound(olds, new, op, covered, terms)
+        self._check_gradients([(olds, news, op)])
+
+    def _require_sound(
+        self, olds: Sequence[Node], new: Any, op: Emitter, covered: tuple[Node, ...], terms: Terms
     ) -> list[Node]:
-        """The nodes to put in place, if the rewrite keeps the program's meaning; raises Refused if not."""
+        """The nodes to put in place; of gradients nothing is asked yet."""
         news = list(new) if isinstance(new, (tuple, list)) else [new]
         if len(olds) != len(news):
             raise Refused(f"{len(olds)} values replaced by {len(news)}")
@@ -129,7 +137,6 @@ class Rewriter:
                 continue
             if self._check_value(was, now, terms):
                 relaid[was] = fact(now)
-            self._check_gradient(was, now)
             self._check_memory(was, now, now in fresh)
             if now not in fresh:
                 self._check_identity(was, now)
@@ -178,6 +185,8 @@ class Rewriter:
                 raise Refused(f"{barrier.name} stands before the write: autograd may not follow what is made there")
             was = fact(written) if tensor_fact(node) is None else fact(node)  # `x[i] = 0` has no value itself
             if problem := difference(was, fact(self._node_of(new))):
+                raise Refused(problem)
+            if problem := self.program.gradient_paths.problem([(node, self._node_of(new))], op.made, is_write=True):
                 raise Refused(problem)
         except Exception:
             op.discard()
@@ -304,11 +313,11 @@ class Rewriter:
             raise Refused(problem)
         return problem is not None
 
-    def _check_gradient(self, was: Node, now: Node) -> None:
-        """A piece of a joined tensor asks for a gradient if any part of the whole did: so must what replaces it."""
-        old = tensor_fact(was)
-        if self.program.dialect != ATEN and old is not None and old.requires_grad and not may_require_grad(now):
-            raise Refused("the value would ask for no gradient any more")
+    def _check_gradients(self, edits: Sequence[tuple[Sequence[Node], Sequence[Node], Emitter]]) -> None:
+        """The inputs that get a gradient must stay the same, also where that gradient is zero."""
+        pairs = [pair for olds, news, _ in edits for pair in zip(olds, news)]
+        if problem := self.program.gradient_paths.problem(pairs, [n for _, _, op in edits for n in op.made]):
+            raise Refused(problem)
 
     def _strides_unseen(self, node: Node, users: Callable[[str], bool]) -> bool:
         """Is every user an operation of that kind, whose result does not tell how this operand lies in memory?"""
@@ -393,12 +402,20 @@ class Rewriter:
         call = self.program.call(node)
         if other_memory and seen.aliases and call is not None and not (seen.random or call.op.startswith("higher")):
             with contextlib.suppress(Exception):  # the old fact is right in all but the memory
-                set_fact(node, self.program.compute(node), self.program.fact_key)
+                self._set_fact(node, self.program.compute(node))
         aliasing.refresh(node)
         if other_memory:
             for user in node.users:
                 if user.op != "output":
                     self._sees_memory_anew(user, other_memory)
+
+    def _set_fact(self, node: Node, value: Any) -> None:
+        """A fact computed anew, without gradients, about a value that may require one."""
+        old = fact(node)
+        for was, now in zip(*([v] if isinstance(v, torch.Tensor) else v or () for v in (old, value))):
+            if isinstance(was, torch.Tensor) and was.requires_grad and now.is_leaf:
+                now.requires_grad_()
+        set_fact(node, value, self.program.fact_key)
 
     def _erase_unused(self, covered: Iterable[Node], takes_random: bool) -> None:
         """Covered nodes, latest first, that the rewrite left without users."""
