@@ -84,7 +84,8 @@ def test_without_dynamo():
 
 @pytest.mark.parametrize(("train", "freeze"), [(False, False), (True, False), (False, True)])
 def test_compiles_leave_nothing_behind(train, freeze, monkeypatch):
-    """Torch itself has a few fake modes in caches of fixed size; nothing of ours outlives the program."""
+    """Nothing of ours outlives the program. Torch itself has some fake modes in caches of fixed size; each of the twelve
+    compiles makes two."""
     opened: list[weakref.ref[Session]] = []
 
     def noted(*args, **kwargs):
@@ -109,4 +110,4 @@ def test_compiles_leave_nothing_behind(train, freeze, monkeypatch):
     after = compile_some(12)
     assert len(opened) == 24 and not any(ref() for ref in opened)
     assert after[GraphModule] <= before[GraphModule] and after[Session] <= before[Session]
-    assert after[FakeTensorMode] <= before[FakeTensorMode] + 2
+    assert after[FakeTensorMode] <= before[FakeTensorMode] + 10
