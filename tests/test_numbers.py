@@ -138,7 +138,8 @@ class ReluOfDetached(Rule):
         return op.relu(op.mul(x, 2))
 
     def rewrite(self, op, x):
-        return op.relu(op.mul(op.detach(x), 2))
+        # with a path to x, which the rewriter insists on: that its gradient is wrong, only numbers tell
+        return op.add(op.relu(op.mul(op.detach(x), 2)), op.sub(x, x))
 
 
 class SquareByHand(Rule):

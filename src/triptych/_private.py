@@ -62,6 +62,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "tracing": "torch._guards:tracing",
         # which compile of which frame this is
         "CompileContext": "torch._guards:CompileContext",
+        # tells when Dynamo has done with a frame, its guards included
+        "compile_callbacks": "torch._dynamo.callback:callback_handler",
         # the fake mode of given inputs
         "detect_fake_mode": "torch._guards:detect_fake_mode",
         # a fake mode where nobody brought one
@@ -221,6 +223,13 @@ def region_functions() -> dict[Any, str]:
         _enter_inference_mode: "enter_inference_mode",
         _exit_inference_mode: "exit_inference_mode",
     }
+
+
+def forget_tensors(fake_mode: Any) -> None:
+    """Drop the weak references of a fake mode to the tensors it has fake values for: they forbid `swap_tensors`."""
+    describer = fake_mode.fake_tensor_converter.meta_converter.describer
+    describer.lookup_tensor.clear()
+    describer.lookup_storage.clear()
 
 
 def has_hooks(module: torch.nn.Module) -> bool:

@@ -22,6 +22,7 @@ from .options import Options
 from .partition import partition
 from .passes.manager import run_stage
 from .passes.session import Session, open_session
+from .references import dropping_references
 
 OptionsLike = Mapping[str, Any] | Options | None
 CompileFn = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -115,7 +116,8 @@ def compile_program(
         return first_that_compiles(ways, session, reproduce)
 
     refuse_to_start_again()
-    return compile_flat(gm, example_inputs, compile)
+    with dropping_references(gm, example_inputs):
+        return compile_flat(gm, example_inputs, compile)
 
 
 def compile_flow(
@@ -211,7 +213,8 @@ def compile_flow(
 def tracing(example_inputs: Sequence[Any], codegen: CodeGenerator) -> Iterator[None]:
     """What AOTAutograd, the partitioner and Inductor must find around them."""
     inputs = _private.pytree.tree_leaves(example_inputs)
-    fake_mode = _private.detect_fake_mode(inputs) or _private.FakeTensorMode(allow_non_fake_inputs=True)
+    detected = _private.detect_fake_mode(inputs)
+    fake_mode = detected or _private.FakeTensorMode(allow_non_fake_inputs=True)
     context = _private.TracingContext.try_get() or _private.TracingContext(fake_mode)
     with (
         _private.use_lazy_graph_module(True),
@@ -226,6 +229,8 @@ def tracing(example_inputs: Sequence[Any], codegen: CodeGenerator) -> Iterator[N
         ),
     ):
         yield
+    if detected is None:  # it lives on with what AOTAutograd makes
+        _private.forget_tensors(fake_mode)
 
 
 def new_session(options: Options) -> Session:

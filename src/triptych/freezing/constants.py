@@ -16,15 +16,17 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 log = logging.getLogger("triptych")
 
 _version = attrgetter("_version")
+_address = torch.Tensor.data_ptr
 
 
 class Constants:
     """The values of one compiled graph that come from weights alone.
 
-    Asked on every call: are the weights the same tensors, and has nobody written to them since? `_version` counts
-    the writes that PyTorch knows of (`load_state_dict`, in-place operations); optimizer steps are noticed apart,
-    because fused ones do not count. A write behind PyTorch's back (`p.data.mul_(2)`) is not noticed: not to do that
-    is the promise that `freeze` asks for.
+    Asked on every call: are the weights the same tensors in the same memory, and has nobody written to them since?
+    `_version` counts the writes that PyTorch knows of (`load_state_dict`, in-place operations); optimizer steps are
+    noticed apart, because fused ones do not count. The address tells of a tensor that was given other memory, which
+    no version counts (`p.data = other`, `swap_tensors`, `model.bfloat16().float()`). A write behind PyTorch's back
+    (`p.data.mul_(2)`) is not noticed: not to do that is the promise that `freeze` asks for.
     """
 
     def __init__(self, compute: GraphModule, weights: Sequence[int], like: Sequence[torch.Tensor]) -> None:
@@ -39,6 +41,9 @@ class Constants:
         self.seen: tuple[torch.Tensor, ...] = ()
         """The weights the values were computed from; held, so that no other can come to stand for one of them."""
         self.versions: list[int] = []
+        self.addresses: list[int] = []
+        self.memory: tuple[torch.UntypedStorage, ...] = ()
+        """What the addresses point to; held, so that no other memory can come to have one of them."""
         self.computed = 0
         """How often the values were computed."""
         self._lock = threading.Lock()
@@ -47,14 +52,15 @@ class Constants:
     def of(self, inputs: list[Any]) -> list[torch.Tensor]:
         """The values for these inputs of the graph; the memory they lie in is always the same."""
         weights = self.pick(inputs)
-        if self.changed or not all(map(is_, weights, self.seen)) or self._written(weights):
+        if self.changed or not all(map(is_, weights, self.seen)) or self._differ(weights):
             with self._lock:
                 self._refresh(weights)
         return self.values
 
-    def _written(self, weights: Sequence[torch.Tensor]) -> bool:
+    def _differ(self, weights: Sequence[torch.Tensor]) -> bool:
+        """Were the weights written, or given other memory?"""
         try:
-            return list(map(_version, weights)) != self.versions
+            return list(map(_version, weights)) != self.versions or list(map(_address, weights)) != self.addresses
         except RuntimeError:  # an inference tensor, which counts no writes: nobody knows
             return True
 
@@ -63,6 +69,8 @@ class Constants:
         self.seen = tuple(weights)
         untold = any(w.is_inference() for w in weights)
         self.versions = [] if untold else list(map(_version, weights))
+        self.addresses = list(map(_address, weights))
+        self.memory = tuple(w.untyped_storage() for w in weights)
         try:
             with torch.inference_mode(False), torch.no_grad():
                 self._compute(weights)

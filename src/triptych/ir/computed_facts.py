@@ -26,15 +26,18 @@ def no_pending_symbols(mode: Any) -> contextlib.AbstractContextManager[None]:
     return mode.shape_env.ignore_fresh_unbacked_symbols()
 
 
-def compute_facts(gm: GraphModule, example_inputs: Sequence[Any], key: str, mode: Any) -> Any:
+def compute_facts(
+    gm: GraphModule, example_inputs: Sequence[Any], key: str, mode: Any, with_gradients: bool = False
+) -> Any:
     """Run the graph on fake inputs and leave each value on its node; the mode of the facts, or None.
 
-    A graph that cannot run so keeps what it had.
+    A graph that cannot run so keeps what it had. Before autograd, facts `with_gradients` say what requires a gradient; a
+    traced ATen graph may write inputs that do, which autograd would refuse.
     """
     mode = mode or _private.fake_mode_of(list(example_inputs))
     mode = mode or _private.FakeTensorMode(allow_non_fake_inputs=True)
     try:
-        with mode, no_pending_symbols(mode), torch.no_grad():
+        with mode, no_pending_symbols(mode), torch.set_grad_enabled(with_gradients):
             _FactRunner(gm, key, mode).run(*(fake(mode, v) for v in example_inputs))
     except Exception:  # any failure of the user's own code: facts are a help, not a need
         return None

@@ -31,6 +31,15 @@ def set_fact(node: Node, value: Any, key: str) -> None:
     node.meta[key] = value
 
 
+def update_fact(node: Node, value: Any, key: str) -> None:
+    """A fact computed anew, without gradients, about a value that may require one."""
+    old = fact(node)
+    for was, now in zip(*([v] if isinstance(v, torch.Tensor) else v or () for v in (old, value))):
+        if isinstance(was, torch.Tensor) and was.requires_grad and now.is_leaf:
+            now.requires_grad_()
+    set_fact(node, value, key)
+
+
 def known(condition: Any) -> bool:
     """True only if the condition holds for every size the program was compiled for; adds no guard."""
     if isinstance(condition, bool):

@@ -7,7 +7,7 @@ import functools
 import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -22,6 +22,9 @@ from .limits import unreadable
 from .modules import attribute
 from .text import source_line, type_of
 from .weights import Weights
+
+if TYPE_CHECKING:
+    from .gradient_paths import GradientPaths
 
 TORCH, ATEN = "torch", "aten"
 
@@ -69,7 +72,9 @@ class Program:
         self._sizes: dict[Any, list[tuple[Node, int | None]]] | None = None
         self.fake_mode = _private.fake_mode_of([fact(n) for n in self.graph.nodes if n.op == "placeholder"])
         if example_inputs and not self._has_facts():
-            self.fake_mode = compute_facts(gm, example_inputs, self.fact_key, self.fake_mode) or self.fake_mode
+            with_gradients = self.dialect == TORCH and torch.is_grad_enabled()
+            mode = compute_facts(gm, example_inputs, self.fact_key, self.fake_mode, with_gradients)
+            self.fake_mode = mode or self.fake_mode
         if self.fake_mode is None:
             self.fake_mode = _private.fake_mode_of([fact(n) for n in self.graph.nodes])
         if self.fake_mode is not None:
@@ -94,6 +99,12 @@ class Program:
     @functools.cached_property
     def weights(self) -> Weights:
         return Weights(self.graph, self.aliasing)
+
+    @functools.cached_property
+    def gradient_paths(self) -> GradientPaths:
+        from .gradient_paths import GradientPaths
+
+        return GradientPaths(self)
 
     def computed_once(self, *nodes: Node) -> bool:
         """Is work on these values done once, before the first call? It is for weights that stay as they are."""

@@ -9,7 +9,7 @@ from typing import Any
 from torch.fx import Node
 
 from ..ir.effects import Effects
-from ..ir.facts import fact, set_fact, storage
+from ..ir.facts import fact, storage, update_fact
 from ..ir.program import Program
 
 
@@ -43,7 +43,7 @@ def _compute_anew(program: Program, node: Node, seen: Effects) -> None:
     if call is None or seen.random or call.op.startswith("higher"):
         return
     with contextlib.suppress(Exception):  # the old fact is right in all but the memory
-        set_fact(node, program.compute(node), program.fact_key)
+        update_fact(node, program.compute(node), program.fact_key)
 
 
 def _lies_in(value: Any, memory: int) -> bool:

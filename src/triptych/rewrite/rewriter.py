@@ -15,7 +15,7 @@ import torch
 from torch.fx import Node
 
 from ..ir.effects import Effects, node_operands
-from ..ir.facts import difference, fact, same_strides, set_fact, sharing, storage, tensor_fact
+from ..ir.facts import difference, fact, same_strides, sharing, storage, tensor_fact, update_fact
 from ..ir.gradients import may_require_grad
 from ..ir.program import ATEN, Program, Value
 from ..ir.text import RULE
@@ -101,7 +101,8 @@ class Rewriter:
         self._relaid = {}
         try:
             self._check_limit(len(edits))
-            made = [self.require_sound(e.olds, e.new, e.op, e.covered, e.terms) for e in edits]
+            made = [self._require_sound(e.olds, e.new, e.op, e.covered, e.terms) for e in edits]
+            self._check_gradients([(e.olds, news, e.op) for e, news in zip(edits, made)])
         except Exception:
             for edit in reversed(edits):
                 edit.op.discard()
@@ -112,15 +113,22 @@ class Rewriter:
             for was, now in zip(edit.olds, news):
                 self._swap(was, now)
         for node, value in self._relaid.items():
-            set_fact(node, value, self.program.fact_key)
+            update_fact(node, value, self.program.fact_key)
             self.program.respelled(node)
         for edit in reversed(edits):
             self._erase_unused((*edit.covered, *edit.op.made), edit.terms.takes_random)
 
     def require_sound(
         self, olds: Sequence[Node], new: Any, op: Emitter, covered: tuple[Node, ...], terms: Terms
+    ) -> None:
+        """Raises Refused if the rewrite would change the program's meaning; the graph stays as it is."""
+        news = self._require_sound(olds, new, op, covered, terms)
+        self._check_gradients([(olds, news, op)])
+
+    def _require_sound(
+        self, olds: Sequence[Node], new: Any, op: Emitter, covered: tuple[Node, ...], terms: Terms
     ) -> list[Node]:
-        """The nodes to put in place, if the rewrite keeps the program's meaning; raises Refused if not."""
+        """The nodes to put in place; of gradients nothing is asked yet."""
         news = list(new) if isinstance(new, (tuple, list)) else [new]
         if len(olds) != len(news):
             raise Refused(f"{len(olds)} values replaced by {len(news)}")
@@ -133,7 +141,6 @@ class Rewriter:
                 continue
             if self._check_value(was, now, terms):
                 relaid[was] = fact(now)
-            self._check_gradient(was, now)
             self._check_memory(was, now, now in fresh)
             require_same_place(self.program, was, now)
             if now not in fresh:
@@ -161,7 +168,7 @@ class Rewriter:
         if not before.same_function(spelling):
             node.meta[RULE] = self.pass_name
         for other, value in relaid.items():
-            set_fact(other, value, self.program.fact_key)
+            update_fact(other, value, self.program.fact_key)
         self.program.respelled(node)
         self.touched = [node]
 
@@ -205,6 +212,8 @@ class Rewriter:
                 raise Refused(problem)
             if not same_strides(was, now):
                 raise Refused("the stride of a dim of size 1 would change")
+            if problem := self.program.gradient_paths.problem([(node, self._node_of(new))], op.made, is_write=True):
+                raise Refused(problem)
         except Exception:
             op.discard()
             raise
@@ -334,11 +343,11 @@ class Rewriter:
             raise Refused(problem)
         return not same_strides(old, new)
 
-    def _check_gradient(self, was: Node, now: Node) -> None:
-        """A piece of a joined tensor asks for a gradient if any part of the whole did: so must what replaces it."""
-        old = tensor_fact(was)
-        if self.program.dialect != ATEN and old is not None and old.requires_grad and not may_require_grad(now):
-            raise Refused("the value would ask for no gradient any more")
+    def _check_gradients(self, edits: Sequence[tuple[Sequence[Node], Sequence[Node], Emitter]]) -> None:
+        """The inputs that get a gradient must stay the same, also where that gradient is zero."""
+        pairs = [pair for olds, news, _ in edits for pair in zip(olds, news)]
+        if problem := self.program.gradient_paths.problem(pairs, [n for _, _, op in edits for n in op.made]):
+            raise Refused(problem)
 
     def _strides_unseen(self, node: Node, users: Callable[[str], bool]) -> bool:
         """Is every user an operation of that kind, whose result does not tell how this operand lies in memory?"""

@@ -1,0 +1,239 @@
+"""Which inputs a value passes its gradient on to.
+
+Autograd gives zeros to an input whose values do not matter, as long as some path leads from it to the result, and
+None to an input without a path. An optimizer tells the two apart: it decays a weight whose gradient is zero and skips
+one whose gradient is None. A rewrite before autograd must therefore keep the set of inputs that have a path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from .. import _private
+from .effects import node_operands
+from .facts import fact
+from .modules import called_module
+from .program import TORCH, Program
+from .text import RULE
+
+Sources = int
+"""A set of inputs that require a gradient: one bit for each."""
+
+WALKS = 32
+"""How often a program is walked to see whether an input that a rewrite cuts off has another path to the output.
+A further rewrite that cuts one off is declined unseen, which keeps the work linear in the size of the program."""
+
+
+class GradientPaths:
+    """The sources of every value of a program before autograd, and the inputs that the outputs depend on."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._bits: dict[object, Sources] = {}
+        self._names: list[str] = []
+        self._grad_off: dict[Node, bool] = {}
+        """Of each node that was there at the last walk: does it stand where gradients are off?"""
+        self._sources: dict[Node, Sources] = {}
+        self._written: dict[Node, Sources] = {}
+        """What was written to memory in place, by the name of that memory."""
+        self._is_stale = False
+        self.walks = 0
+        self.reaching: Sources = 0
+        """The inputs with a path to what the program returns or leaves in its inputs."""
+        self.active = program.dialect == TORCH and _follows_gradients(program)
+        if self.active:
+            self._sources, self._written, self.reaching = self._walk({})
+
+    def problem(self, pairs: Sequence[tuple[Node, Node]], made: Iterable[Node], is_write: bool = False) -> str | None:
+        """Why the first of each pair may not be replaced by the second; None if the same inputs keep their gradients.
+
+        `made` are the nodes that the rewrite adds, in order. `is_write`: the first is a write in place, and what is
+        replaced is the memory that it writes, from there on.
+        """
+        if not self.active:
+            return None
+        self._refresh()
+        for node in made:
+            self._sources[node] = self._of(node, self._sources, self._written, self._stands_off(node))
+        lost = added = 0
+        for was, now in pairs:
+            before, after = self.of(was), self.of(now)
+            if bool(before) != bool(after):
+                return "the value would ask for a gradient" if after else "the value would ask for no gradient any more"
+            lost |= before & ~after
+            added |= after & ~before
+        if extra := added & ~self.reaching:
+            return f"the gradient of {self._name(extra)} would be zeros instead of None"
+        lost_path = lost & self.reaching
+        if lost_path and (gone := lost_path if is_write else lost_path & ~self._reaching_after(dict(pairs))):
+            return f"the gradient of {self._name(gone)} would be None instead of zeros"
+        self._is_stale |= bool(lost | added)
+        return None
+
+    def of(self, node: Node) -> Sources:
+        if node not in self._sources:
+            self._sources[node] = self._of(node, self._sources, self._written, self._stands_off(node))
+        return self._sources[node] | self._in_memory(node, self._written)
+
+    def _refresh(self) -> None:
+        """Values after a rewrite that changed the sources of one have others, too."""
+        if self._is_stale:
+            self._sources, self._written, _ = self._walk({})
+            self._is_stale = False
+
+    def _reaching_after(self, replaced: Mapping[Node, Node]) -> Sources:
+        self.walks += 1
+        return self._walk(replaced)[2] if self.walks <= WALKS else 0
+
+    def _walk(self, replaced: Mapping[Node, Node]) -> tuple[dict[Node, Sources], dict[Node, Sources], Sources]:
+        """The sources of all values, of what is written, and of the outputs; each value read as what replaces it."""
+        sources: dict[Node, Sources] = {}
+        written: dict[Node, Sources] = {}
+        aliasing = self.program.aliasing
+        reaching: Sources = 0
+        is_off, outside = not torch.is_grad_enabled(), False
+        switches = _private.region_functions()
+        for node in self.program.graph.nodes:
+            if node.op == "output":
+                reaching |= self._joined(node_operands(node.args), sources, written, replaced)
+                break
+            switch = switches.get(node.target) if node.op == "call_function" else None
+            if switch == "set_grad_enabled":
+                is_off = not node.args[0]
+            elif switch == "enter_inference_mode":
+                is_off, outside = bool(node.args[0]) or is_off, is_off
+            elif switch == "exit_inference_mode":
+                is_off = outside
+            self._grad_off[node] = is_off
+            sources[node] = self._of(node, sources, written, is_off, replaced)
+            if not aliasing.any_write:
+                continue
+            for target in () if is_off else aliasing.effects(node).writes:
+                stored = self._joined(node.all_input_nodes, sources, written, replaced)
+                memory = aliasing.memory(target)
+                written[memory] = written.get(memory, 0) | stored
+                if aliasing.is_input(target):
+                    reaching |= stored
+        return sources, written, reaching
+
+    def _of(
+        self,
+        node: Node,
+        sources: Mapping[Node, Sources],
+        written: Mapping[Node, Sources],
+        is_off: bool,
+        replaced: Mapping[Node, Node] = {},  # noqa: B006 (never written)
+    ) -> Sources:
+        if node.op in ("placeholder", "get_attr"):
+            return self._own(node)
+        carries = not is_off and self._may_carry(node)
+        if not carries:
+            return 0
+        found = self._joined(self._operands(node), sources, written, replaced)
+        if node.op == "call_module":
+            found |= self._of_module(node)
+        if not found and carries and RULE not in node.meta and _requires_grad(fact(node)):
+            found = self._bit(node, node.name)  # `torch.ones(4, requires_grad=True)`
+        return found
+
+    def _may_carry(self, node: Node) -> bool:
+        """A captured value says itself whether it requires a gradient; the facts of new ones are computed without."""
+        value = fact(node)
+        if RULE not in node.meta and value is not None:
+            return _requires_grad(value)
+        call = self.program.call(node)
+        if call is not None and _cuts(call.op):
+            return False
+        return value is None or any(v.dtype.is_floating_point or v.dtype.is_complex for v in _tensors(value))
+
+    def _operands(self, node: Node) -> Iterable[Node]:
+        """`x.expand_as(y)` is read as an `expand` of x: y gives its shape alone."""
+        call = self.program.call(node)
+        if call is None or call.op.startswith("higher"):
+            return node.all_input_nodes
+        return node_operands(call.args["self"] if call.op == "to_like" else call.args)
+
+    def _joined(
+        self,
+        nodes: Iterable[Node],
+        sources: Mapping[Node, Sources],
+        written: Mapping[Node, Sources],
+        replaced: Mapping[Node, Node],
+    ) -> Sources:
+        found = 0
+        for node in nodes:
+            read = replaced.get(node, node)
+            found |= sources[read] if read in sources else self.of(read)
+            if written:
+                found |= self._in_memory(read, written)
+        return found
+
+    def _in_memory(self, node: Node, written: Mapping[Node, Sources]) -> Sources:
+        return written.get(self.program.aliasing.memory(node), 0) if written else 0
+
+    def _stands_off(self, node: Node) -> bool:
+        """A new node stands where the next one does that was there before."""
+        one = node
+        while one not in self._grad_off and one.op != "output":
+            one = one.next
+        return self._grad_off.get(one, False)
+
+    def _own(self, node: Node) -> Sources:
+        if node.op == "placeholder":
+            value = fact(node)
+            return self._bit(node, node.name) if value is None or _requires_grad(value) else 0
+        try:
+            owner, _, name = str(node.target).rpartition(".")
+            tensor = getattr(self.program.gm.get_submodule(owner), name)
+        except AttributeError:
+            return 0
+        return self._of_tensor(tensor, str(node.target))
+
+    def _of_module(self, node: Node) -> Sources:
+        module = called_module(node)
+        if module is None:
+            return self._bit(node, node.name)
+        found = 0
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            found |= self._of_tensor(tensor, f"{node.target}.{name}")
+        return found
+
+    def _of_tensor(self, tensor: Any, name: str) -> Sources:
+        """By the tensor itself: a weight may be read as an attribute here and by a module that is called there."""
+        return self._bit(id(tensor), name) if _requires_grad(tensor) else 0
+
+    def _bit(self, key: object, name: str) -> Sources:
+        if key not in self._bits:
+            self._bits[key] = 1 << len(self._bits)
+            self._names.append(name)
+        return self._bits[key]
+
+    def _name(self, sources: Sources) -> str:
+        return self._names[sources.bit_length() - 1]
+
+
+def _follows_gradients(program: Program) -> bool:
+    """Does any value that the program computes require a gradient, or could it?"""
+    computed = [n for n in program.graph.nodes if n.op not in ("placeholder", "get_attr", "output")]
+    if not computed:
+        return False
+    if any(_requires_grad(fact(n)) for n in computed):
+        return True
+    return torch.is_grad_enabled() and all(fact(n) is None for n in computed)
+
+
+def _cuts(op: str) -> bool:
+    """`detach`, and new tensors that take from their operand no more than its shape."""
+    return op == "detach" or op.startswith("new_") or (op.endswith("_like") and op != "to_like")
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [v for v in (value if isinstance(value, (list, tuple)) else (value,)) if isinstance(v, torch.Tensor)]
+
+
+def _requires_grad(value: Any) -> bool:
+    return any(v.requires_grad for v in _tensors(value))
