@@ -153,6 +153,8 @@ def copied(sample_part: Any) -> Any:
             return copy.deepcopy(value, memo)
         if isinstance(value, torch.Tensor):
             detached = value.detach()
+            if value.layout != torch.strided:
+                return detached.clone().requires_grad_(value.requires_grad)
             keep_alive.append(detached)
             return copy.deepcopy(detached, memo).requires_grad_(value.requires_grad)
         if isinstance(value, (list, tuple)):

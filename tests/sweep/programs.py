@@ -58,6 +58,15 @@ def programs(operator: Operator, dtype: torch.dtype, count: int, plan: Sequence[
                     yield program
 
 
+def single(
+    operator: Operator, dtype: torch.dtype, form: str, train: bool, dynamic: bool, sample: Sample | None = None
+) -> Program | None:
+    """One program: of the first sample, unless another is given; None where there is none of this form."""
+    train = train and (dtype.is_floating_point or dtype.is_complex)
+    samples = [sample] if sample is not None else operator.samples(dtype, gradient=train)
+    return _program(operator, dtype, 0, samples[0], form, train, dynamic) if samples else None
+
+
 def error_programs(operator: Operator) -> Iterator[Program]:
     for number, sample in enumerate(operator.errors()):
         yield Program(operator, None, number, ERROR, False, False, Alone(sample.function), sample.call)

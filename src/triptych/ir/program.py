@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from .. import _private
 from .alias import Aliasing
 from .calls import Call, read
-from .facts import fact, tensor_fact
+from .facts import fact, is_tangent, tensor_fact
 from .limits import unreadable
 from .modules import attribute
 from .text import source_line, type_of
@@ -62,6 +62,8 @@ class Program:
         """What was worked out about a node alone, and would be again and again; forgotten when it changes."""
         self._aliasing: Aliasing | None = None
         self._sizes: dict[Any, list[tuple[Node, int | None]]] | None = None
+        self._of_backward: set[Node] = set()
+        """What is computed from the gradients that come into a joint graph; known as long as the sizes are."""
         self.fake_mode = _private.fake_mode_of([fact(n) for n in self.graph.nodes if n.op == "placeholder"])
         if example_inputs and not self._has_facts():
             self._learn_facts(example_inputs)
@@ -111,17 +113,27 @@ class Program:
         if self._aliasing is not None:
             self._aliasing.refresh(node)
 
-    def size_sources(self, expr: Any) -> list[tuple[Node, int | None]]:
-        """Where a symbolic size can be had: a node that is it, or a dim of a tensor that comes in."""
+    def size_sources(self, expr: Any, at: Node) -> list[tuple[Node, int | None]]:
+        """Where a node can have a symbolic size from: an earlier node that is it, or a dim of a tensor that comes in.
+
+        A value of the forward gets none from the backward, where the partitioner would have to put it too.
+        """
         if self._sizes is None:
             self._sizes = {}
+            self._of_backward = set()
             for node in self.graph.nodes:
                 self._note_sizes(node)
-        return self._sizes.get(expr, [])
+        return [
+            (node, dim)
+            for node, dim in self._sizes.get(expr, [])
+            if not node._erased and node < at and (at in self._of_backward or node not in self._of_backward)
+        ]
 
     def _note_sizes(self, node: Node) -> None:
         if self._sizes is None:
             return
+        if is_tangent(node) or not self._of_backward.isdisjoint(node.all_input_nodes):
+            self._of_backward.add(node)
         value = fact(node)
         if isinstance(value, torch.SymInt):
             self._sizes.setdefault(value.node.expr, []).append((node, None))

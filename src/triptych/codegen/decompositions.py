@@ -1,0 +1,89 @@
+"""Corrections to torch's decompositions, for those that do something else than the operator itself.
+
+Each correction says what torch's decomposition does wrong. A correction returns `NotImplemented` to leave an operator
+whole: its own kernel then runs, and raises what it raises in eager.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import _private
+
+Decomposition = Callable[..., Any]
+Decompositions = dict[Any, Decomposition]
+
+
+def corrected(table: Decompositions) -> Decompositions:
+    """A copy of `table` with the corrections for the operators that it decomposes."""
+    aten = torch.ops.aten
+    corrections: dict[Any, Callable[[Decomposition], Decomposition]] = {
+        aten.addmm.default: bias_unread_at_beta_zero,
+        aten.add.Tensor: complex_add_of_nothing,
+        aten.index_add.default: index_add_of_matching_shapes,
+        aten.round.decimals: lambda _: round_decimals,
+    }
+    return {op: corrections[op](fn) if op in corrections else fn for op, fn in table.items()}
+
+
+def bias_unread_at_beta_zero(decomposition: Decomposition) -> Decomposition:
+    """With beta=0 the operator does not read its bias, which may be uninitialised; the decomposition multiplies NaN by 0."""
+
+    @functools.wraps(decomposition)
+    def addmm(*args: Any, beta: Any = 1, **kwargs: Any) -> Any:
+        return NotImplemented if beta == 0 else decomposition(*args, beta=beta, **kwargs)
+
+    return addmm
+
+
+def complex_add_of_nothing(decomposition: Decomposition) -> Decomposition:
+    """The sum of complex tensors is written on their real views, and Inductor cannot lower the view of an empty tensor."""
+
+    @functools.wraps(decomposition)
+    def add(x: Any, y: Any, *, alpha: Any = None) -> Any:
+        tensors = [t for t in (x, y) if isinstance(t, torch.Tensor)]
+        if any(isinstance(size, int) and size == 0 for t in tensors for size in t.shape):
+            return NotImplemented
+        return decomposition(x, y, alpha=alpha)
+
+    return add
+
+
+def index_add_of_matching_shapes(decomposition: Decomposition) -> Decomposition:
+    """The operator refuses a source of another dtype or shape; the decomposition converts and broadcasts it."""
+
+    @functools.wraps(decomposition)
+    def index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> Any:
+        _private.check(
+            x.dtype == source.dtype,
+            lambda: f"index_add: self is {x.dtype} and source is {source.dtype}, and they must be the same",
+        )
+        _private.check(
+            x.ndim == source.ndim,
+            lambda: f"index_add: self has {x.ndim} dimensions and source has {source.ndim}, and they must be the same",
+        )
+        for axis in set(range(x.ndim)) - {dim % max(x.ndim, 1)}:
+            _private.check(
+                x.shape[axis] == source.shape[axis],
+                lambda: f"index_add: self {x.shape} and source {source.shape} may differ in dimension {dim} only",
+            )
+        return decomposition(x, dim, index, source, alpha=alpha)
+
+    return index_add
+
+
+def round_decimals(x: torch.Tensor, decimals: int = 0) -> Any:
+    """The operator refuses integers and divides by a power of ten; the decomposition takes them and multiplies by its inverse.
+
+    In half precision the kernel also rounds the power of ten, so it is left to do so.
+    """
+    if x.dtype not in (torch.float32, torch.float64):
+        return NotImplemented
+    power = 10.0 ** abs(decimals)
+    if decimals < 0:
+        return torch.round(x / power) * power
+    return torch.round(x * power) / power
