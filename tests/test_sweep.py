@@ -56,7 +56,7 @@ def test_operators_through_kernels(name):
     assert verdict.status == EQUAL, verdict.detail
 
 
-@pytest.mark.parametrize("name", ["index_add", "gather", "cat", "nn.functional.gelu", "softmax"])
+@pytest.mark.parametrize("name", ["index_add", "gather", "cat", "nn.functional.gelu", "roll"])
 def test_what_eager_refuses(name):
     verdicts = [(p.name, judge(p, "eager")) for p in error_programs(named(name))]
     assert [v for v in verdicts if v[1].status in (WRONG, CRASHED)] == []

@@ -76,13 +76,11 @@ def index_add_of_matching_shapes(decomposition: Decomposition) -> Decomposition:
     return index_add
 
 
-def round_decimals(x: torch.Tensor, decimals: int = 0) -> Any:
-    """The operator refuses integers and divides by a power of ten; the decomposition takes them and multiplies by its inverse.
-
-    In half precision the kernel also rounds the power of ten, so it is left to do so.
-    """
-    if x.dtype not in (torch.float32, torch.float64):
-        return NotImplemented
+def round_decimals(x: torch.Tensor, decimals: int = 0) -> torch.Tensor:
+    """The operator refuses integers and divides by a power of ten; the decomposition takes them and multiplies by its
+    inverse. It cannot be left whole: Inductor has no other way to lower it."""
+    if not x.dtype.is_floating_point:
+        raise NotImplementedError(f"round to decimals is not implemented for {x.dtype}")
     power = 10.0 ** abs(decimals)
     if decimals < 0:
         return torch.round(x / power) * power
