@@ -13,6 +13,9 @@ from tests.models import Call
 
 from .databases import Operator, Sample
 
+Ones = dict[tuple[torch.dtype, bool], torch.Tensor]
+"""Ones by dtype and whether they have a gradient."""
+
 ALONE, BETWEEN, IN_PLACE, ERROR = "alone", "between", "in place", "error"
 
 
@@ -114,14 +117,15 @@ class Alone(nn.Module):
 class Between(nn.Module):
     """Every tensor times a one before the operator, every result subtracted from a one after it.
 
-    The ones are arguments, so that no pass can fold them, and leave the operands' values as they are.
+    The ones are arguments, so that no pass can fold them, and leave the operands' values as they are. Operands that
+    have a gradient get ones that have one too.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
 
-    def forward(self, ones: dict[torch.dtype, torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+    def forward(self, ones: Ones, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = _each_tensor(args, ones, _times_one), _each_tensor(kwargs, ones, _times_one)
         return _each_tensor(self.function(*args, **kwargs), ones, _one_minus)
 
@@ -134,9 +138,10 @@ def _one_minus(value: torch.Tensor, one: torch.Tensor) -> torch.Tensor:
     return ~value if value.dtype == torch.bool else one - value
 
 
-def _each_tensor(value: Any, ones: dict[torch.dtype, torch.Tensor], apply: Callable[..., Any]) -> Any:
+def _each_tensor(value: Any, ones: Ones, apply: Callable[..., Any]) -> Any:
     if isinstance(value, torch.Tensor):
-        return apply(value, ones[value.dtype]) if value.layout == torch.strided and value.dtype in ones else value
+        key = (value.dtype, value.requires_grad)
+        return apply(value, ones[key]) if value.layout == torch.strided and key in ones else value
     if type(value) in (list, tuple):
         return type(value)([_each_tensor(v, ones, apply) for v in value])
     if isinstance(value, dict):
@@ -144,13 +149,10 @@ def _each_tensor(value: Any, ones: dict[torch.dtype, torch.Tensor], apply: Calla
     return value
 
 
-def _ones(call: Call) -> dict[torch.dtype, torch.Tensor]:
+def _ones(call: Call) -> Ones:
     """A one of each dtype that the operands have, and of those that results often have."""
-    dtypes = dict.fromkeys((torch.int64, torch.bool, torch.float32))
-    wants_gradient = set()
-    for leaf in torch.utils._pytree.tree_leaves((call.args, call.kwargs)):
-        if isinstance(leaf, torch.Tensor) and not leaf.is_quantized:
-            dtypes[leaf.dtype] = None
-            if leaf.requires_grad:
-                wants_gradient.add(leaf.dtype)
-    return {d: torch.ones((), dtype=d, requires_grad=d in wants_gradient) for d in dtypes}
+    leaves = torch.utils._pytree.tree_leaves((call.args, call.kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.is_quantized]
+    keys = dict.fromkeys((t.dtype, t.requires_grad) for t in tensors)
+    keys |= dict.fromkeys((dtype, False) for dtype in (torch.int64, torch.bool, torch.float32))
+    return {(dtype, grad): torch.ones((), dtype=dtype, requires_grad=grad) for dtype, grad in keys}

@@ -169,7 +169,7 @@ def _serve(connection: Connection, settings: Settings, cache: str) -> None:
 
 def _findings(unit: Unit, settings: Settings, operators: dict[str, Any], connection: Connection) -> Iterator[Finding]:
     from . import databases
-    from .judge import SKIPPED, judge
+    from .judge import SKIPPED, Verdict, judge
     from .programs import error_programs, programs
 
     if unit.database not in operators:
@@ -185,5 +185,8 @@ def _findings(unit: Unit, settings: Settings, operators: dict[str, Any], connect
         return
     for program in chosen:
         connection.send(("program", program.name))
-        verdict = judge(program, settings.codegen)
+        try:
+            verdict = judge(program, settings.codegen)
+        except Exception as error:  # a sample that the sweep itself cannot copy or compare
+            verdict = Verdict(SKIPPED, f"the sweep: {type(error).__name__}: {error}"[:300])
         yield Finding(program.name, verdict.status, verdict.detail, verdict.captured)
