@@ -124,7 +124,7 @@ def _compiled(program: Program, backend: Any, train: bool) -> compare.Outcome:
 
 def _backend(codegen: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     # with eager's random stream, values of random operators can be compared too
-    return triptych.compile_fx, {"codegen": codegen, "fallback_random": True}
+    return triptych.compile_fx, {"codegen": codegen, "fallback_random": True, "on_error": "raise"}
 
 
 def _observe(program: Program, prepare: Callable[[Any], Any], train: bool, wide: bool = False) -> compare.Outcome:

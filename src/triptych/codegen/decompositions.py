@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from .. import _private
+from ..errors import TriptychError
+from ..ir.facts import known_equal
 
 Decomposition = Callable[..., Any]
 Decompositions = dict[Any, Decomposition]
@@ -58,19 +59,11 @@ def index_add_of_matching_shapes(decomposition: Decomposition) -> Decomposition:
 
     @functools.wraps(decomposition)
     def index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> Any:
-        _private.check(
-            x.dtype == source.dtype,
-            lambda: f"index_add: self is {x.dtype} and source is {source.dtype}, and they must be the same",
-        )
-        _private.check(
-            x.ndim == source.ndim,
-            lambda: f"index_add: self has {x.ndim} dimensions and source has {source.ndim}, and they must be the same",
-        )
-        for axis in set(range(x.ndim)) - {dim % max(x.ndim, 1)}:
-            _private.check(
-                x.shape[axis] == source.shape[axis],
-                lambda: f"index_add: self {x.shape} and source {source.shape} may differ in dimension {dim} only",
-            )
+        if x.dtype != source.dtype or x.ndim != source.ndim:
+            return NotImplemented
+        others = [axis for axis in range(x.ndim) if axis != dim % x.ndim]
+        if not all(known_equal(x.shape[axis], source.shape[axis]) for axis in others):
+            return NotImplemented
         return decomposition(x, dim, index, source, alpha=alpha)
 
     return index_add
@@ -80,7 +73,7 @@ def round_decimals(x: torch.Tensor, decimals: int = 0) -> torch.Tensor:
     """The operator refuses integers and divides by a power of ten; the decomposition takes them and multiplies by its
     inverse. It cannot be left whole: Inductor has no other way to lower it."""
     if not x.dtype.is_floating_point:
-        raise NotImplementedError(f"round to decimals is not implemented for {x.dtype}")
+        raise TriptychError(f"torch.round with decimals is not implemented for {x.dtype}")
     power = 10.0 ** abs(decimals)
     if decimals < 0:
         return torch.round(x / power) * power
