@@ -32,7 +32,8 @@ def corrected(table: Decompositions) -> Decompositions:
 
 
 def bias_unread_at_beta_zero(decomposition: Decomposition) -> Decomposition:
-    """With beta=0 the operator does not read its bias, which may be uninitialised; the decomposition multiplies NaN by 0."""
+    """With beta=0 the operator does not read its bias, which may be uninitialised; the decomposition multiplies it by
+    0, and NaN stays NaN."""
 
     @functools.wraps(decomposition)
     def addmm(*args: Any, beta: Any = 1, **kwargs: Any) -> Any:
@@ -42,7 +43,7 @@ def bias_unread_at_beta_zero(decomposition: Decomposition) -> Decomposition:
 
 
 def complex_add_of_nothing(decomposition: Decomposition) -> Decomposition:
-    """The sum of complex tensors is written on their real views, and Inductor cannot lower the view of an empty tensor."""
+    """The decomposition adds real views of the complex tensors; Inductor cannot lower such a view of an empty one."""
 
     @functools.wraps(decomposition)
     def add(x: Any, y: Any, *, alpha: Any = None) -> Any:
