@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from tests.models import Call
 
@@ -59,9 +60,14 @@ class Operator:
                 return list(_module_samples(self.entry, dtype, gradient))
             wanted = gradient and bool(self.entry.supports_autograd)
             return [
-                Sample(self.entry.op, _call(sample), _in_place(self.entry, sample, wanted))
+                Sample(self.entry.op, _call(sample), self._in_place(sample, wanted))
                 for sample in self.entry.sample_inputs("cpu", dtype, requires_grad=wanted)
             ]
+
+    def _in_place(self, sample: Any, gradient: bool) -> Callable[..., Any] | None:
+        if self.database != "op_db" or sample.broadcasts_input:
+            return None  # elsewhere a method of the same name may be another thing: `map_`
+        return self.entry.inplace_variant if self.entry.supports_inplace_autograd or not gradient else None
 
     def errors(self) -> list[Sample]:
         """Calls that eager refuses."""
@@ -126,12 +132,6 @@ def _call(sample: Any) -> Call:
     return Call((sample.input, *sample.args), dict(sample.kwargs))
 
 
-def _in_place(entry: Any, sample: Any, gradient: bool) -> Callable[..., Any] | None:
-    if sample.broadcasts_input or (gradient and not entry.supports_inplace_autograd):
-        return None
-    return entry.inplace_variant
-
-
 def _module_samples(entry: Any, dtype: torch.dtype, gradient: bool) -> Iterator[Sample]:
     for sample in entry.module_inputs_func(entry, "cpu", dtype, requires_grad=gradient, training=gradient):
         if sample.forward_input is None:
@@ -139,8 +139,13 @@ def _module_samples(entry: Any, dtype: torch.dtype, gradient: bool) -> Iterator[
         torch.manual_seed(0)
         args, kwargs = sample.constructor_input.args, sample.constructor_input.kwargs
         module = entry.module_cls(*args, **kwargs).to(dtype if dtype.is_floating_point or dtype.is_complex else None)
+        call = Call(tuple(sample.forward_input.args), dict(sample.forward_input.kwargs))
+        if isinstance(module, LazyModuleMixin):  # it has no parameters before its first call
+            with torch.no_grad():
+                first = copied(call)
+                module(*first.args, **first.kwargs)
         module.train(gradient).requires_grad_(gradient)
-        yield Sample(module, Call(tuple(sample.forward_input.args), dict(sample.forward_input.kwargs)))
+        yield Sample(module, call)
 
 
 def copied(sample_part: Any) -> Any:
