@@ -113,7 +113,7 @@ class Program:
         if self._aliasing is not None:
             self._aliasing.refresh(node)
 
-    def size_sources(self, expr: Any, at: Node) -> list[tuple[Node, int | None]]:
+    def size_sources(self, expr: Any, at: Node) -> Iterator[tuple[Node, int | None]]:
         """Where a node can have a symbolic size from: an earlier node that is it, or a dim of a tensor that comes in.
 
         A value of the forward gets none from the backward, where the partitioner would have to put it too.
@@ -123,11 +123,9 @@ class Program:
             self._of_backward = set()
             for node in self.graph.nodes:
                 self._note_sizes(node)
-        return [
-            (node, dim)
-            for node, dim in self._sizes.get(expr, [])
-            if not node._erased and node < at and (at in self._of_backward or node not in self._of_backward)
-        ]
+        for node, dim in self._sizes.get(expr, []):
+            if not node._erased and node < at and (at in self._of_backward or node not in self._of_backward):
+                yield node, dim
 
     def _note_sizes(self, node: Node) -> None:
         if self._sizes is None:
