@@ -100,6 +100,18 @@ def test_sum_of_empty_complex_tensors(codegen):
     assert got.shape == (0, 3) and got.dtype == torch.complex64
 
 
+@pytest.mark.parametrize("codegen", CODEGENS)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_unpooling_keeps_the_memory_format(memory_format, codegen):
+    def function(x):
+        pooled, indices = torch.nn.functional.max_pool2d(x, 2, return_indices=True)
+        return torch.nn.functional.max_unpool2d(pooled, indices, 2)
+
+    x = torch.randn(2, 3, 4, 6).contiguous(memory_format=memory_format)
+    want, got = function(x), compiled(function, codegen)(x)
+    assert torch.equal(got, want) and got.stride() == want.stride()
+
+
 NUMBERS = [complex(math.nan, 1), complex(1, math.nan), complex(math.inf, -math.inf), complex(-0.0, -0.0), 1 + 2j]
 
 
@@ -119,7 +131,7 @@ def test_torchs_own_table_stays_as_it_is():
     before = dict(_private.select_decomp_table())
     table = corrected(before)
     assert {op for op in before if table[op] is not before[op]} == {
-        aten.addmm.default, aten.add.Tensor, aten.index_add.default, aten.round.decimals
+        aten.addmm.default, aten.add.Tensor, aten.index_add.default, aten.max_unpool2d.default, aten.round.decimals
     }  # fmt: skip
     assert _private.select_decomp_table() == before
     assert aten.add.Tensor not in portable_decompositions()

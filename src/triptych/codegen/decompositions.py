@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from .. import _private
 from ..errors import TriptychError
 from ..ir.facts import known_equal
 
@@ -26,6 +27,7 @@ def corrected(table: Decompositions) -> Decompositions:
         aten.addmm.default: bias_unread_at_beta_zero,
         aten.add.Tensor: complex_add_of_nothing,
         aten.index_add.default: index_add_of_matching_shapes,
+        aten.max_unpool2d.default: max_unpool2d_in_memory_format,
         aten.round.decimals: lambda _: round_decimals,
     }
     return {op: corrections[op](fn) if op in corrections else fn for op, fn in table.items()}
@@ -68,6 +70,17 @@ def index_add_of_matching_shapes(decomposition: Decomposition) -> Decomposition:
         return decomposition(x, dim, index, source, alpha=alpha)
 
     return index_add
+
+
+def max_unpool2d_in_memory_format(decomposition: Decomposition) -> Decomposition:
+    """The operator keeps the memory format of its input; the decomposition returns a contiguous tensor."""
+
+    @functools.wraps(decomposition)
+    def max_unpool2d(x: Any, indices: Any, output_size: Any) -> Any:
+        unpooled = decomposition(x, indices, output_size)
+        return unpooled.contiguous(memory_format=_private.memory_format_of(x))
+
+    return max_unpool2d
 
 
 def round_decimals(x: torch.Tensor, decimals: int = 0) -> torch.Tensor:
