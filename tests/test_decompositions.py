@@ -112,6 +112,22 @@ def test_unpooling_keeps_the_memory_format(memory_format, codegen):
     assert torch.equal(got, want) and got.stride() == want.stride()
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 1e-1)])
+def test_gradient_of_a_small_soft_margin_loss(dtype, tolerance, reduction):
+    def gradient(function, x):
+        x = x.clone().requires_grad_()
+        function(x).sum().backward()
+        return x.grad.double()
+
+    def function(x):
+        return torch.nn.functional.soft_margin_loss(x, torch.ones_like(x), reduction=reduction)
+
+    x = torch.tensor([-3.0, 0.0, 8.0, 15.0, 30.0], dtype=dtype)
+    exact = gradient(function, x.double())
+    torch.testing.assert_close(gradient(compiled(function, "eager"), x), exact, rtol=tolerance, atol=0.0)
+
+
 NUMBERS = [complex(math.nan, 1), complex(1, math.nan), complex(math.inf, -math.inf), complex(-0.0, -0.0), 1 + 2j]
 
 
@@ -131,7 +147,8 @@ def test_torchs_own_table_stays_as_it_is():
     before = dict(_private.select_decomp_table())
     table = corrected(before)
     assert {op for op in before if table[op] is not before[op]} == {
-        aten.addmm.default, aten.add.Tensor, aten.index_add.default, aten.max_unpool2d.default, aten.round.decimals
+        aten.addmm.default, aten.add.Tensor, aten.index_add.default, aten.max_unpool2d.default, aten.round.decimals,
+        aten.soft_margin_loss_backward.default,
     }  # fmt: skip
     assert _private.select_decomp_table() == before
     assert aten.add.Tensor not in portable_decompositions()

@@ -29,6 +29,7 @@ def corrected(table: Decompositions) -> Decompositions:
         aten.index_add.default: index_add_of_matching_shapes,
         aten.max_unpool2d.default: max_unpool2d_in_memory_format,
         aten.round.decimals: lambda _: round_decimals,
+        aten.soft_margin_loss_backward.default: lambda _: soft_margin_loss_backward,
     }
     return {op: corrections[op](fn) if op in corrections else fn for op, fn in table.items()}
 
@@ -92,3 +93,15 @@ def round_decimals(x: torch.Tensor, decimals: int = 0) -> torch.Tensor:
     if decimals < 0:
         return torch.round(x / power) * power
     return torch.round(x * power) / power
+
+
+MEAN = 1
+"""The reduction of a loss to its mean, as operators number them."""
+
+
+def soft_margin_loss_backward(grad_output: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int) -> Any:
+    """The decomposition subtracts 1 from sigmoid(target * x), which cancels all digits where that is close to 1."""
+    wide = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+    score, sign = x.to(wide), target.to(wide)
+    gradient = -sign * grad_output.to(wide) * torch.sigmoid(-sign * score)
+    return (gradient / x.numel() if reduction == MEAN else gradient).to(x.dtype)
