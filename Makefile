@@ -8,12 +8,13 @@ BIN := $(VENV)/bin
 TEST_ENV := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 TOKENIZERS_PARALLELISM=false
 WORKERS ?= 2
 
-.PHONY: help demo test lint docs bench clean
+.PHONY: help demo test sweep lint docs bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo    compile a small transformer, show what each pass did, check it against eager'
 	@echo 'make test    run the tests (WORKERS=2 processes, PYTEST_ARGS=...)'
+	@echo 'make sweep   every operator of torch against eager (WORKERS=2 processes, SWEEP_ARGS=..., see --help); takes hours'
 	@echo 'make lint    ruff and mypy'
 	@echo 'make docs    write docs/passes.md from the passes'
 	@echo 'make bench   time of the passes, ours and those of Inductor side by side'
@@ -24,6 +25,9 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+sweep: $(VENV)/.installed
+	$(TEST_ENV) $(BIN)/python -m tests.sweep --workers $(WORKERS) $(SWEEP_ARGS)
 
 lint: $(VENV)/.lint-installed
 	$(BIN)/ruff check src tests bench

@@ -71,3 +71,16 @@ def test_no_comparison_of_something_kept_is_kept(program):
     explained = triptych.explain(program, *_inputs(), train=True, options={"codegen": "eager"})
     taken = [n.meta["val"] for n in explained.graphs["backward"].graph.nodes if n.op == "placeholder"]
     assert taken and not any(v.dtype == torch.bool for v in taken if isinstance(v, torch.Tensor))
+
+
+def test_forward_reads_no_size_in_the_backward():
+    # the product of two symbolic sizes is the size of no input but of the gradient that comes in
+    def function(x, y):
+        return 1 - torch.cartesian_prod(x * 2, y * 2)
+
+    x, y = torch.randn(3, requires_grad=True), torch.randn(4, requires_grad=True)
+    run = torch.compile(function, backend=triptych.compile_fx, options={"codegen": "eager"}, dynamic=True)
+    weights = torch.randn(12, 2)
+    want = torch.autograd.grad((function(x, y) * weights).sum(), (x, y))
+    got = torch.autograd.grad((run(x, y) * weights).sum(), (x, y))
+    torch.testing.assert_close(got, want)

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from . import _private
 from .ir.effects import effects
-from .ir.facts import fact
+from .ir.facts import fact, is_tangent
 from .kept_masks import compute_masks_again
 
 POLICY = "recompute"
@@ -62,7 +62,7 @@ def keep_overwritten(joint: GraphModule) -> None:
     late: set[Node] = set()
     """What is computed from the gradients that come in."""
     for node in graph.nodes:
-        if _is_tangent(node) or not late.isdisjoint(node.all_input_nodes):
+        if is_tangent(node) or not late.isdisjoint(node.all_input_nodes):
             late.add(node)
     needed: set[Node] = set()
     for node in reversed(graph.nodes):
@@ -79,7 +79,3 @@ def keep_overwritten(joint: GraphModule) -> None:
         before.meta = {"val": fact(source).clone(), POLICY: CheckpointPolicy.MUST_SAVE}
         for reader in readers:
             reader.replace_input_with(source, before)
-
-
-def _is_tangent(node: Node) -> bool:
-    return node.op == "placeholder" and "tangents" in str(node.target)

@@ -9,9 +9,9 @@ import torch
 from torch.fx import GraphModule
 
 from .. import _private
+from .decompositions import Decompositions, corrected
 
 Compiled = Callable[..., Any]
-Decompositions = dict[Any, Callable[..., Any]]
 
 
 class CodeGenerator(Protocol):
@@ -44,14 +44,15 @@ def portable_decompositions() -> Decompositions:
     aten = torch.ops.aten
     with _private.inductor_config.patch(fallback_random=True):
         table = dict(_private.select_decomp_table())
-    for op in (
-        aten._softmax_backward_data.default,
-        aten.max_pool2d_with_indices.default,
-        aten.max_pool3d_with_indices.default,
-    ):
+    backward = aten._softmax_backward_data.default
+    table[backward] = _private.decomposition_table[backward]
+    # PyTorch's own kernels keep the memory format, which the decompositions for everybody do not
+    for op in (aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default):
         table.pop(op, None)
-        if op in _private.decomposition_table:
-            table[op] = _private.decomposition_table[op]
     # a cat of one tensor several times becomes a contiguous copy, however the tensor lies: the caller sees the strides
     table.pop(aten.cat.default, None)
-    return table
+    # written on the real parts of complex tensors, for kernels that know no complex numbers; PyTorch's own does
+    table.pop(aten.add.Tensor, None)
+    # in half precision its kernel rounds more often
+    table.pop(aten.round.decimals, None)
+    return corrected(table)

@@ -18,7 +18,8 @@ from ..ir.facts import fact
 from ..ir.modules import attribute
 from ..ir.weights import FIXED
 from ..passes.session import Session
-from .base import Compiled, Decompositions
+from .base import Compiled
+from .decompositions import Decompositions, corrected
 
 OWN_PASSES_OFF: Mapping[str, Any] = {
     # rewrites by pattern; what lowering needs (reinplacing, functionalised custom ops) still runs
@@ -53,7 +54,7 @@ class InductorCodegen:
             self.shared = _private.compiler_config_extra(gm)
 
     def decompositions(self) -> Decompositions:
-        return _private.select_decomp_table()
+        return corrected(_private.select_decomp_table())
 
     def emit(self, gm: GraphModule, example_inputs: Sequence[Any], graph: str) -> Compiled:
         # The settings are set here, not around the whole compile: a backward is compiled at its first call.

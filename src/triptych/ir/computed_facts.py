@@ -31,7 +31,7 @@ def compute_facts(
 ) -> Any:
     """Run the graph on fake inputs and leave each value on its node; the mode of the facts, or None.
 
-    A graph that cannot run so keeps what it had. Before autograd, facts `with_gradients` say what requires a gradient; a
+    A graph that cannot run so keeps what it had. Before autograd, facts `with_gradients` say what requires one; a
     traced ATen graph may write inputs that do, which autograd would refuse.
     """
     mode = mode or _private.fake_mode_of(list(example_inputs))

@@ -27,6 +27,11 @@ def tensor_fact(node: Any) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
+def is_tangent(node: Node) -> bool:
+    """A gradient that comes into a joint graph: what is computed from it belongs to the backward."""
+    return node.op == "placeholder" and "tangents" in str(node.target)
+
+
 def set_fact(node: Node, value: Any, key: str) -> None:
     node.meta[key] = value
 

@@ -17,7 +17,7 @@ from .alias import Aliasing
 from .autocast import AutocastRegions, is_bound
 from .calls import Call, read
 from .computed_facts import compute_facts, fake, no_pending_symbols, unify_fake_modes
-from .facts import fact, tensor_fact
+from .facts import fact, is_tangent, tensor_fact
 from .limits import unreadable
 from .modules import attribute
 from .text import source_line, type_of
@@ -70,6 +70,8 @@ class Program:
         """What was worked out about a node alone, and would be again and again; forgotten when it changes."""
         self._aliasing: Aliasing | None = None
         self._sizes: dict[Any, list[tuple[Node, int | None]]] | None = None
+        self._of_backward: set[Node] = set()
+        """What is computed from the gradients that come into a joint graph; known as long as the sizes are."""
         self.fake_mode = _private.fake_mode_of([fact(n) for n in self.graph.nodes if n.op == "placeholder"])
         if example_inputs and not self._has_facts():
             with_gradients = self.dialect == TORCH and torch.is_grad_enabled()
@@ -129,17 +131,25 @@ class Program:
         if self._aliasing is not None:
             self._aliasing.refresh(node)
 
-    def size_sources(self, expr: Any) -> list[tuple[Node, int | None]]:
-        """Where a symbolic size can be had: a node that is it, or a dim of a tensor that comes in."""
+    def size_sources(self, expr: Any, at: Node) -> Iterator[tuple[Node, int | None]]:
+        """Where a node can have a symbolic size from: an earlier node that is it, or a dim of a tensor that comes in.
+
+        A value of the forward gets none from the backward, where the partitioner would have to put it too.
+        """
         if self._sizes is None:
             self._sizes = {}
+            self._of_backward = set()
             for node in self.graph.nodes:
                 self._note_sizes(node)
-        return self._sizes.get(expr, [])
+        for node, dim in self._sizes.get(expr, []):
+            if not node._erased and node < at and (at in self._of_backward or node not in self._of_backward):
+                yield node, dim
 
     def _note_sizes(self, node: Node) -> None:
         if self._sizes is None:
             return
+        if is_tangent(node) or not self._of_backward.isdisjoint(node.all_input_nodes):
+            self._of_backward.add(node)
         value = fact(node)
         if isinstance(value, torch.SymInt):
             self._sizes.setdefault(value.node.expr, []).append((node, None))

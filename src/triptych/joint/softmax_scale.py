@@ -147,6 +147,7 @@ class MulSoftmaxPattern(_ScaledSoftmax):
         declines(lambda x: log_by_hand(x * 0.125), HUGE, because="log_softmax"),
         declines(lambda x, s: by_hand((x * s).float()), "f16[4, 8]", "f16[]", because="sign"),
         declines(lambda x, s: by_hand(x * s.abs()), "f32[4, 8]", "f32[]", because="tiny"),
+        declines(lambda x, s: by_hand(x * s.abs(), 0), "f32[]", "f32[]", because="tiny"),
         declines(lambda x, s: by_hand((x * s.abs()).float()), "f16[4, 8]", "f16[8]"),
         declines(lambda x: (y := x * 0.125, by_hand(y)), "f32[4, 8]", because="used outside"),
         declines(lambda x: (y := x * 0.125) - y.amax(-1, keepdim=True), "f32[4, 8]", because="otherwise"),
@@ -189,7 +190,8 @@ def _constant_along(s: Value, x: Value, dim: Any) -> bool:
     """Broadcast along every dim of the softmax."""
     if s.rank > x.rank:
         return False
-    aligned = [1] * (x.rank - s.rank) + list(s.shape)
+    # a scalar has the dims 0 and -1, as if it were a tensor of one element
+    aligned = [1] * (max(x.rank, 1) - s.rank) + list(s.shape)
     return all(known(aligned[d] == 1) for d in dim)
 
 

@@ -126,9 +126,7 @@ class Emitter:
         """A node that computes a symbolic size: one of the graph, else arithmetic on such."""
         if expr.is_Integer:
             return int(expr)
-        for node, dim in self.program.size_sources(expr):
-            if node._erased or not node < self.anchor:
-                continue
+        for node, dim in self.program.size_sources(expr, self.anchor):
             if dim is None:
                 return node
             if self.program.dialect == ATEN:

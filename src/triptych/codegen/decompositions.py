@@ -1,0 +1,107 @@
+"""Corrections to torch's decompositions, for those that do something else than the operator itself.
+
+Each correction says what torch's decomposition does wrong. A correction returns `NotImplemented` to leave an operator
+whole: its own kernel then runs, and raises what it raises in eager.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import _private
+from ..errors import TriptychError
+from ..ir.facts import known_equal
+
+Decomposition = Callable[..., Any]
+Decompositions = dict[Any, Decomposition]
+
+
+def corrected(table: Decompositions) -> Decompositions:
+    """A copy of `table` with the corrections for the operators that it decomposes."""
+    aten = torch.ops.aten
+    corrections: dict[Any, Callable[[Decomposition], Decomposition]] = {
+        aten.addmm.default: bias_unread_at_beta_zero,
+        aten.add.Tensor: complex_add_of_nothing,
+        aten.index_add.default: index_add_of_matching_shapes,
+        aten.max_unpool2d.default: max_unpool2d_in_memory_format,
+        aten.round.decimals: lambda _: round_decimals,
+        aten.soft_margin_loss_backward.default: lambda _: soft_margin_loss_backward,
+    }
+    return {op: corrections[op](fn) if op in corrections else fn for op, fn in table.items()}
+
+
+def bias_unread_at_beta_zero(decomposition: Decomposition) -> Decomposition:
+    """With beta=0 the operator does not read its bias, which may be uninitialised; the decomposition multiplies it by
+    0, and NaN stays NaN."""
+
+    @functools.wraps(decomposition)
+    def addmm(*args: Any, beta: Any = 1, **kwargs: Any) -> Any:
+        return NotImplemented if beta == 0 else decomposition(*args, beta=beta, **kwargs)
+
+    return addmm
+
+
+def complex_add_of_nothing(decomposition: Decomposition) -> Decomposition:
+    """The decomposition adds real views of the complex tensors; Inductor cannot lower such a view of an empty one."""
+
+    @functools.wraps(decomposition)
+    def add(x: Any, y: Any, *, alpha: Any = None) -> Any:
+        tensors = [t for t in (x, y) if isinstance(t, torch.Tensor)]
+        if any(isinstance(size, int) and size == 0 for t in tensors for size in t.shape):
+            return NotImplemented
+        return decomposition(x, y, alpha=alpha)
+
+    return add
+
+
+def index_add_of_matching_shapes(decomposition: Decomposition) -> Decomposition:
+    """The operator refuses a source of another dtype or shape; the decomposition converts and broadcasts it."""
+
+    @functools.wraps(decomposition)
+    def index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> Any:
+        if x.dtype != source.dtype or x.ndim != source.ndim:
+            return NotImplemented
+        others = [axis for axis in range(x.ndim) if axis != dim % x.ndim]
+        if not all(known_equal(x.shape[axis], source.shape[axis]) for axis in others):
+            return NotImplemented
+        return decomposition(x, dim, index, source, alpha=alpha)
+
+    return index_add
+
+
+def max_unpool2d_in_memory_format(decomposition: Decomposition) -> Decomposition:
+    """The operator keeps the memory format of its input; the decomposition returns a contiguous tensor."""
+
+    @functools.wraps(decomposition)
+    def max_unpool2d(x: Any, indices: Any, output_size: Any) -> Any:
+        unpooled = decomposition(x, indices, output_size)
+        return unpooled.contiguous(memory_format=_private.memory_format_of(x))
+
+    return max_unpool2d
+
+
+def round_decimals(x: torch.Tensor, decimals: int = 0) -> torch.Tensor:
+    """The operator refuses integers and divides by a power of ten; the decomposition takes them and multiplies by its
+    inverse. It cannot be left whole: Inductor has no other way to lower it."""
+    if not x.dtype.is_floating_point:
+        raise TriptychError(f"torch.round with decimals is not implemented for {x.dtype}")
+    power = 10.0 ** abs(decimals)
+    if decimals < 0:
+        return torch.round(x / power) * power
+    return torch.round(x * power) / power
+
+
+MEAN = 1
+"""The reduction of a loss to its mean, as operators number them."""
+
+
+def soft_margin_loss_backward(grad_output: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int) -> Any:
+    """The decomposition subtracts 1 from sigmoid(target * x), which cancels all digits where that is close to 1."""
+    wide = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+    score, sign = x.to(wide), target.to(wide)
+    gradient = -sign * grad_output.to(wide) * torch.sigmoid(-sign * score)
+    return (gradient / x.numel() if reduction == MEAN else gradient).to(x.dtype)

@@ -1,0 +1,154 @@
+"""Operators that torch's decompositions would change are as in eager, with both code generators."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import triptych
+from triptych import _private
+from triptych.codegen.base import portable_decompositions
+from triptych.codegen.decompositions import corrected
+
+CODEGENS = ["eager", "inductor"]
+
+
+def compiled(function, codegen, dynamic=False, on_error="raise"):
+    options = {"codegen": codegen, "on_error": on_error}
+    return torch.compile(function, backend=triptych.compile_fx, options=options, dynamic=dynamic)
+
+
+def without_bias(m, k, n):
+    """Products whose bias is not read: with beta=0 it may be anything, even NaN."""
+    bias = torch.full((m, n), math.nan)
+
+    def function(a, b, v, w):
+        batch = a.expand(2, m, k), b.expand(2, k, n)
+        return (
+            torch.addmm(bias, a, b, beta=0),
+            torch.addmm(bias[:1], a, b, beta=0, alpha=2),
+            torch.baddbmm(bias, *batch, beta=0),
+            torch.addbmm(bias, *batch, beta=0),
+            torch.addmv(bias[:, 0], a, v, beta=0),
+            torch.addr(bias, a[:, 0], w, beta=0),
+        )
+
+    return function, (torch.randn(m, k), torch.randn(k, n), torch.randn(k), torch.randn(n))
+
+
+@pytest.mark.parametrize("codegen", CODEGENS)
+@pytest.mark.parametrize("sizes", [(1, 4, 1), (1, 4, 3)], ids=str)
+def test_bias_is_not_read_at_beta_zero(sizes, codegen):
+    function, inputs = without_bias(*sizes)
+    for want, got in zip(function(*inputs), compiled(function, codegen)(*inputs)):
+        assert not want.isnan().any()
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("codegen", CODEGENS)
+@pytest.mark.parametrize("source", [torch.ones(2, 1), torch.ones(2), torch.ones(2, 4, dtype=torch.int64)], ids=["wide", "flat", "integers"])
+def test_index_add_refuses_what_eager_refuses(source, codegen):
+    def function(x, index, source):
+        return x.index_add(0, index, source)
+
+    inputs = torch.zeros(3, 4), torch.tensor([0, 2]), source
+    # what falls back to torch's own compiler would get its decompositions, and return
+    for run in (function, compiled(function, codegen, on_error="fallback")):
+        with pytest.raises(RuntimeError, match="source"):
+            run(*inputs)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_index_add_takes_what_eager_takes(dynamic):
+    def function(x, index, source):
+        return x.index_add(-1, index, source, alpha=2), x[0, 0].index_add(0, index[0], source[0, 0])
+
+    inputs = torch.zeros(3, 4), torch.tensor([0, 2]), torch.randn(3, 2)
+    torch.testing.assert_close(compiled(function, "eager", dynamic)(*inputs), function(*inputs))
+
+
+@pytest.mark.parametrize("codegen", CODEGENS)
+def test_round_to_decimals_refuses_integers(codegen):
+    def function(x):
+        return torch.round(x, decimals=-1)
+
+    for run in (function, compiled(function, codegen, on_error="fallback")):
+        with pytest.raises(Exception, match="not implemented for"):
+            run(torch.arange(5))
+
+
+@pytest.mark.parametrize(
+    "dtype, codegen",
+    [(torch.float32, "eager"), (torch.bfloat16, "eager"), (torch.float32, "inductor"), (torch.float64, "inductor")],
+)
+def test_round_to_decimals_is_bit_exact(dtype, codegen):
+    x = torch.randn(500, dtype=torch.float64).mul(1e3).to(dtype)
+
+    def function(x):
+        return torch.round(x, decimals=3), torch.round(x, decimals=-2), torch.special.round(x)
+
+    for want, got in zip(function(x), compiled(function, codegen)(x)):
+        assert torch.equal(want, got)
+
+
+@pytest.mark.parametrize("codegen", CODEGENS)
+def test_sum_of_empty_complex_tensors(codegen):
+    x, y = torch.zeros(0, 3, dtype=torch.complex64), torch.zeros(3, dtype=torch.complex64)
+    got = compiled(torch.add, codegen)(x, y)
+    assert got.shape == (0, 3) and got.dtype == torch.complex64
+
+
+@pytest.mark.parametrize("codegen", CODEGENS)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_unpooling_keeps_the_memory_format(memory_format, codegen):
+    def function(x):
+        pooled, indices = torch.nn.functional.max_pool2d(x, 2, return_indices=True)
+        return torch.nn.functional.max_unpool2d(pooled, indices, 2)
+
+    x = torch.randn(2, 3, 4, 6).contiguous(memory_format=memory_format)
+    want, got = function(x), compiled(function, codegen)(x)
+    assert torch.equal(got, want) and got.stride() == want.stride()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 1e-1)])
+def test_gradient_of_a_small_soft_margin_loss(dtype, tolerance, reduction):
+    def gradient(function, x):
+        x = x.clone().requires_grad_()
+        function(x).sum().backward()
+        return x.grad.double()
+
+    def function(x):
+        return torch.nn.functional.soft_margin_loss(x, torch.ones_like(x), reduction=reduction)
+
+    x = torch.tensor([-3.0, 0.0, 8.0, 15.0, 30.0], dtype=dtype)
+    exact = gradient(function, x.double())
+    torch.testing.assert_close(gradient(compiled(function, "eager"), x), exact, rtol=tolerance, atol=0.0)
+
+
+NUMBERS = [complex(math.nan, 1), complex(1, math.nan), complex(math.inf, -math.inf), complex(-0.0, -0.0), 1 + 2j]
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=str)
+def test_complex_constants_reach_the_program_as_they_are(number):
+    def function(x):
+        return x.real + torch.full((2,), number), torch.complex(x.real, x.imag) * number
+
+    x = torch.tensor([1 + 1j, -0.0 - 2j])
+    for run in (compiled(function, "eager"), torch.compile(function, backend=triptych.make_backend(lambda gm, _: gm))):
+        for want, got in zip(function(x), run(x)):
+            assert torch.equal(torch.view_as_real(want).view(torch.int32), torch.view_as_real(got).view(torch.int32))
+
+
+def test_torchs_own_table_stays_as_it_is():
+    aten = torch.ops.aten
+    before = dict(_private.select_decomp_table())
+    table = corrected(before)
+    assert {op for op in before if table[op] is not before[op]} == {
+        aten.addmm.default, aten.add.Tensor, aten.index_add.default, aten.max_unpool2d.default, aten.round.decimals,
+        aten.soft_margin_loss_backward.default,
+    }  # fmt: skip
+    assert _private.select_decomp_table() == before
+    assert aten.add.Tensor not in portable_decompositions()
