@@ -63,7 +63,7 @@ DIMS = {
     "unsqueeze": lambda x, d: x.unsqueeze(d) + 1,
     "unsqueeze, squeezed": lambda x, d: x.unsqueeze(d).squeeze(d) + 1,
     "permute": lambda x, d: x.permute(d, (d + 1) % 3, (d + 2) % 3) * 2,
-    "permute by a list": lambda x, d: x.permute([d, (d + 1) % 3, (d + 2) % 3]).contiguous() * 2,
+    "permute by a list": lambda x, d: x.permute([d, (d + 1) % 3, (d + 2) % 3]).contiguous(),
     "permute twice": lambda x, d: x.permute(d, (d + 1) % 3, (d + 2) % 3).permute(0, 2, 1) * 2,
     "roll": lambda x, d: x.roll(d + 1, 1),
     "roll over": lambda x, d: x.roll(1, d),

@@ -14,6 +14,7 @@ import torch
 from torch.fx import Node
 
 from .. import _private
+from .calls import Call
 from .effects import node_operands
 from .facts import fact
 from .modules import called_module
@@ -22,6 +23,10 @@ from .text import RULE
 
 Sources = int
 """A set of inputs that require a gradient: one bit for each."""
+
+METADATA = frozenset(
+    "shape size dtype device layout ndim dim numel stride storage_offset itemsize element_size requires_grad".split()
+)
 
 WALKS = 32
 """How often a program is walked to see whether an input that a rewrite cuts off has another path to the output.
@@ -146,7 +151,7 @@ class GradientPaths:
         if RULE not in node.meta and value is not None:
             return _requires_grad(value)
         call = self.program.call(node)
-        if call is not None and _cuts(call.op):
+        if call is not None and (_cuts(call.op) or _reads_metadata(call)):
             return False
         return value is None or any(v.dtype.is_floating_point or v.dtype.is_complex for v in _tensors(value))
 
@@ -229,6 +234,12 @@ def _follows_gradients(program: Program) -> bool:
 def _cuts(op: str) -> bool:
     """`detach`, and new tensors that take from their operand no more than its shape."""
     return op == "detach" or op.startswith("new_") or (op.endswith("_like") and op != "to_like")
+
+
+def _reads_metadata(call: Call) -> bool:
+    """`x.shape`, `x.size(0)`: what is known of a tensor, not what it holds."""
+    name = call.args.get("index") if call.op == "getattr" else call.op
+    return isinstance(name, str) and name in METADATA
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -393,7 +393,7 @@ class Rewriter:
         value = fact(was)
         if value is not None and value is fact(now):
             return  # `x.contiguous()` of a contiguous x is x
-        if (now.op in ("placeholder", "get_attr") or _is_returned(now)) and _is_returned(was):
+        if _is_returned_itself(was) and (now.op in ("placeholder", "get_attr") or _is_returned_itself(now)):
             raise Refused(f"the value is returned, and would be the very tensor {now.name}")
         if self.program.dialect == ATEN:
             return
@@ -440,5 +440,16 @@ def _write(node: Node, spelling: Spelling) -> None:
     node.args, node.kwargs = spelling.args, dict(spelling.kwargs)
 
 
-def _is_returned(node: Node) -> bool:
-    return node.graph.output_node() in node.users
+def _is_returned_itself(node: Node) -> bool:
+    """Does the caller get this very tensor, also by operations that return their operand? `x.contiguous()` of a
+    contiguous x is x."""
+    output, value = node.graph.output_node(), tensor_fact(node)
+    work, seen = [node], {node}
+    while work:
+        one = work.pop()
+        if output in one.users:
+            return True
+        same = [u for u in one.users if value is not None and fact(u) is value and u not in seen]
+        seen.update(same)
+        work += same
+    return False
