@@ -39,12 +39,12 @@ class PassRun:
     @property
     def spent(self) -> bool:
         """The limit of rewrites is reached; a pass that does not go through `replace` asks for itself."""
-        limit = self.rewriter.limit
-        return limit is not None and self.tally.fired.total() >= limit
+        return not self.rewriter.has_room()
 
     def fired(self, what: str) -> None:
         """Count a change made by a pass that is not made of rules."""
         self.tally.fired[what] += 1
+        self.rewriter.counted()
 
     def declined(self, what: str, node: Node, reason: str) -> None:
         self.tally.declines[what, node.name] = Decline(what, node.name, reason, source_line(node))

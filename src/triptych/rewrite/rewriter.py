@@ -65,13 +65,22 @@ class Edit:
 
 
 class Rewriter:
-    """Edits one program; everything it does is counted, and a limit stops it (for bisection)."""
+    """Edits one program. Whoever drives it counts each rewrite, which may be several edits; a limit stops it.
+
+    A rewrite that would go beyond the limit is refused, and so is everything after it: what a limit of n leaves is what
+    the first n rewrites made. A bisection relies on it.
+    """
 
     def __init__(self, program: Program, pass_name: str = "", limit: int | None = None) -> None:
         self.program = program
         self.pass_name = pass_name
         self.limit = limit
         self.rewrites = 0
+        """Rewrites that are done and counted."""
+        self.edited = False
+        """Something in the graph was changed, counted or not."""
+        self.stopped = False
+        """The limit has refused a rewrite."""
         self.touched: list[Node] = []
         self._relaid: dict[Node, Any] = {}
         """What becomes of values computed from those that lie otherwise in memory than what they replace."""
@@ -96,13 +105,13 @@ class Rewriter:
         """Several replacements that hang together, the later built on the earlier: all of them or none."""
         self._relaid = {}
         try:
-            self._check_limit(len(edits))
+            self.require_room(len(edits))
             made = [self.require_sound(e.olds, e.new, e.op, e.covered, e.terms) for e in edits]
         except Exception:
             for edit in reversed(edits):
                 edit.op.discard()
             raise
-        self.rewrites += len(edits)
+        self.edited = True
         self.touched = [n for e in edits for n in e.op.made]
         for edit, news in zip(edits, made):
             for was, now in zip(edit.olds, news):
@@ -143,7 +152,7 @@ class Rewriter:
         What it makes is computed anew and must be what was known: in shape, dtype, strides, and in what memory it
         shares with its operands. Raises Refused and changes nothing if it is not.
         """
-        self._check_limit()
+        self.require_room()
         before = Spelling.of(node)
         seen = self.program.aliasing.effects(node)
         _write(node, spelling)
@@ -152,7 +161,7 @@ class Rewriter:
         except Exception:
             _write(node, before)
             raise
-        self.rewrites += 1
+        self.edited = True
         if not before.same_function(spelling):
             node.meta[RULE] = self.pass_name
         self.program.respelled(node)
@@ -162,7 +171,7 @@ class Rewriter:
         """`x.relu_()` -> `relu(x)`, `x[m] = 0` -> `masked_fill(x, m, 0)`, where x is new memory: who reads x afterwards
         reads the new value."""
         try:
-            self._check_limit()
+            self.require_room()
             aliasing = self.program.aliasing
             seen = aliasing.effects(node)
             if seen.random or seen.barrier or len(seen.writes) != 1:  # a write is kept whoever uses it
@@ -182,7 +191,7 @@ class Rewriter:
         except Exception:
             op.discard()
             raise
-        self.rewrites += 1
+        self.edited = True
         self.touched = list(op.made)
         self._swap(node, self._node_of(new))
         self._swap(written, self._node_of(new), [u for u in others if node < u])
@@ -205,6 +214,7 @@ class Rewriter:
         """Remove a node that nobody uses."""
         if node.users:
             raise Refused(f"{node.name} is used")
+        self.edited = True
         self.program.erased(node)
         operands = set(node.all_input_nodes)
         self.program.graph.erase_node(node)
@@ -212,10 +222,12 @@ class Rewriter:
 
     def move_before(self, node: Node, anchor: Node) -> None:
         """Move a node; that no write, draw or region is crossed is the caller's to know."""
+        self.edited = True
         anchor.prepend(node)
 
     def set_arguments(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any = None) -> None:
         """Another spelling of the same call; nothing is computed, for what it makes is what it made."""
+        self.edited = True
         node.args, node.kwargs = args, kwargs
         if target is not None:
             node.target = target
@@ -224,11 +236,22 @@ class Rewriter:
         self.program.changed(node)
         self.touched.append(node)
 
-    # ---- what must hold ----
+    # ---- counting ----
 
-    def _check_limit(self, more: int = 1) -> None:
-        if self.limit is not None and self.rewrites + more > self.limit:
+    def counted(self) -> None:
+        """A rewrite is done: the edits since the last one belong to it."""
+        self.rewrites += 1
+
+    def has_room(self, rewrites: int = 1) -> bool:
+        """Does the limit leave room for a rewrite, or for several that are one step? Once it does not, it stays so."""
+        self.stopped |= self.limit is not None and self.rewrites + rewrites > self.limit
+        return not self.stopped
+
+    def require_room(self, rewrites: int = 1) -> None:
+        if not self.has_room(rewrites):
             raise Refused("the limit of rewrites is reached")
+
+    # ---- what must hold ----
 
     def _check_respelled(self, node: Node, before: Spelling, seen: Effects) -> None:
         old = fact(node)

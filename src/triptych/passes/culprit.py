@@ -1,0 +1,79 @@
+"""The one rewrite out of many after which something is wrong: how to search for it, and what it changed."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .record import PassRecord
+
+
+def first_bad(is_bad: Callable[[int], bool], last: int) -> int:
+    """The smallest n for which the first n rewrites are bad; none of them is good, and the first `last` are bad."""
+    good, bad = 0, last
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if is_bad(middle):
+            bad = middle
+        else:
+            good = middle
+    return bad
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """One rewrite: who made it, and the graph before and after."""
+
+    number: int
+    """Its place among all rewrites of the run, from 1."""
+    stage: str
+    graph: str
+    pass_name: str
+    rule: str
+    before: str
+    after: str
+
+    @property
+    def changes(self) -> list[str]:
+        """The lines that differ, `-` before and `+` after."""
+        compared = difflib.ndiff(self.before.splitlines(), self.after.splitlines())
+        return [line for line in compared if line[:1] in "-+"]
+
+    @property
+    def node(self) -> str:
+        """The last node that was replaced or given other operands; else the first new one."""
+        lines = [line for line in self.changes if " = " in line]
+        gone = [line for line in lines if line[0] == "-"]
+        line = gone[-1] if gone else lines[0] if lines else ""
+        return re.split(r"[: ]", line[2:], maxsplit=1)[0]
+
+    @property
+    def source(self) -> str:
+        """The user's source line of that node, as `file.py:31`, or nothing."""
+        for line in reversed(self.changes):
+            if line[2:].startswith((f"{self.node}:", f"{self.node} ")) and (found := re.search(r"  # (\S+)", line)):
+                return found[1]
+        return ""
+
+    @property
+    def where(self) -> str:
+        return self.node + (f" ({self.source})" if self.source else "")
+
+
+def last_rewrite(record: PassRecord, fired_before: Counter[str], before: str, after: str) -> Rewrite:
+    """The last rewrite of a pass, given what had fired before it and the graph before and after it."""
+    more = Counter(record.fired)
+    more.subtract(fired_before)
+    rules = [name for name, count in more.items() if count > 0]
+    return Rewrite(
+        record.ordinal + record.rewrites,
+        record.stage,
+        record.graph,
+        record.name,
+        ", ".join(rules) or record.name,
+        before,
+        after,
+    )
