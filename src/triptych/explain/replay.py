@@ -60,7 +60,9 @@ class Subject:
         train: bool = False,
         dynamic: bool | None = None,
         tolerance: float | None = None,
+        verdict: Callable[..., Any] | None = None,
     ) -> None:
+        """`verdict(compiled)` says whether the compiled model is good, in place of the comparison with eager."""
         if not callable(model):
             raise TriptychError(f"a module or a function to call is wanted, not {type(model).__name__}")
         # somebody else's compiled wrapper around the model would be called, not compiled
@@ -68,8 +70,10 @@ class Subject:
         self.args, self.kwargs = args, kwargs or {}
         self.train, self.dynamic, self.tolerance = train, dynamic, tolerance
         self.name = name_of(self.model)
-        self.eager = self._run(self.model)
-        self.exact = None if tolerance is not None else self._run_in_float64()
+        self.verdict = verdict
+        if verdict is None:
+            self.eager = self._run(self.model)
+            self.exact = None if tolerance is not None else self._run_in_float64()
 
     def check(self, options: Options, limit: int | None = None) -> tuple[Failure | None, list[Session]]:
         """Compile with at most `limit` rewrites, run, and compare with eager."""
@@ -77,6 +81,10 @@ class Subject:
         try:
             with observed_backend("triptych", options, rewrite_limit=limit) as (backend, sessions):
                 compiled = torch.compile(self.model, backend=backend, dynamic=self.dynamic)
+                if self.verdict is not None:
+                    with preserved(self.model, (self.args, self.kwargs)):
+                        good = self.verdict(compiled)
+                    return (None if good else Failure("check", "the check says no")), sessions
                 result = self._run(compiled)
         except Exception as error:
             return _raised(error), sessions

@@ -44,11 +44,12 @@ class Rewrite:
 
     @property
     def node(self) -> str:
-        """The last node that was replaced or given other operands; else the first new one."""
-        lines = [line for line in self.changes if " = " in line]
-        gone = [line for line in lines if line[0] == "-"]
-        line = gone[-1] if gone else lines[0] if lines else ""
-        return re.split(r"[: ]", line[2:], maxsplit=1)[0]
+        """The last node that is gone; if none is, one that was given other operands, or a new one."""
+        changes = [(line[0], _name(line[2:])) for line in self.changes if " = " in line]
+        new = {name for sign, name in changes if sign == "+"}
+        old = [name for sign, name in changes if sign == "-"]
+        names = [name for name in old if name not in new] or old or sorted(new)
+        return names[-1] if names else ""
 
     @property
     def source(self) -> str:
@@ -61,6 +62,10 @@ class Rewrite:
     @property
     def where(self) -> str:
         return self.node + (f" ({self.source})" if self.source else "")
+
+
+def _name(line: str) -> str:
+    return re.split(r"[: ]", line, maxsplit=1)[0]
 
 
 def last_rewrite(record: PassRecord, fired_before: Counter[str], before: str, after: str) -> Rewrite:
