@@ -78,6 +78,8 @@ class Bisection:
     failure: Failure | None = None
     rewrite: Rewrite | None = None
     repro: Path | None = None
+    repro_size: int = 0
+    """Operations in it."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -115,7 +117,7 @@ class Bisection:
             ]
         lines.append(f"{self.compiles} compiles" + "".join(f"\nnote: {note}" for note in self.notes))
         if self.repro is not None:
-            lines.append(f"reproduction: {self.repro}")
+            lines.append(f"reproduction: {self.repro}, {self.repro_size} operations")
         return "\n".join(lines)
 
 
@@ -123,6 +125,7 @@ def bisect(
     model: Callable[..., Any],
     *args: Any,
     train: bool = False,
+    dynamic: bool | None = None,
     options: Mapping[str, Any] | Options | None = None,
     check: Callable[..., Any] | None = None,
     tolerance: float | None = None,
@@ -139,7 +142,7 @@ def bisect(
     progress.
     """
     made = options_for_checks(options)
-    subject = Subject(model, args, kwargs, train=train, tolerance=tolerance, verdict=check)
+    subject = Subject(model, args, kwargs, train=train, dynamic=dynamic, tolerance=tolerance, verdict=check)
     found = search(lambda limit: _attempt(subject, made, limit), tell)
     if repro is not None and found.verdict in (AT_FAULT, NOT_OURS):
         tell("making the program smaller")
@@ -156,8 +159,9 @@ def _write_repro(subject: Subject, options: Options, found: Bisection, path: Pat
         found.notes.append("with a check of your own no reproduction is written")
         return
     message = str(replace(found, repro=None))
-    found.repro, note = smallest_repro(subject, options, symptom, path, found.rewrite, message, tell)
-    found.notes += [note] if note else []
+    written = smallest_repro(subject, options, symptom, path, found.rewrite, message, tell=tell)
+    found.repro, found.repro_size = written.path, written.size
+    found.notes += [written.note] if written.note else []
 
 
 def bisect_command(command: str, tell: Tell = lambda message: None, timeout: float | None = None) -> Bisection:

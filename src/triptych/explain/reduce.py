@@ -230,6 +230,35 @@ def _is_tuple(node: Any) -> bool:
 # ---- from a model to a file ----
 
 
+@dataclass(frozen=True)
+class Written:
+    """What came of writing a reproduction."""
+
+    failure: Failure | None = None
+    path: Path | None = None
+    size: int = 0
+    """Operations in it."""
+    note: str = ""
+
+    def __str__(self) -> str:
+        if self.failure is None:
+            return "no difference: compiled and eager agree, nothing is written"
+        lines = [str(self.failure)]
+        lines += [f"reproduction: {self.path}, {self.size} operations"] if self.path is not None else []
+        return "\n".join(lines + ([f"note: {self.note}"] if self.note else []))
+
+
+def write_smallest(
+    subject: Subject, options: Options, path: Path, reduce: bool = True, tell: Tell = lambda message: None
+) -> Written:
+    """Compile a model; if it fails or differs from eager, write the smallest program that does so too."""
+    failure, _ = subject.check(options)
+    if failure is None:
+        return Written()
+    symptom = Symptom(failure.kind)
+    return replace(smallest_repro(subject, options, symptom, path, None, str(failure), reduce, tell), failure=failure)
+
+
 def captured(subject: Subject) -> Iterator[tuple[GraphModule, list[Any]]]:
     """The graphs that Dynamo makes of a model, each with the inputs of its first call."""
     seen: list[tuple[GraphModule, list[Any]]] = []
@@ -262,8 +291,9 @@ def smallest_repro(
     path: Path,
     rewrite: Rewrite | None = None,
     message: str = "",
+    reduce: bool = True,
     tell: Tell = lambda message: None,
-) -> tuple[Path | None, str]:
+) -> Written:
     """Write the smallest program found that fails so; and a note where that is not the whole truth."""
     graphs = list(captured(subject))
     repros = []
@@ -277,6 +307,8 @@ def smallest_repro(
         quick = _quick(repro, symptom)
         if quick is None:
             continue
+        if not reduce:
+            return Written(None, save(path, repro.text(message, path.name)), repro.size)
         reducer = Reducer(quick, symptom, tell)
         small = replace(reducer.reduce(rewrite), options=options)
         if quick.options != options and not Reducer(small, symptom).fails(small):
@@ -284,11 +316,11 @@ def smallest_repro(
         _, inputs = small.subject()
         with torch.set_grad_enabled(small.train):
             with_facts(small.gm, inputs[: len(small.inputs)])
-        return save(path, small.text(message, path.name)), ""
+        return Written(None, save(path, small.text(message, path.name)), small.size)
     for repro in repros[:1]:
         note = "the program does not fail on random inputs like yours: the file holds it whole"
-        return save(path, repro.text(f"{message}\n{note}", path.name)), note
-    return None, "the program cannot be written as Python"
+        return Written(None, save(path, repro.text(f"{message}\n{note}", path.name)), repro.size, note)
+    return Written(note="the program cannot be written as Python")
 
 
 def _quick(repro: Repro, symptom: Symptom) -> Repro | None:

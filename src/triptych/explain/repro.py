@@ -71,7 +71,8 @@ class Repro:
         options = option_source.options(self.options)
         imports = ["import sys", "", "import torch", "", *source.imports(), *option_source.imports]
         imports = [*imports, "from triptych.explain.replay import run_repro"]
-        settings = "".join(f", {name}=True" for name in ("train", "dynamic") if getattr(self, name))
+        wanted = [name for name in ("train", "dynamic") if getattr(self, name)]
+        settings = "".join(f", {name}={name}" for name in wanted)
         inputs = [f"    {one.expression()},  # {name}" for name, one in self.all_inputs(source).items()]
         notes = [f"option left out, {reason}" for reason in option_source.left_out]
         parts = [
@@ -80,7 +81,7 @@ class Repro:
             "\n".join(dict.fromkeys(line for line in imports if line)),
             *(f"\n{text}" for text in option_source.definitions),
             "\n" + source.text(),
-            f"\noptions = {options}\ntorch.manual_seed(0)",
+            "\n" + "\n".join([f"options = {options}", *(f"{name} = True" for name in wanted), "torch.manual_seed(0)"]),
             "\n".join(["args = (", *inputs, ")"]),
             f'if __name__ == "__main__":\n    sys.exit(run_repro(model, args, options=options{settings}))',
         ]
