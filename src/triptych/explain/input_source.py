@@ -35,6 +35,8 @@ class Input:
     """None: not a tensor."""
     device: str = "cpu"
     requires_grad: bool = False
+    is_weight: bool = False
+    """A parameter or a buffer of the model."""
 
     @property
     def is_tensor(self) -> bool:

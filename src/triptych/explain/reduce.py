@@ -19,7 +19,7 @@ from ..passes.session import Session
 from .input_source import inputs_like
 from .python_source import NotPython
 from .replay import Failure, Subject, run_model
-from .repro import Repro, save
+from .repro import Repro, mark_weights, save
 from .subgraph import Part, Values, effects, extract, is_region, resized, stand_in, with_facts
 
 MOST_CHECKS = 150
@@ -64,7 +64,7 @@ class Reducer:
                 return False
             self._tried.add(key)
             function, inputs = candidate.subject()
-            subject = Subject(function, tuple(inputs), train=candidate.train, dynamic=candidate.dynamic or None)
+            subject = Subject(function, inputs, train=candidate.train, dynamic=candidate.dynamic or None)
         except Exception:
             return False
         self.checks += 1
@@ -90,9 +90,8 @@ class Reducer:
         return replace(self.repro, gm=gm, inputs=inputs, train=train)
 
     def values(self) -> Values:
-        _, inputs = self.repro.subject()
         with torch.set_grad_enabled(self.repro.train):
-            return Values(self.repro.gm, inputs[: len(self.repro.inputs)])
+            return Values(self.repro.gm, self.repro.graph_inputs())
 
     # ---- what is taken away ----
 
@@ -300,7 +299,7 @@ def smallest_repro(
     for gm, inputs in graphs:
         try:
             wants = subject.train and any(_is_tensor(i) and i.requires_grad for i in inputs)
-            repros.append(Repro(gm, inputs_like(inputs), options, wants, bool(subject.dynamic)))
+            repros.append(Repro(gm, mark_weights(gm, inputs_like(inputs)), options, wants, bool(subject.dynamic)))
         except NotPython:
             continue
     for repro in repros:
@@ -313,9 +312,8 @@ def smallest_repro(
         small = replace(reducer.reduce(rewrite), options=options)
         if quick.options != options and not Reducer(small, symptom).fails(small):
             small = replace(small, options=quick.options)
-        _, inputs = small.subject()
         with torch.set_grad_enabled(small.train):
-            with_facts(small.gm, inputs[: len(small.inputs)])
+            with_facts(small.gm, small.graph_inputs())
         return Written(None, save(path, small.text(message, path.name)), small.size)
     for repro in repros[:1]:
         note = "the program does not fail on random inputs like yours: the file holds it whole"
