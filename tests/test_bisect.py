@@ -222,6 +222,23 @@ def test_what_is_not_our_rewrites_is_said():
     assert "even with no rewrites" in str(found) and "code generator" in str(found)
 
 
+def test_the_option_that_makes_the_difference_is_named(monkeypatch):
+    """As if Inductor's kernels were wrong."""
+    from triptych.explain import replay
+
+    real = replay.Subject.check
+
+    def check(self, options, limit=None):
+        if options.codegen == "inductor":
+            return replay.Failure("differs", "output 0 differs"), []
+        return real(self, options, limit)
+
+    monkeypatch.setattr(replay.Subject, "check", check)
+    found = triptych.bisect(lambda x: x + 1, torch.randn(3))
+    assert found.verdict == NOT_OURS
+    assert found.notes == ["differs with codegen='inductor', and not with codegen='eager'"]
+
+
 def test_a_check_of_ones_own():
     x = torch.tensor([-3.0, 2.0])
     options = {**EAGER, "pre_grad_custom_pass": SiluIsRelu}
@@ -391,12 +408,18 @@ def test_a_limit_leaves_a_prefix_over_all_stages():
             compiled = torch.compile(model, backend=triptych.compile_fx, options=EAGER)
             compiled(*args).sum().backward()
             torch._dynamo.reset()
-        return [name for s in sessions for r in s.records for name in r.fired.elements()]
+        return [(r.name, r.graph, r.fired) for s in sessions for r in s.records if r.rewrites]
 
     everything = fired(None)
-    for limit in (0, len(everything) // 3, len(everything) - 1):
+    count = sum(rules.total() for _, _, rules in everything)
+    assert {graph for _, graph, _ in everything} >= {"pre_grad", "joint", "backward"}
+    for limit in (0, count // 3, count - 1):
         got = fired(limit)
-        assert len(got) == limit and sorted(got) == sorted(got[:]) and set(got) <= set(everything)
+        assert sum(rules.total() for _, _, rules in got) == limit
+        assert got[:-1] == everything[: len(got)][:-1]
+        if got:
+            name, graph, rules = everything[len(got) - 1]
+            assert got[-1][:2] == (name, graph) and got[-1][2] <= rules
 
 
 # ---- torch's own bisector, and threads ----

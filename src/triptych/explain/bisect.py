@@ -144,10 +144,25 @@ def bisect(
     made = options_for_checks(options)
     subject = Subject(model, args, kwargs, train=train, dynamic=dynamic, tolerance=tolerance, verdict=check)
     found = search(lambda limit: _attempt(subject, made, limit), tell)
+    if found.verdict == NOT_OURS:
+        _try_other_options(subject, made, found, tell)
     if repro is not None and found.verdict in (AT_FAULT, NOT_OURS):
         tell("making the program smaller")
         _write_repro(subject, made, found, Path(repro), tell)
     return found
+
+
+def _try_other_options(subject: Subject, options: Options, found: Bisection, tell: Tell) -> None:
+    """Where rewrites are not at fault: which of the options makes the difference."""
+    simpler = {"codegen": "eager", "fallback_random": True, "freeze": False, "mode": None}
+    for name, value in simpler.items():
+        if getattr(options, name) == value:
+            continue
+        tell(f"compiling without rewrites, with {name}={value!r}")
+        found.compiles += 1
+        failure, _ = subject.check(replace(options, **{name: value}), 0)
+        if failure is None:
+            found.notes.append(f"differs with {name}={getattr(options, name)!r}, and not with {name}={value!r}")
 
 
 def _write_repro(subject: Subject, options: Options, found: Bisection, path: Path, tell: Tell) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .. import _private
 from ..errors import TriptychError, VerificationError
-from ..ir.numbers import compare
+from ..ir.numbers import compare, compare_strides
 from ..ir.running import Result
 from ..options import Options
 from ..passes.session import Session
@@ -93,6 +93,7 @@ class Subject:
     def _compare(self, result: Result) -> None:
         if self.tolerance is None:
             compare(self.eager, result, self.exact)
+            compare_strides(self.eager, result)
             return
         for kind, name, want in self.eager.values():
             _require_close(name, want, getattr(result, kind).get(name), self.tolerance)
