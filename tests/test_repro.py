@@ -151,9 +151,9 @@ class Sine(torch.nn.Module):
         return self.inner(x.clone()) * self.scale.sin() + 1
 
 
-def spoil_small_graphs(graph):
-    """Wrong only where freeze has taken the sine out of the graph."""
-    if not any("sin" in str(n.target) for n in graph.nodes if n.op == "call_function"):
+def spoil_frozen(graph):
+    """Wrong only where freeze has taken the sine out of the graph, which then comes in as an input."""
+    if any("sin" in n.name for n in graph.find_nodes(op="placeholder")):
         negate_outputs(graph)
 
 
@@ -167,7 +167,7 @@ def negate_outputs(graph):
 
 
 def test_weights_are_weights_where_freeze_counts_on_them(tmp_path):
-    options = {"codegen": "eager", "freeze": True, "post_grad_custom_post_pass": spoil_small_graphs}
+    options = {"codegen": "eager", "freeze": True, "post_grad_custom_post_pass": spoil_frozen}
     model = Sine().requires_grad_(False)
     found = triptych.bisect(model, torch.randn(2, 4), options=options, repro=tmp_path / "repro.py")
     assert found.repro is not None and not found.notes, found

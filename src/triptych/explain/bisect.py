@@ -154,7 +154,7 @@ def bisect(
 
 def _try_other_options(subject: Subject, options: Options, found: Bisection, tell: Tell) -> None:
     """Where rewrites are not at fault: which of the options makes the difference."""
-    simpler = {"codegen": "eager", "fallback_random": True, "freeze": False, "mode": None}
+    simpler: dict[str, Any] = {"codegen": "eager", "fallback_random": True, "freeze": False, "mode": None}
     for name, value in simpler.items():
         if getattr(options, name) == value:
             continue

@@ -163,8 +163,8 @@ def save(path: Path, content: str) -> Path:
 
 
 def _heading(failure: str, file: str, notes: Sequence[str] = ()) -> str:
-    lines = [line for line in failure.strip().splitlines()[:20]]
-    shown = "\n".join(textwrap.shorten(line, WIDTH - 4, placeholder=" ...") for line in lines if line.strip())
+    lines = [line for line in failure.strip().splitlines()[:20] if line.strip()]
+    shown = "\n".join(line if len(line) < WIDTH else f"{line[: WIDTH - 4]} ..." for line in lines)
     shown = shown.replace("\\", "\\\\").replace('"""', "'''")
     versions = f"torch {torch.__version__}, triptych {_version()}"
     parts = ["A program that Triptych compiles wrongly.", textwrap.indent(shown, "    "), USAGE.format(file=file)]
