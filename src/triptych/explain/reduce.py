@@ -40,7 +40,7 @@ class Symptom:
     def shown_by(self, failure: Failure | None, sessions: list[Session]) -> bool:
         if failure is None or failure.kind != self.kind:
             return False
-        fired = {name for session in sessions for record in session.records for name in record.fired if record.rewrites}
+        fired = {name for session in sessions for record in session.records for name in record.fired}
         return not self.rule or not fired.isdisjoint(self.rule.split(", "))
 
 

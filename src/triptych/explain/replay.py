@@ -232,8 +232,8 @@ def _gradients(returned: list[Any], named: Mapping[str, Tensor]) -> dict[str, An
         seeds.append(drawn.to(root.device, root.dtype))
     # settings are per thread, and the backward graph is compiled where it first runs
     with torch.autograd.set_multithreading_enabled(False):
-        found = torch.autograd.grad(roots, list(wanted.values()), seeds, allow_unused=True)
-    return {name: _copied(gradient) for name, gradient in zip(wanted, found)}
+        gradients = torch.autograd.grad(roots, list(wanted.values()), seeds, allow_unused=True)
+    return {name: _copied(gradient) for name, gradient in zip(wanted, gradients)}
 
 
 def _copied(value: Any) -> Any:
