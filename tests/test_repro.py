@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 import triptych
+from triptych.cli import main
 from triptych.explain.repro import repro_of, write_repro
 from triptych.explain.source import load
 
@@ -135,3 +137,96 @@ def drop_relu(graph):
         if is_relu(node):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+
+
+class Sine(torch.nn.Module):
+    """Computes from a weight alone, which freeze does once."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 4)
+        self.scale = torch.nn.Parameter(torch.randn(4))
+
+    def forward(self, x):
+        return self.inner(x.clone()) * self.scale.sin() + 1
+
+
+def spoil_frozen(graph):
+    """Wrong only where freeze has taken the sine out of the graph, which then comes in as an input."""
+    if any("sin" in n.name for n in graph.find_nodes(op="placeholder")):
+        negate_outputs(graph)
+
+
+def negate_outputs(graph):
+    output = graph.output_node()
+    with graph.inserting_before(output):
+        made = [graph.call_function(torch.ops.aten.neg.default, (value,)) for value in output.args[0]]
+    for node, value in zip(made, output.args[0]):
+        node.meta = dict(value.meta)
+    output.args = (tuple(made),)
+
+
+def test_weights_are_weights_where_freeze_counts_on_them(tmp_path):
+    options = {"codegen": "eager", "freeze": True, "post_grad_custom_post_pass": spoil_frozen}
+    model = Sine().requires_grad_(False)
+    found = triptych.bisect(model, torch.randn(2, 4), options=options, repro=tmp_path / "repro.py")
+    assert found.repro is not None and not found.notes, found
+    assert "with_weights(program, args" in found.repro.read_text()
+    assert run_file(found.repro).returncode == 1
+
+
+SHRUNK = """
+import torch
+import triptych
+
+def spoil(graph):
+    for node in graph.nodes:
+        if "tanh" in str(node.target):
+            node.target = torch.ops.aten.sin.default
+
+def model(x, y):
+    z = (x @ y).relu().t()
+    return torch.tanh(z.contiguous() + 1).exp().sum(), z * 2
+
+args = (torch.randn(8, 16), torch.randn(16, 4))
+options = {"codegen": "eager", "joint_custom_post_pass": spoil}
+"""
+
+
+def test_the_command_writes_a_small_program(tmp_path):
+    file, out = tmp_path / "subject.py", tmp_path / "small.py"
+    file.write_text(SHRUNK)
+    result = CliRunner().invoke(main, ["repro", str(file), "--out", str(out)])
+    assert result.exit_code == 1 and "reproduction" in result.output, result.output
+    small = load(str(out))
+    assert small.settings["options"]["codegen"] == "eager"
+    assert all(a.numel() <= 4 for a in small.args)
+    body = [line for line in out.read_text().splitlines() if " = " in line and "  # f32" in line]
+    assert len(body) == 1 and "tanh" in body[0]
+    assert run_file(out).returncode == 1
+    whole = CliRunner().invoke(main, ["repro", str(file), "--whole", "--out", str(out)])
+    assert whole.exit_code == 1 and "exp()" in out.read_text()
+
+
+def test_the_command_says_when_there_is_nothing_to_show(tmp_path):
+    file, out = tmp_path / "subject.py", tmp_path / "small.py"
+    file.write_text("import torch\n\n\ndef model(x):\n    return x + 1\n\n\nargs = (torch.randn(3),)\n")
+    result = CliRunner().invoke(main, ["repro", str(file), "--option", "codegen=eager", "--out", str(out)])
+    assert result.exit_code == 0 and "no difference" in result.output and not out.exists()
+
+
+def sum_over_a_dim_that_is_not_there(graph):
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.sum.dim_IntList):
+        node.args = (node.args[0], [7])
+
+
+def test_a_crash_in_code_generation_is_reproduced(tmp_path):
+    """Inductor refuses the graph: the file shows that, and nothing else of the program is left."""
+    options = {"post_grad_custom_post_pass": sum_over_a_dim_that_is_not_there}
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Softmax(-1)).requires_grad_(False)
+    path = tmp_path / "repro.py"
+    found = triptych.bisect(model, torch.randn(2, 4), options=options, repro=path)
+    assert found.rewrite is not None and found.rewrite.rule == "sum_over_a_dim_that_is_not_there"
+    assert found.failure is not None and found.failure.kind.startswith("raises")
+    assert found.repro_size == 1 and "softmax" in path.read_text()
+    assert run_file(path).returncode == 1

@@ -17,16 +17,17 @@ from .stages import joint_graph_passes, post_grad_passes, pre_grad_passes
 
 if TYPE_CHECKING:
     from .backend import compile_fx, make_backend
+    from .explain.bisect import bisect
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Match", "NormalizedLinearNode", "NormalizedMatmulNode", "Options", "Rule", "RuleError", "TriptychError",
-    "UnknownName", "VerificationError", "compile_fx", "explain", "find", "joint_graph_passes", "list_passes",
+    "UnknownName", "VerificationError", "bisect", "compile_fx", "explain", "find", "joint_graph_passes", "list_passes",
     "make_backend", "post_grad_passes", "pre_grad_passes", "why_not",
 ]  # fmt: skip
 
-_LATER = {"compile_fx": ".backend", "make_backend": ".backend"}
+_LATER = {"bisect": ".explain.bisect", "compile_fx": ".backend", "make_backend": ".backend"}
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -133,6 +134,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "inductor_post_grad": "torch._inductor.compile_fx:_recursive_post_grad_passes",
         # the dotted name of a function that a graph calls, to write the graph as Python
         "qualified_name": "torch.fx.node:_get_qualified_name",
+        # torch's own search for the part of a compiler that is at fault
+        "CompilerBisector": "torch._inductor.compiler_bisector:CompilerBisector",
         # the class that writes kernels; its save_output_code, where set, is given every source
         "GraphLowering": "torch._inductor.graph:GraphLowering",
     }
@@ -248,6 +251,18 @@ def trace_artifact(name: str, payload: Any) -> None:
     """An artifact for TORCH_TRACE and tlparse; `payload` is only called if somebody traces."""
     trace_structured = __getattr__("trace_structured")
     trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "string"}, payload_fn=payload)
+
+
+SUBSYSTEMS = {"pre_grad": "pre_grad_passes", "joint": "joint_graph_passes", "post_grad": "post_grad_passes"}
+"""The stages as torch's CompilerBisector calls them."""
+
+
+def disabled_by_bisector(stage: str, pass_name: str) -> bool:
+    """Does torch's CompilerBisector, if somebody runs it, want this pass left out? It counts each question."""
+    if "torch._inductor.compiler_bisector" not in sys.modules:  # torch.compile imports it
+        return False
+    bisector = __getattr__("CompilerBisector")
+    return bisector.disable_subsystem("inductor", SUBSYSTEMS[stage], lambda: f"triptych {stage} {pass_name}")
 
 
 NO_LIMIT = 1 << 20

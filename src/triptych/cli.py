@@ -1,4 +1,4 @@
-"""The command line: `triptych demo`, `passes`, `explain`, `why-not`."""
+"""The command line: `triptych demo`, `passes`, `explain`, `why-not`; `bisect` and `repro` stand in `cli_debug`."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def demo(out: str, device: str) -> None:
 
     if device == "cuda" and not torch.cuda.is_available():
         raise TriptychError("there is no CUDA device here; leave --device out to run on the CPU")
-    with _working("compiling") as tell:
+    with working("compiling") as tell:
         result = run_demo(device, tell)
     for explanation in (result.inference, result.training):
         _print(explanation)
@@ -173,9 +173,9 @@ def explain(
     from .explain.explain import explain as explain_model
     from .explain.source import load
 
-    parsed = dict(_option(text) for text in options)
+    parsed = dict(parse_option(text) for text in options)
     subject = load(file)
-    with _working(f"compiling {subject.name}"):
+    with working(f"compiling {subject.name}"):
         explanation = explain_model(
             subject.model, *subject.args, train=train, options=parsed, backend=backend, **subject.kwargs
         )
@@ -203,7 +203,7 @@ def why_not(rule: str, file: str, as_json: bool) -> None:
     from .explain.source import load
 
     subject = load(file)
-    with _working(f"looking for {rule}"):
+    with working(f"looking for {rule}"):
         misses = triptych.why_not(rule, subject.call(), *subject.args)
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(miss) for miss in misses], indent=2))
@@ -214,7 +214,7 @@ def why_not(rule: str, file: str, as_json: bool) -> None:
         click.echo(f"{rule}: no near miss; it fires everywhere it could, or none of its operations is there")
 
 
-def _option(text: str) -> tuple[str, Any]:
+def parse_option(text: str) -> tuple[str, Any]:
     """`verify=each`, `fallback_random=true`, `pass_name.limit=3`."""
     name, sign, value = text.partition("=")
     if not sign:
@@ -228,7 +228,7 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 @contextlib.contextmanager
-def _working(message: str) -> Iterator[Callable[[str], None]]:
+def working(message: str) -> Iterator[Callable[[str], None]]:
     """A spinner while something takes long; on a terminal only, and beside what is printed."""
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -326,3 +326,7 @@ def _pass_page(infos: list[PassInfo]) -> None:
             click.echo(f"    fires     {program}")
         for program, because in rule.declines:
             click.echo(f"    declines  {program}" + (f"  # {because}" if because else ""))
+
+
+# registers its commands
+from . import cli_debug  # noqa: E402, F401

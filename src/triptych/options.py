@@ -114,8 +114,9 @@ class Options:
             return ()
         passes = (given,) if callable(given) or not isinstance(given, (list, tuple)) else tuple(given)
         for one in passes:
-            if not callable(one):
-                raise TriptychError(f"{hook} takes a callable or a list of callables, not {type(one).__name__}")
+            if not (callable(one) or hasattr(one, "rewrite") or hasattr(one, "rules")):
+                what = "a callable, a Rule, a Pass or a list of them"
+                raise TriptychError(f"{hook} takes {what}, not {type(one).__name__}")
         return passes
 
 

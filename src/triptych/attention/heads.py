@@ -10,10 +10,10 @@ from torch.fx import Node
 from ..ir.facts import known, known_equal, tensor_fact
 from ..ir.program import Program, Value
 from ..passes.base import PassRun
+from ..rewrite.checks import PlainTerms
 from ..rewrite.copying import copied_as
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
-from ..rewrite.rewriter import PlainTerms
 from .layout import groups
 
 WIDEST = 256

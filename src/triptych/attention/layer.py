@@ -13,8 +13,8 @@ from ..ir.calls import Call
 from ..ir.facts import fact, known_equal, tensor_fact
 from ..ir.program import Value
 from ..passes.base import PassRun
+from ..rewrite.checks import PlainTerms
 from ..rewrite.emit import Emitter
-from ..rewrite.rewriter import PlainTerms
 
 LAYER = "torch.nn.functional.multi_head_attention_forward"
 UNUSUAL = ("bias_k", "bias_v", "static_k", "static_v")

@@ -10,9 +10,9 @@ from ..ir.calls import Call
 from ..ir.facts import known_equal, tensor_fact
 from ..ir.program import Program, Value
 from ..passes.base import PassRun
+from ..rewrite.checks import PlainTerms
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
-from ..rewrite.rewriter import PlainTerms
 from .paths import ways_from_products
 from .probabilities import way_down
 from .softmax import SHIFTS, Found, is_bare_product, reduction

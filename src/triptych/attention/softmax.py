@@ -13,8 +13,8 @@ from ..ir.facts import tensor_fact
 from ..ir.gradients import gradient_reaches
 from ..ir.program import Program
 from ..passes.base import PassRun
+from ..rewrite.checks import PlainTerms
 from ..rewrite.emit import Emitter
-from ..rewrite.rewriter import PlainTerms
 from .contraction import contraction_of
 
 SHIFTS = ("amax", "max")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ from .explanation import Explanation
 from .preserve import preserved
 
 BACKENDS = ("triptych", "inductor")
+
+_one_at_a_time = threading.RLock()
 
 
 def explain(
@@ -162,9 +165,11 @@ def observed_backend(
 ) -> Iterator[tuple[Callable[..., Any], list[Session]]]:
     """A backend and the sessions of what it compiles inside; nothing comes from a cache and nothing stays.
 
-    `rewrite_limit`: all sessions together make at most this many rewrites.
+    `rewrite_limit`: all sessions together make at most this many rewrites. Threads take turns: at the end, code that
+    Dynamo keeps is dropped, which another thread may be about to run.
     """
     with (
+        _one_at_a_time,
         _compiler(backend, options) as compiler,
         watching(rewrite_limit) as sessions,
         _private.compiled_anew(),

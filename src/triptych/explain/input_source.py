@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,6 +35,8 @@ class Input:
     """None: not a tensor."""
     device: str = "cpu"
     requires_grad: bool = False
+    is_weight: bool = False
+    """A parameter or a buffer of the model."""
 
     @property
     def is_tensor(self) -> bool:
@@ -53,6 +55,13 @@ class Input:
 
     def make(self) -> Any:
         return eval(self.expression(), {"torch": torch})  # our own text, never one that was read
+
+    def with_shape(self, shape: tuple[int, ...], stride: tuple[int, ...]) -> Input:
+        """Of another size; what was written out is drawn instead."""
+        draw = self.draw
+        if self.written_out:
+            draw = ANY_BOOL if self.dtype == torch.bool else "torch.zeros({size}{kind})"
+        return replace(self, draw=draw, shape=shape, stride=stride)
 
     def _laid_out(self) -> str:
         if self.stride == _contiguous(self.shape):
@@ -83,7 +92,7 @@ def input_like(value: Any, known: torch.Tensor | None = None) -> Input:
     shape, stride = tuple(hint(s) for s in value.shape), tuple(hint(s) for s in value.stride())
     real = known if known is not None else None if isinstance(value, _private.FakeTensor) else value
     given = Input("", shape, stride, value.dtype, str(value.device), value.requires_grad)
-    return _with_draw(given, _draw_like(given, real))
+    return replace(given, draw=_draw_like(given, real))
 
 
 def inputs_like(values: Sequence[Any], known: Sequence[torch.Tensor | None] = ()) -> list[Input]:
@@ -96,10 +105,6 @@ def make_inputs(inputs: Sequence[Input]) -> list[Any]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return [one.make() for one in inputs]
-
-
-def _with_draw(given: Input, draw: str) -> Input:
-    return Input(draw, given.shape, given.stride, given.dtype, given.device, given.requires_grad)
 
 
 def _draw_like(given: Input, real: torch.Tensor | None) -> str:

@@ -35,6 +35,8 @@ class OptionSource:
         entries: dict[str, Any] = {}
         for one in fields(Options):
             value = getattr(options, one.name)
+            if one.name == "on_error":  # a reproduction is there to fail
+                continue
             if one.name == "pass_options":
                 entries |= value
             elif value != one.default:

@@ -48,7 +48,7 @@ class Source:
     modules: set[str] = field(default_factory=set)
     """Modules to import."""
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Tensors that the graph holds itself, by the name under which the function takes them, after its inputs."""
+    """Attributes of the graph's module, by the name of the parameter that passes them, after the graph's inputs."""
 
     def text(self) -> str:
         signature = ", ".join([*self.parameters, *self.tensors])
@@ -82,8 +82,8 @@ class _Writer:
         self.names: dict[Node, str] = {}
         self.modules: set[str] = set()
         self.tensors: dict[str, torch.Tensor] = {}
-        self.held: dict[str, str] = {}
-        """The names of what the graph holds itself, by its path."""
+        self.attribute_names: dict[str, str] = {}
+        """Python names of the tensors and sub-graphs that are attributes of the module, by path."""
         self.lines: list[str] = []
         self.depth = 1
 
@@ -127,16 +127,16 @@ class _Writer:
 
     def attribute(self, node: Node) -> None:
         path = str(node.target)
-        if path not in self.held:
-            held = _fetch(self.gm, path)
-            self.held[path] = own = self.fresh(path)
-            if isinstance(held, GraphModule):
-                self.nested(own, held)
-            elif isinstance(held, torch.Tensor):
-                self.tensors[own] = held
+        if path not in self.attribute_names:
+            value = _fetch(self.gm, path)
+            self.attribute_names[path] = own = self.fresh(path)
+            if isinstance(value, GraphModule):
+                self.nested(own, value)
+            elif isinstance(value, torch.Tensor):
+                self.tensors[own] = value
             else:
-                raise NotPython(f"{path} is a {type(held).__name__}")
-        self.names[node] = self.held[path]
+                raise NotPython(f"{path} is a {type(value).__name__}")
+        self.names[node] = self.attribute_names[path]
 
     def nested(self, name: str, gm: GraphModule) -> None:
         """A sub-graph, as of `cond`: a function inside the function."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .. import _private
 from ..errors import TriptychError, VerificationError
-from ..ir.numbers import compare
+from ..ir.numbers import compare, compare_strides
 from ..ir.running import Result
 from ..options import Options
 from ..passes.session import Session
@@ -39,13 +39,9 @@ class Failure:
 
 def options_for_checks(options: OptionsLike) -> Options:
     """The user's options, with eager's random stream unless they say otherwise, and with failures in the open."""
-    explicit = isinstance(options, Options) or "fallback_random" in (options or {})
     made = Options.make(options)
-    if not explicit:
-        made = replace(made, fallback_random=True)
-    if "on_error" in {f.name for f in fields(Options)}:
-        made = replace(made, on_error="raise")  # type: ignore[call-arg]
-    return made
+    eagers_draws = True if made.fallback_random is None else made.fallback_random
+    return replace(made, fallback_random=eagers_draws, on_error="raise")
 
 
 class Subject:
@@ -60,7 +56,9 @@ class Subject:
         train: bool = False,
         dynamic: bool | None = None,
         tolerance: float | None = None,
+        verdict: Callable[..., Any] | None = None,
     ) -> None:
+        """`verdict(compiled)` says whether the compiled model is good, in place of the comparison with eager."""
         if not callable(model):
             raise TriptychError(f"a module or a function to call is wanted, not {type(model).__name__}")
         # somebody else's compiled wrapper around the model would be called, not compiled
@@ -68,8 +66,10 @@ class Subject:
         self.args, self.kwargs = args, kwargs or {}
         self.train, self.dynamic, self.tolerance = train, dynamic, tolerance
         self.name = name_of(self.model)
-        self.eager = self._run(self.model)
-        self.exact = None if tolerance is not None else self._run_in_float64()
+        self.verdict = verdict
+        if verdict is None:
+            self.eager = self._run(self.model)
+            self.exact = None if tolerance is not None else self._run_in_float64()
 
     def check(self, options: Options, limit: int | None = None) -> tuple[Failure | None, list[Session]]:
         """Compile with at most `limit` rewrites, run, and compare with eager."""
@@ -77,6 +77,10 @@ class Subject:
         try:
             with observed_backend("triptych", options, rewrite_limit=limit) as (backend, sessions):
                 compiled = torch.compile(self.model, backend=backend, dynamic=self.dynamic)
+                if self.verdict is not None:
+                    with preserved(self.model, (self.args, self.kwargs)):
+                        good = self.verdict(compiled)
+                    return (None if good else Failure("check", "the check says no")), sessions
                 result = self._run(compiled)
         except Exception as error:
             return _raised(error), sessions
@@ -89,6 +93,7 @@ class Subject:
     def _compare(self, result: Result) -> None:
         if self.tolerance is None:
             compare(self.eager, result, self.exact)
+            compare_strides(self.eager, result)
             return
         for kind, name, want in self.eager.values():
             _require_close(name, want, getattr(result, kind).get(name), self.tolerance)
@@ -134,6 +139,33 @@ def run_model(
             for name, grad in grads.items():
                 named[name].grad = grad
     return result
+
+
+class _WithWeights(nn.Module):
+    """A function some of whose arguments, by place, are weights."""
+
+    def __init__(self, program: Callable[..., Any], args: tuple[Any, ...], weights: Sequence[int]) -> None:
+        super().__init__()
+        self.program, self.places = program, sorted(weights)
+        for place in self.places:
+            tensor = args[place]
+            if tensor.is_floating_point():
+                self.register_parameter(f"weight_{place}", nn.Parameter(tensor.detach(), tensor.requires_grad))
+            else:
+                self.register_buffer(f"weight_{place}", tensor)
+
+    def forward(self, *rest: Any) -> Any:
+        args = list(rest)
+        for place in self.places:
+            args.insert(place, getattr(self, f"weight_{place}"))
+        return self.program(*args)
+
+
+def with_weights(
+    program: Callable[..., Any], args: tuple[Any, ...], weights: Sequence[int]
+) -> tuple[nn.Module, tuple[Any, ...]]:
+    """A written program as a module that holds some of its inputs, by place, as weights; and the inputs left."""
+    return _WithWeights(program, args, weights), tuple(a for i, a in enumerate(args) if i not in weights)
 
 
 def run_repro(
@@ -200,8 +232,8 @@ def _gradients(returned: list[Any], named: Mapping[str, Tensor]) -> dict[str, An
         seeds.append(drawn.to(root.device, root.dtype))
     # settings are per thread, and the backward graph is compiled where it first runs
     with torch.autograd.set_multithreading_enabled(False):
-        found = torch.autograd.grad(roots, list(wanted.values()), seeds, allow_unused=True)
-    return {name: _copied(gradient) for name, gradient in zip(wanted, found)}
+        gradients = torch.autograd.grad(roots, list(wanted.values()), seeds, allow_unused=True)
+    return {name: _copied(gradient) for name, gradient in zip(wanted, gradients)}
 
 
 def _copied(value: Any) -> Any:

@@ -7,7 +7,7 @@ import os
 import tempfile
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,12 @@ from torch.fx import GraphModule
 from .. import _private
 from ..ir.origins import given_tensor
 from ..ir.text import text as listing
+from ..ir.weights import is_weight
 from ..options import Options
 from .input_source import Input, inputs_like, make_inputs
 from .option_source import OptionSource
 from .python_source import NotPython, Source, python_source
+from .replay import with_weights
 
 WIDTH = 118
 
@@ -42,8 +44,13 @@ class Repro:
     autocast: dict[str, torch.dtype] = field(default_factory=dict)
     """Autocast regions around the whole program, by device."""
 
+    @property
+    def weights(self) -> list[int]:
+        """Inputs that must be weights of a module, by place: `freeze` computes with nothing else."""
+        return [i for i, one in enumerate(self.inputs) if one.is_weight] if self.options.freeze else []
+
     def source(self) -> Source:
-        source = python_source(self.gm)
+        source = python_source(self.gm, "program" if self.weights else "model")
         for device, dtype in reversed(self.autocast.items()):
             inner = [f"    {line}" for line in source.lines]
             source.lines = [f'    with torch.autocast("{device}", dtype={dtype}):', *inner]
@@ -54,10 +61,15 @@ class Repro:
         tensors = list(source.tensors.values())
         return dict(zip([*source.parameters, *source.tensors], [*self.inputs, *inputs_like(tensors)], strict=True))
 
-    def subject(self) -> tuple[Callable[..., Any], list[Any]]:
+    def subject(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """The function and its inputs, as the file makes them."""
         source = self.source()
-        return source.function(), make_inputs(list(self.all_inputs(source).values()))
+        inputs = tuple(make_inputs(list(self.all_inputs(source).values())))
+        return with_weights(source.function(), inputs, self.weights) if self.weights else (source.function(), inputs)
+
+    def graph_inputs(self) -> list[Any]:
+        """What the graph itself takes."""
+        return make_inputs(self.inputs)
 
     @property
     def size(self) -> int:
@@ -70,8 +82,9 @@ class Repro:
         option_source = OptionSource()
         options = option_source.options(self.options)
         imports = ["import sys", "", "import torch", "", *source.imports(), *option_source.imports]
-        imports = [*imports, "from triptych.explain.replay import run_repro"]
-        settings = "".join(f", {name}=True" for name in ("train", "dynamic") if getattr(self, name))
+        imports = [*imports, f"from triptych.explain.replay import run_repro{', with_weights' * bool(self.weights)}"]
+        wanted = [name for name in ("train", "dynamic") if getattr(self, name)]
+        settings = "".join(f", {name}={name}" for name in wanted)
         inputs = [f"    {one.expression()},  # {name}" for name, one in self.all_inputs(source).items()]
         notes = [f"option left out, {reason}" for reason in option_source.left_out]
         parts = [
@@ -80,8 +93,9 @@ class Repro:
             "\n".join(dict.fromkeys(line for line in imports if line)),
             *(f"\n{text}" for text in option_source.definitions),
             "\n" + source.text(),
-            f"\noptions = {options}\ntorch.manual_seed(0)",
+            "\n" + "\n".join([f"options = {options}", *(f"{name} = True" for name in wanted), "torch.manual_seed(0)"]),
             "\n".join(["args = (", *inputs, ")"]),
+            *([f"model, args = with_weights(program, args, {self.weights})"] if self.weights else ()),
             f'if __name__ == "__main__":\n    sys.exit(run_repro(model, args, options=options{settings}))',
         ]
         return "\n\n".join(parts) + "\n"
@@ -96,7 +110,14 @@ def repro_of(
     autocast = {d: torch.get_autocast_dtype(d) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)}
     wants = any(isinstance(v, torch.Tensor) and v.requires_grad for v in example_inputs)
     inputs = inputs_like(example_inputs, [given_tensor(n) for n in placeholders])
+    inputs = mark_weights(gm, inputs)
     return Repro(gm, inputs, Options.make(options), wants and torch.is_grad_enabled(), symbolic, autocast)
+
+
+def mark_weights(gm: GraphModule, inputs: Sequence[Input]) -> list[Input]:
+    """The inputs, with those that Dynamo took from a module marked."""
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    return [replace(one, is_weight=is_weight(node)) for node, one in zip(placeholders, inputs, strict=True)]
 
 
 def write_repro(
@@ -142,8 +163,8 @@ def save(path: Path, content: str) -> Path:
 
 
 def _heading(failure: str, file: str, notes: Sequence[str] = ()) -> str:
-    lines = [line for line in failure.strip().splitlines()[:20]]
-    shown = "\n".join(textwrap.shorten(line, WIDTH - 4, placeholder=" ...") for line in lines if line.strip())
+    lines = [line for line in failure.strip().splitlines()[:20] if line.strip()]
+    shown = "\n".join(line if len(line) < WIDTH else f"{line[: WIDTH - 4]} ..." for line in lines)
     shown = shown.replace("\\", "\\\\").replace('"""', "'''")
     versions = f"torch {torch.__version__}, triptych {_version()}"
     parts = ["A program that Triptych compiles wrongly.", textwrap.indent(shown, "    "), USAGE.format(file=file)]

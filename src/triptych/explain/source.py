@@ -7,7 +7,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,6 +32,8 @@ class Subject:
     model: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    settings: dict[str, Any] = field(default_factory=dict)
+    """How to compile it, where the file says so, as a written reproduction does: options, train, dynamic."""
 
     def call(self) -> Callable[..., Any]:
         """The model as a function of positional arguments only."""
@@ -56,7 +58,7 @@ def load(spec: str) -> Subject:
     if not callable(model):
         raise TriptychError(f"{path.name}:{name} is a {type(model).__name__}, not a module or a function")
     args, kwargs = _inputs(path, name, public)
-    return Subject(name, model, args, kwargs)
+    return Subject(name, model, args, kwargs, _settings(public))
 
 
 def split(spec: str) -> tuple[Path, str]:
@@ -112,6 +114,11 @@ def _inputs(path: Path, name: str, public: dict[str, Any]) -> tuple[tuple[Any, .
     if isinstance(value, (tuple, list)):
         return tuple(value), dict(kwargs)
     return (value,), dict(kwargs)
+
+
+def _settings(public: dict[str, Any]) -> dict[str, Any]:
+    kinds = {"options": dict, "train": bool, "dynamic": bool}
+    return {key: public[key] for key, kind in kinds.items() if isinstance(public.get(key), kind)}
 
 
 def _needs_arguments(function: Callable[..., Any]) -> bool:

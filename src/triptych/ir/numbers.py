@@ -84,6 +84,8 @@ class Numbers:
         except Exception as error:
             raise VerificationError(f"the graph runs no more: {type(error).__name__}: {error}") from error
         compare(reference.result, after, reference.exact, self._from_floats())
+        if self.dialect != ATEN:  # later, some outputs are what the backward reads, and their layout is free
+            compare_strides(reference.result, after)
         return reference.note
 
     def _reference(self, writes: bool) -> _Reference | str:
@@ -147,6 +149,18 @@ def compare(before: Result, after: Result, exact: Result | None = None, from_flo
             problem = _difference(want, now.get(renamed.get(name, name)), truth.get(name), scale, from_floats)
             if problem:
                 raise VerificationError(f"{name} {problem}")
+
+
+def compare_strides(before: Result, after: Result) -> None:
+    """Raise VerificationError unless the outputs have the strides that they had: the caller sees them."""
+    for (name, want), got in zip(before.outputs.items(), after.outputs.values()):
+        if isinstance(want, torch.Tensor) and isinstance(got, torch.Tensor) and _strides(want) != _strides(got):
+            raise VerificationError(f"{name} has strides {got.stride()}, and had {want.stride()}")
+
+
+def _strides(tensor: torch.Tensor) -> list[int]:
+    """Where a dim has one element, or the tensor none, its stride means nothing."""
+    return [s for n, s in zip(tensor.shape, tensor.stride()) if n > 1] if tensor.numel() else []
 
 
 def _difference(want: Any, got: Any, truth: Any, scale: float, from_floats: bool) -> str | None:

@@ -21,9 +21,9 @@ from ..ir.program import TORCH
 from ..ir.traits import is_reduction, is_view
 from ..ir.values import Knowledge, knowledge
 from ..passes.base import Pass, PassRun
+from ..rewrite.checks import PlainTerms
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
-from ..rewrite.rewriter import PlainTerms
 from ..testing.examples import declines, fires
 from .decided import simplify
 

@@ -11,7 +11,7 @@ from .. import _private
 from ..ir.facts import fact, set_fact
 from ..ir.values import knowledge
 from ..passes.base import PassRun
-from ..rewrite.rewriter import PlainTerms
+from ..rewrite.checks import PlainTerms
 
 QUANTIZED = "quantized_decomposed"
 """The namespace of quantization as exported programs write it."""

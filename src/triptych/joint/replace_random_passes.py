@@ -15,8 +15,8 @@ from ..ir.calls import Call
 from ..ir.facts import set_fact
 from ..ir.program import Value
 from ..passes.base import Pass, PassRun
+from ..rewrite.checks import PlainTerms
 from ..rewrite.emit import Emitter
-from ..rewrite.rewriter import PlainTerms
 from ..testing.examples import declines, fires
 from .random_draws import Draws
 

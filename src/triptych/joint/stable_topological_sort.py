@@ -42,6 +42,8 @@ class StableTopologicalSort(Pass):
             last = next(iter(reversed(run.program.graph.nodes)))
             run.declined("sort", last, CYCLE)
             return
+        if not run.rewriter.has_room(len(moves)):  # an order is right only as a whole
+            return
         for node, anchor in moves:
             run.rewriter.move_before(node, anchor)
             run.fired("move_up")

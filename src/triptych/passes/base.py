@@ -13,10 +13,11 @@ from ..errors import RuleError
 from ..ir.program import Program
 from ..ir.text import line, source_line
 from ..options import Options
+from ..rewrite.checks import PLAIN, Terms
 from ..rewrite.driver import Tally, run_rules
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
-from ..rewrite.rewriter import PLAIN, Rewriter, Terms
+from ..rewrite.rewriter import Rewriter
 from ..rewrite.rule import Rule
 from .record import Decision, Decline
 
@@ -39,12 +40,12 @@ class PassRun:
     @property
     def spent(self) -> bool:
         """The limit of rewrites is reached; a pass that does not go through `replace` asks for itself."""
-        limit = self.rewriter.limit
-        return limit is not None and self.tally.fired.total() >= limit
+        return not self.rewriter.has_room()
 
     def fired(self, what: str) -> None:
         """Count a change made by a pass that is not made of rules."""
         self.tally.fired[what] += 1
+        self.rewriter.counted()
 
     def declined(self, what: str, node: Node, reason: str) -> None:
         self.tally.declines[what, node.name] = Decline(what, node.name, reason, source_line(node))

@@ -23,6 +23,8 @@ class RewriteCount:
     """How many rewrites were made so far."""
 
     made: int = 0
+    stopped: bool = False
+    """The limit has refused one: there are no more."""
 
 
 count_of_process = RewriteCount()

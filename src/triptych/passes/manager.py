@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
+import copy
 import logging
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch.fx import Graph, GraphModule
@@ -24,6 +25,8 @@ from ..joint.stable_topological_sort import StableTopologicalSort
 from ..pipeline import Hook, steps
 from ..rewrite.rewriter import Rewriter
 from .base import Pass, PassRun, pass_with_options
+from .culprit import Rewrite, first_bad, last_rewrite
+from .custom import call_custom, custom_steps, name_of
 from .record import Decline, Listing, PassRecord
 from .session import Session
 
@@ -50,8 +53,11 @@ def run_stage(
     for entry in steps(stage, session.options):
         if isinstance(entry, Hook):
             session.activity = f"running {entry.name} of stage {stage} on the {graph} graph"
-            for custom in session.options.custom_passes(entry.name):
-                runner.run_custom(entry.name, custom, before)
+            for custom in custom_steps(session.options.custom_passes(entry.name)):
+                if isinstance(custom, Pass):
+                    runner.run_pass(custom, before, entry.name)
+                else:
+                    runner.run_custom(entry.name, custom, before)
         else:
             session.activity = f"running pass {entry.name} of stage {stage} on the {graph} graph"
             runner.run_pass(pass_with_options(entry, session.options), before)
@@ -84,11 +90,15 @@ class _StageRunner:
             key = f"{stage}/{graph}"
             self.listing = session.listings.setdefault(key, Listing(lines(gm.graph)))
 
-    def run_pass(self, pass_: Pass, before: Contract | None) -> None:
-        rewriter = Rewriter(self.program, pass_.name, self.session.rewrites_left)
+    def run_pass(self, pass_: Pass, before: Contract | None, name: str = "") -> None:
+        """Run a pass; `name` is that of the hook it was given to, if any."""
+        record = self._open(name or pass_.name)
+        if _private.disabled_by_bisector(self.stage, record.name):
+            record.note = "disabled by torch's CompilerBisector"
+            self._close(record, before, None)
+            return
         strict = self.session.options.verify == "each"
-        run = PassRun(rewriter, self.session.options, self.is_inference, strict)
-        record = self._open(pass_.name)
+        run = self._new_run(record.name, self.session.rewrites_left, strict)
         if reason := self.program.unreadable:
             record.declines.append(Decline(pass_.name, "", reason))
             self._close(record, before, None)
@@ -109,30 +119,28 @@ class _StageRunner:
         record.fired, record.decisions = tally.fired, tally.decisions
         record.rewrites = tally.fired.total()
         record.declines = list(tally.declines.values())
-        record.changed = record.rewrites > 0 or rewriter.rewrites > 0
+        record.changed = record.rewrites > 0 or run.rewriter.edited
+        self.session.count.stopped |= run.rewriter.stopped
         for problem in tally.errors:
             record.error = problem
             self.session.warnings.append(f"{pass_.name}: {problem.partition(chr(10))[0]}")
-        self._close(record, before, backup)
+        self._close(record, before, backup, pass_)
+
+    def _new_run(self, name: str, limit: int | None, strict: bool) -> PassRun:
+        return PassRun(Rewriter(self.program, name, limit), self.session.options, self.is_inference, strict)
 
     def run_custom(self, hook: str, custom: Callable[..., Any], before: Contract | None) -> None:
-        """A user's pass: a function of the graph, told `is_inference` if it asks; undone if it fails."""
-        name = getattr(custom, "__name__", type(custom).__name__)
+        """A user's function of the graph: one rewrite, whatever it changes; undone if it fails."""
+        name = name_of(custom)
         record = self._open(hook)
+        if self.session.rewrites_left == 0 or _private.disabled_by_bisector(self.stage, f"{hook}: {name}"):
+            self._close(record, before, None)
+            return
         backup = copy_graph(self.gm)
         was = fingerprint(self.gm.graph)
         started = time.perf_counter()
         try:
-            if isinstance(custom, (Pass, type)):
-                raise TriptychError(f"{hook} takes a function of the graph; add a Pass to the pipeline instead")
-            wants_module = _wants_module(custom)
-            asks = "is_inference" in inspect.signature(custom).parameters
-            extra = {"is_inference": self.is_inference} if asks else {}
-            result = custom(self.gm if wants_module else self.gm.graph, **extra)
-            if isinstance(result, GraphModule) and result is not self.gm:
-                self.gm.graph = result.graph
-            elif isinstance(result, Graph) and result is not self.gm.graph:
-                self.gm.graph = result
+            call_custom(custom, self.gm, self.is_inference)
             self._put_in_order()
             self.gm.graph.lint()
         except Exception as error:
@@ -173,9 +181,11 @@ class _StageRunner:
             record.versions = (len(self.listing.deltas),) * 2
         return record
 
-    def _close(self, record: PassRecord, before: Contract | None, backup: Graph | None) -> None:
+    def _close(
+        self, record: PassRecord, before: Contract | None, backup: Graph | None, pass_: Pass | None = None
+    ) -> None:
         if record.changed and self.session.options.verify == "each":
-            self._verify(record, before, backup)
+            self._verify(record, before, backup, pass_)
         record.nodes_after = len(self.gm.graph.nodes)
         if record.changed:
             self.changed = True
@@ -185,32 +195,65 @@ class _StageRunner:
             log.debug("%s %s: %d rewrites in %s", self.stage, record.name, record.rewrites, self.graph)
         self.session.add(record)
 
-    def _verify(self, record: PassRecord, before: Contract | None, backup: Graph | None) -> None:
+    def _verify(
+        self, record: PassRecord, before: Contract | None, backup: Graph | None, pass_: Pass | None
+    ) -> None:
         try:
             verify(self.gm, before)
             self.check_numbers(record.name)
         except VerificationError as error:
-            if backup is not None:
-                self.gm.graph = backup
-                self.program = Program(self.gm, self.inputs, self.session.options.freeze)
-            record.error = f"undone: {error}"
-            record.declines.append(Decline(record.name, "", f"verification failed: {error}"))
+            assert backup is not None
+            fault = self._rewrite_at_fault(record, before, backup, pass_)
+            self._go_back_to(backup)
+            what = f"rule {fault.rule} at {fault.where}: {error}"
+            record.error = f"undone: {what}"
+            record.declines.append(Decline(fault.rule, fault.node, f"verification failed: {error}", fault.source))
             record.rewrites, record.changed = 0, False
             record.fired.clear()
-            _warn(self.session, f"pass {record.name} was undone: {error}")
+            _warn(self.session, f"pass {record.name} was undone: {what}")
+
+    def _rewrite_at_fault(
+        self, record: PassRecord, before: Contract | None, backup: Graph, pass_: Pass | None
+    ) -> Rewrite:
+        """Which rewrite of a pass breaks the graph: the pass runs again over the graph as it was, and stops earlier."""
+        numbers = self.numbers
+
+        def run(limit: int) -> tuple[PassRecord, str]:
+            self.gm.graph = backup
+            self._go_back_to(copy_graph(self.gm))
+            again = self._new_run(record.name, limit, strict=False)
+            if pass_ is not None:
+                pass_.run(again)
+            return replace(record, fired=again.tally.fired, rewrites=again.rewriter.rewrites), text(self.gm)
+
+        def is_bad(limit: int) -> bool:
+            run(limit)
+            # a copy: where random draws differ, it takes the graph at hand for the one to compare with
+            self.numbers = copy.copy(numbers)
+            try:
+                verify(self.gm, before)
+                self.check_numbers(record.name)
+            except VerificationError:
+                return True
+            return False
+
+        after = text(self.gm)
+        try:
+            number = first_bad(is_bad, record.rewrites) if pass_ is not None else record.rewrites
+            left, listing_before = run(number - 1)
+            if pass_ is not None:
+                record, after = run(number)
+        finally:
+            self.numbers = numbers
+        return last_rewrite(record, left.fired, listing_before, after)
+
+    def _go_back_to(self, graph: Graph) -> None:
+        self.gm.graph = graph
+        self.program = Program(self.gm, self.inputs, self.session.options.freeze)
 
     def _failed(self, record: PassRecord, what: str, error: Exception) -> None:
         record.error = traceback.format_exc()
         _warn(self.session, f"{what} raised {type(error).__name__}: {error}; the compile goes on without it")
-
-
-def _wants_module(custom: Callable[..., Any]) -> bool:
-    """A pass whose first parameter is called `gm` or is annotated as a GraphModule gets the module."""
-    params = list(inspect.signature(custom).parameters.values())
-    if not params:
-        return False
-    first = params[0]
-    return first.name in ("gm", "module", "graph_module") or "GraphModule" in str(first.annotation)
 
 
 def _warn(session: Session, message: str) -> None:

@@ -49,7 +49,9 @@ class Session:
     @property
     def rewrites_left(self) -> int | None:
         """How many more rewrites may be made; None: any number."""
-        return None if self.rewrite_limit is None else max(self.rewrite_limit - self.count.made, 0)
+        if self.rewrite_limit is None:
+            return None
+        return 0 if self.count.stopped else max(self.rewrite_limit - self.count.made, 0)
 
     def add(self, record: PassRecord) -> None:
         """Keep the record of a pass that has run, and count its rewrites."""

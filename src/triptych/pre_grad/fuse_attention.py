@@ -23,8 +23,8 @@ from ..attention.softmax import softmax_by_hand
 from ..attention.split_axes import bias_of_split_axes
 from ..ir.program import ATEN
 from ..passes.base import Pass, PassRun
+from ..rewrite.checks import PlainTerms
 from ..rewrite.refusal import NotConcerned, Refused
-from ..rewrite.rewriter import PlainTerms
 from ..testing.examples import declines, fires
 
 QKV = ["f32[2, 4, 6, 8]"] * 3

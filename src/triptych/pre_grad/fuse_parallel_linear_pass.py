@@ -16,8 +16,8 @@ from ..ir.program import ATEN, Program
 from ..kernels import triton_is_there
 from ..kernels.registry import KERNEL_DTYPES
 from ..passes.base import Pass, PassRun
+from ..rewrite.checks import PlainTerms
 from ..rewrite.emit import Emitter
-from ..rewrite.rewriter import PlainTerms
 from ..testing import declines, fires
 from .parallel import (
     Group,

@@ -26,7 +26,8 @@ from ..ir.gradients import reached_by_gradients
 from ..ir.order import nearest_order, predecessors
 from ..kernels import triton_is_there
 from ..passes.base import Pass, PassRun
-from ..rewrite.rewriter import Edit, PlainTerms
+from ..rewrite.checks import PlainTerms
+from ..rewrite.rewriter import Edit
 from ..testing import declines, fires
 from .fuse_split_linear_add_pass import FuseSplitLinearAddPass, layers_to_join
 

@@ -20,10 +20,10 @@ from ..ir.facts import is_static, known_equal, tensor_fact
 from ..ir.program import Program, Value
 from ..match.pattern import Tensor
 from ..passes.base import Pass, PassRun
+from ..rewrite.checks import PlainTerms
 from ..rewrite.copying import copied_as
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
-from ..rewrite.rewriter import PlainTerms
 from ..rewrite.rule import FirstOf, Match, Rule
 from ..testing import declines, fires
 from .parallel import (

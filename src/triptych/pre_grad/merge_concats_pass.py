@@ -15,8 +15,8 @@ from ..ir.facts import tensor_fact
 from ..ir.program import Program
 from ..passes.base import Pass, PassRun
 from ..pieces.nested import MOST_USERS, Nested, joined_operands
+from ..rewrite.checks import PlainTerms
 from ..rewrite.emit import Emitter
-from ..rewrite.rewriter import PlainTerms
 from ..rewrite.rule import Rule
 from ..testing import declines, fires
 
@@ -126,7 +126,7 @@ def _write_between_cats(a: Any, b: Any) -> Any:
     return first + torch.cat([a, b])
 
 
-def _holders(program: Program, node: Node, operands: list[Any], dim: Any) -> Iterator[tuple[Node, int]]:
+def _holders(program: Program, node: Node, operands: Sequence[Any], dim: Any) -> Iterator[tuple[Node, int]]:
     """Cats that hold these operands side by side, and from which operand on."""
     for user in itertools.islice(operands[0].users, MOST_USERS):
         held = joined_operands(program, user, "cat", dim) if user is not node else None
@@ -138,7 +138,7 @@ def _holders(program: Program, node: Node, operands: list[Any], dim: Any) -> Ite
                 break
 
 
-def _slice_of(other: Node, operands: list[Any], at: int, dim: Any) -> Any:
+def _slice_of(other: Node, operands: Sequence[Any], at: int, dim: Any) -> Any:
     def make(op: Emitter) -> Any:
         held = joined_operands(op.program, other, "cat", dim)
         assert held is not None
@@ -150,7 +150,7 @@ def _slice_of(other: Node, operands: list[Any], at: int, dim: Any) -> Any:
     return make
 
 
-def _length(tensors: list[Any], dim: Any) -> Any:
+def _length(tensors: Sequence[Any], dim: Any) -> Any:
     """The size that tensors have together along a dim; empty vectors, which a cat skips, have none."""
     known = [tensor_fact(t) for t in tensors]
     return sum(t.shape[dim] for t in known if t is not None and t.dim() > dim)

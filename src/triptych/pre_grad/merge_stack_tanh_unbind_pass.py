@@ -20,8 +20,8 @@ from ..pieces.join import Block, neighbours_joined
 from ..pieces.nested import joined_operands
 from ..pieces.plan import Step, build, plan
 from ..pieces.read import Way, way_of
+from ..rewrite.checks import PlainTerms
 from ..rewrite.emit import Emitter
-from ..rewrite.rewriter import PlainTerms
 from ..testing import declines, fires
 
 WHAT = "merge_stack_tanh_unbind"

@@ -23,8 +23,8 @@ from ..ir.program import Program, Value
 from ..ir.values import Knowledge, knowledge
 from ..match.pattern import PatternBuilder, Tensor
 from ..passes.base import Pass, PassRun
+from ..rewrite.checks import PlainTerms
 from ..rewrite.emit import Emitter
-from ..rewrite.rewriter import PlainTerms
 from ..rewrite.rule import Match, Rule
 from ..testing.examples import declines, fires
 

@@ -65,7 +65,7 @@ def run_rules(rewriter: Rewriter, rules: Sequence[Rule], *, strict: bool = False
     waiting = set(work)
     limit = 10 * len(work) + 1000
     visits = 0
-    while work:
+    while work and not rewriter.stopped:
         node = work.popleft()
         waiting.discard(node)
         if node._erased:
@@ -86,7 +86,7 @@ def run_rules(rewriter: Rewriter, rules: Sequence[Rule], *, strict: bool = False
                         waiting.add(again)
                         work.append(again)
                 break
-    if rewriter.limit is not None and rewriter.rewrites >= rewriter.limit:
+    if rewriter.stopped:
         tally.stop = "limit of rewrites"
     elif tally.fired:
         tally.stop = "fixpoint"
@@ -130,6 +130,7 @@ def _apply(rewriter: Rewriter, matcher: Matcher, rule: CompiledRule, node: Node,
             declined = Decline(rule.name, node.name, f"raised {type(error).__name__}: {error}", source_line(node))
             break
         tally.fired[rule.name] += 1
+        rewriter.counted()
         if match.decision is not None:
             tally.decisions.append(replace(match.decision, rule=rule.name, node=node.name))
         tally.declines.pop((rule.name, node.name), None)

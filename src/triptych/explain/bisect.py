@@ -1,0 +1,291 @@
+"""Which rewrite is at fault: a search over the number of rewrites, in a logarithmic number of compiles."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import tempfile
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..errors import TriptychError
+from ..options import Options
+from ..passes.culprit import Rewrite, first_bad, last_rewrite
+from ..passes.limit import LIMIT, REPORT
+from ..passes.record import PassRecord
+from .replay import Failure, Subject, options_for_checks
+
+EQUAL, NOT_OURS, AT_FAULT, CHANGING = "equal", "without rewrites too", "rewrite at fault", "not the same twice"
+
+SUGGESTIONS = """\
+The rewrites are not at fault. What is left:
+  options={"codegen": "eager"}   if that is right, the code generator is at fault
+  backend="aot_eager_decomp_partition"   if that is wrong, one of torch's decompositions is"""
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One compile with a limited number of rewrites."""
+
+    limit: int | None
+    failure: Failure | None
+    passes: list[Step]
+    """The passes that rewrote something."""
+
+    @property
+    def rewrites(self) -> int:
+        return sum(step.record.rewrites for step in self.passes)
+
+    def step_of(self, number: int) -> Step | None:
+        """The pass that made the rewrite of that number."""
+        for step in self.passes:
+            if step.record.ordinal < number <= step.record.ordinal + step.record.rewrites:
+                return step
+        return None
+
+
+@dataclass(frozen=True)
+class Step:
+    """A pass that rewrote something, and the graph before and after it."""
+
+    record: PassRecord
+    before: str
+    after: str
+
+
+class Check(Protocol):
+    """What tells good from bad."""
+
+    def __call__(self, limit: int | None) -> Attempt: ...
+
+
+@dataclass
+class Bisection:
+    """What a search found."""
+
+    verdict: str
+    rewrites: int = 0
+    """How many rewrites there are with no limit."""
+    compiles: int = 0
+    failure: Failure | None = None
+    rewrite: Rewrite | None = None
+    repro: Path | None = None
+    repro_size: int = 0
+    """Operations in it."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def found(self) -> bool:
+        return self.rewrite is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        data: dict[str, Any] = {"verdict": self.verdict, "rewrites": self.rewrites, "compiles": self.compiles}
+        data["failure"] = None if self.failure is None else {"kind": self.failure.kind, "message": str(self.failure)}
+        data["repro"] = None if self.repro is None else str(self.repro)
+        data["notes"] = self.notes
+        if (rewrite := self.rewrite) is not None:
+            data["rewrite"] = {
+                "number": rewrite.number, "stage": rewrite.stage, "graph": rewrite.graph, "pass": rewrite.pass_name,
+                "rule": rewrite.rule, "node": rewrite.node, "source": rewrite.source, "changes": rewrite.changes,
+            }  # fmt: skip
+        return data
+
+    def __str__(self) -> str:
+        lines = []
+        if self.verdict == EQUAL:
+            lines.append(f"no difference: all {self.rewrites} rewrites together give what eager gives")
+        elif self.verdict == NOT_OURS:
+            lines += ["differs from eager even with no rewrites", f"  {self.failure}", SUGGESTIONS]
+        elif self.verdict == CHANGING:
+            lines.append("the check does not give the same answer twice: make it deterministic")
+        if (rewrite := self.rewrite) is not None:
+            lines += [
+                f"rewrite {rewrite.number} of {self.rewrites} is at fault",
+                f"  pass    {rewrite.pass_name} ({rewrite.stage}, graph {rewrite.graph})",
+                f"  rule    {rewrite.rule}",
+                f"  at      {rewrite.node}" + (f"  # {rewrite.source}" if rewrite.source else ""),
+                textwrap.indent("\n".join(rewrite.changes), "    "),
+                f"  then    {self.failure}",
+            ]
+        lines.append(f"{self.compiles} compiles" + "".join(f"\nnote: {note}" for note in self.notes))
+        if self.repro is not None:
+            lines.append(f"reproduction: {self.repro}, {self.repro_size} operations")
+        return "\n".join(lines)
+
+
+def bisect(
+    model: Callable[..., Any],
+    *args: Any,
+    train: bool = False,
+    dynamic: bool | None = None,
+    options: Mapping[str, Any] | Options | None = None,
+    check: Callable[..., Any] | None = None,
+    tolerance: float | None = None,
+    repro: str | os.PathLike[str] | None = None,
+    tell: Tell = lambda message: None,
+    **kwargs: Any,
+) -> Bisection:
+    """Find the rewrite that makes the compiled model differ from eager, or that makes the compile fail.
+
+    A run counts as bad if it raises, or if outputs, written inputs and buffers or, with `train`, gradients differ from
+    eager's by more than rounding explains, seen from a run in float64; `tolerance`, relative, takes its place. All runs
+    start from one seed and use eager's random stream. `check(compiled_model)` may decide instead: it returns whether
+    the model is good, and may raise. `repro` is where a program that shows the fault is written; `tell` hears of
+    progress.
+    """
+    made = options_for_checks(options)
+    subject = Subject(model, args, kwargs, train=train, dynamic=dynamic, tolerance=tolerance, verdict=check)
+    found = search(lambda limit: _attempt(subject, made, limit), tell)
+    if found.verdict == NOT_OURS:
+        _try_other_options(subject, made, found, tell)
+    if repro is not None and found.verdict in (AT_FAULT, NOT_OURS):
+        tell("making the program smaller")
+        _write_repro(subject, made, found, Path(repro), tell)
+    return found
+
+
+def _try_other_options(subject: Subject, options: Options, found: Bisection, tell: Tell) -> None:
+    """Where rewrites are not at fault: which of the options makes the difference."""
+    simpler: dict[str, Any] = {"codegen": "eager", "fallback_random": True, "freeze": False, "mode": None}
+    for name, value in simpler.items():
+        if getattr(options, name) == value:
+            continue
+        tell(f"compiling without rewrites, with {name}={value!r}")
+        found.compiles += 1
+        failure, _ = subject.check(replace(options, **{name: value}), 0)
+        if failure is None:
+            found.notes.append(f"differs with {name}={getattr(options, name)!r}, and not with {name}={value!r}")
+
+
+def _write_repro(subject: Subject, options: Options, found: Bisection, path: Path, tell: Tell) -> None:
+    from .reduce import Symptom, smallest_repro
+
+    assert found.failure is not None
+    symptom = Symptom(found.failure.kind, found.rewrite.rule if found.rewrite is not None else "")
+    if found.failure.kind == "check":  # nobody knows what the check wants of a smaller program
+        found.notes.append("with a check of your own no reproduction is written")
+        return
+    message = str(replace(found, repro=None))
+    written = smallest_repro(subject, options, symptom, path, found.rewrite, message, tell=tell)
+    found.repro, found.repro_size = written.path, written.size
+    found.notes += [written.note] if written.note else []
+
+
+def bisect_command(command: str, tell: Tell = lambda message: None, timeout: float | None = None) -> Bisection:
+    """The same for a command whose exit code says whether all is well; it is run with a limit in its environment."""
+    return search(lambda limit: _attempt_command(command, limit, timeout), tell)
+
+
+def search(check: Check, tell: Tell = lambda message: None) -> Bisection:
+    """With all rewrites, with none, then halving: at most log2(n) + 4 compiles."""
+    attempts: dict[int, Attempt] = {}
+
+    def attempt(limit: int | None) -> Attempt:
+        bisection.compiles += 1
+        done = check(limit)
+        if limit is not None:
+            attempts[limit] = done
+        return done
+
+    def is_bad(limit: int) -> bool:
+        tell(f"{bisection.compiles} compiles so far, trying {limit} of {bisection.rewrites} rewrites")
+        return attempt(limit).failure is not None
+
+    bisection = Bisection(EQUAL)
+    tell("compiling with all rewrites")
+    everything = attempt(None)
+    bisection.rewrites, bisection.failure = everything.rewrites, everything.failure
+    if everything.failure is None:
+        return bisection
+    tell("compiling without rewrites")
+    nothing = attempt(0)
+    if nothing.failure is not None:
+        bisection.verdict, bisection.failure = NOT_OURS, nothing.failure
+        return bisection
+    # a compile that fails may end before its last rewrite: more than those seen are never needed
+    if not everything.rewrites:
+        bisection.verdict = CHANGING
+        return bisection
+    number = first_bad(is_bad, everything.rewrites)
+    for limit in (number, number - 1):
+        if limit not in attempts:
+            is_bad(limit)
+    return _conclude(bisection, number, attempts[number], attempts[number - 1])
+
+
+def _conclude(bisection: Bisection, number: int, bad: Attempt, good: Attempt) -> Bisection:
+    step = bad.step_of(number)
+    if step is None or bad.failure is None or good.failure is not None:
+        bisection.verdict = CHANGING
+        return bisection
+    earlier = good.step_of(number - 1)
+    same = earlier is not None and earlier.record.ordinal == step.record.ordinal
+    fired = earlier.record.fired if earlier is not None and same else Counter[str]()
+    before = earlier.after if earlier is not None and same else step.before
+    bisection.verdict, bisection.failure = AT_FAULT, bad.failure
+    bisection.rewrite = replace(last_rewrite(step.record, fired, before, step.after), number=number)
+    return bisection
+
+
+# ---- a model ----
+
+
+def _attempt(subject: Subject, options: Options, limit: int | None) -> Attempt:
+    failure, sessions = subject.check(options, limit)
+    records = [record for session in sessions for record in session.records if record.rewrites]
+    records.sort(key=lambda record: record.ordinal)
+    # texts are made of deltas when they are asked for: only the last pass's are
+    last = records[-1] if records else None
+    texts = {id(last): (last.before, last.after)} if last is not None else {}
+    steps = [Step(record, *texts.get(id(record), ("", ""))) for record in records]
+    return Attempt(limit, failure, steps)
+
+
+# ---- a command ----
+
+
+def _attempt_command(command: str, limit: int | None, timeout: float | None) -> Attempt:
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "rewrites.jsonl"
+        environment = {**os.environ, REPORT: str(report)}
+        if limit is not None:
+            environment[LIMIT] = str(limit)
+        try:
+            done = subprocess.run(
+                command, shell=True, env=environment, timeout=timeout, capture_output=True, text=True, check=False
+            )
+        except subprocess.TimeoutExpired:
+            failure: Failure | None = Failure("command", f"it ran for more than {timeout:g} s")
+        else:
+            if done.returncode in (126, 127):
+                raise TriptychError(f"the check cannot be run: {done.stderr.strip() or command}")
+            output = (done.stderr or done.stdout).strip().splitlines()
+            said = f": {output[-1]}" if output else ""
+            failure = Failure("command", f"exit code {done.returncode}{said}") if done.returncode else None
+        lines = report.read_text("utf-8").splitlines() if report.exists() else []
+    steps = _reported(lines)
+    if failure is not None and not steps and limit is None:
+        raise TriptychError(f"the check fails ({failure}), and no pass of triptych rewrote anything in it")
+    return Attempt(limit, failure, steps)
+
+
+def _reported(lines: Sequence[str]) -> list[Step]:
+    """What the process that rewrote most says of itself; data only, and nothing of it is trusted beyond its type."""
+    by_process: dict[Any, list[Step]] = {}
+    for line in lines:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            data = json.loads(line)
+            record = PassRecord(str(data["stage"]), str(data["pass"]), str(data["graph"]))
+            record.ordinal, record.rewrites = int(data["ordinal"]), int(data["rewrites"])
+            record.fired = Counter({str(name): int(count) for name, count in data["fired"].items()})
+            step = Step(record, str(data.get("before", "")), str(data.get("after", "")))
+            by_process.setdefault(data["process"], []).append(step)
+    return max(by_process.values(), key=len, default=[])

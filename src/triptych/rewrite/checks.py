@@ -1,0 +1,205 @@
+"""What must hold for a rewrite to keep the meaning of the program; a check that fails raises Refused."""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.fx import Node
+
+from ..ir.effects import Effects, node_operands
+from ..ir.facts import difference, fact, same_strides, sharing, tensor_fact
+from ..ir.program import ATEN, Program, Value
+from ..ir.traits import is_gemm, is_pointwise
+from .emit import Emitter
+from .layout import follow
+from .refusal import Refused
+from .spelling import Spelling
+
+
+class Terms(Protocol):
+    """What a rewrite says of itself; rules say it as class attributes."""
+
+    @property
+    def takes_random(self) -> bool: ...
+    @property
+    def without_facts(self) -> bool: ...
+    @property
+    def returns_operand(self) -> bool: ...
+    @property
+    def keeps_strides(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class PlainTerms:
+    """No random draws, all facts known, strides as they were."""
+
+    takes_random: bool = False
+    without_facts: bool = False
+    returns_operand: bool = False
+    keeps_strides: bool = True
+
+
+PLAIN = PlainTerms()
+
+
+class Checks:
+    """The checks that the rewriter makes before it edits; they only read the program."""
+
+    program: Program
+
+    def _check_respelled(self, node: Node, before: Spelling, seen: Effects) -> dict[Node, Any]:
+        """The new facts of values whose strides change: only those of size-1 dims may."""
+        old = fact(node)
+        if any(map(keyword.iskeyword, node.kwargs)):
+            raise Refused("Python has a parameter's name for itself")
+        if old is None:
+            return {}
+        try:
+            new = self.program.compute(node, self._copied_fact if seen.writes else fact)
+        except Exception as error:
+            raise Refused(f"cannot be written so: {type(error).__name__}") from error
+        if new is None:
+            return {}
+        if problem := difference(old, new, strides=not seen.writes):  # a copy may lie otherwise
+            raise Refused(problem)
+        if seen.writes or before.same_function(Spelling.of(node)):
+            return {}
+        operands = [fact(n) for n in node_operands((before.args, before.kwargs))]
+        if sharing(old, operands) != sharing(new, operands):
+            raise Refused("would share other memory than before")
+        return {} if same_strides(old, new) else {node: new, **follow(self.program, {node: new})}
+
+    def _copied_fact(self, node: Node) -> Any:
+        """Where a node writes its operands, it must not write what is known of them."""
+        value = fact(node)
+        if not isinstance(value, torch.Tensor):
+            return value
+        with self.program.computing(node):
+            return value.clone()
+
+    def _node_of(self, value: Any) -> Node:
+        if isinstance(value, Value):
+            return value.node
+        if isinstance(value, Node):
+            return value
+        raise Refused(f"a rewrite must return values of the graph, not {type(value).__name__}")
+
+    def _check_order(
+        self, olds: Sequence[Node], made: list[Node], covered: tuple[Node, ...], op: Emitter, terms: Terms
+    ) -> None:
+        """Nothing between the first covered node and the place of the new ones may write what they read."""
+        aliasing = self.program.aliasing
+        for node in covered:
+            seen = aliasing.effects(node)
+            if seen.writes or seen.kept or seen.barrier:
+                raise Refused(f"{node.name} has effects of its own")
+            if seen.random and not terms.takes_random:
+                raise Refused(f"{node.name} draws random numbers")
+        place = op.anchor
+        first = min(covered)
+        if barrier := aliasing.barrier_between(first, place):
+            raise Refused(f"{barrier.name} stands between the matched nodes")
+        if aliasing.any_write:
+            read = {n for c in covered for n in node_operands((c.args, c.kwargs))} | set(covered) | set(made)
+            if writer := aliasing.written_between(read, first, place):
+                raise Refused(f"{writer.name} writes a matched value in between")
+        for user in (u for o in olds for u in o.users):
+            if user < place and user not in covered:
+                raise Refused(f"{user.name} uses the value before the replacement can stand")
+
+    def _check_value(self, was: Node, now: Node, terms: Terms) -> bool:
+        """Is it as good as what it replaces? True where its strides differ, which must not be seen."""
+        old, new = fact(was), fact(now)
+        if old is None or new is None:
+            if not terms.without_facts:
+                raise Refused("shape and dtype are not known")
+            if not self._strides_unseen(was, lambda op: is_pointwise(op) or is_gemm(op)):
+                raise Refused("strides are not known and could be seen")
+            return False
+        if problem := difference(old, new, strides=False):
+            raise Refused(problem)
+        problem = difference(old, new)
+        if problem and terms.keeps_strides:
+            raise Refused(problem)
+        return not same_strides(old, new)
+
+    def _check_gradients(self, edits: Sequence[tuple[Sequence[Node], Sequence[Node], Emitter]]) -> None:
+        """The inputs that get a gradient must stay the same, also where that gradient is zero."""
+        pairs = [pair for olds, news, _ in edits for pair in zip(olds, news)]
+        if problem := self.program.gradient_paths.problem(pairs, [n for _, _, op in edits for n in op.made]):
+            raise Refused(problem)
+
+    def _strides_unseen(self, node: Node, users: Callable[[str], bool]) -> bool:
+        """Is every user an operation of that kind, whose result does not tell how this operand lies in memory?"""
+        calls = [self.program.call(user) for user in node.users]
+        return all(call is not None and users(call.op) for call in calls)
+
+    def _check_memory(self, was: Node, now: Node, is_new: bool) -> None:
+        """No new sharing of memory that a write or a caller could notice, and none lost."""
+        aliasing = self.program.aliasing
+        if aliasing.same(was, now) and self._same_storage(was, now):
+            return
+        if is_new and aliasing.is_fresh(was) and aliasing.is_fresh(now):
+            return  # one new tensor for another: later writes and views follow it
+        if aliasing.written(was) or aliasing.written(now):
+            raise Refused("memory of the value is written")
+        was_shares = aliasing.is_input(was)
+        now_leaves = aliasing.is_input(now) or aliasing.is_output(now)
+        if aliasing.is_output(was) and (now_leaves or was_shares or self._returned_beside(was)):
+            raise Refused("the value leaves the graph, and would share other memory than before")
+
+    def _returned_beside(self, was: Node) -> bool:
+        """Is memory of the value also returned by a way that does not go through it?"""
+        aliasing = self.program.aliasing
+        through, seen = 0, {was}
+        work = [was]
+        while work:
+            node = work.pop()
+            for user in node.users:
+                if user.op == "output":
+                    through += sum(n is node for n in node_operands(user.args))
+                elif user not in seen and node in aliasing.effects(user).aliases:
+                    seen.add(user)
+                    work.append(user)
+        return through < aliasing.output_uses(was)
+
+    def _check_identity(self, was: Node, now: Node) -> None:
+        """Where a value that was there already takes the place of another: is the difference seen from outside?
+
+        Two tensors the caller gets stay two, and a view of an input is not the input: `y.unsqueeze_(0)` on one of
+        them, after the call, must not show in the other. And `y = x * 1` under `no_grad`, used after it, cuts the
+        gradient; x in its place would not.
+        """
+        value = fact(was)
+        if value is not None and value is fact(now):
+            return  # `x.contiguous()` of a contiguous x is x
+        if _is_returned_itself(was) and (now.op in ("placeholder", "get_attr") or _is_returned_itself(now)):
+            raise Refused(f"the value is returned, and would be the very tensor {now.name}")
+        if self.program.dialect == ATEN:
+            return
+        for user in was.users:
+            if barrier := self.program.aliasing.barrier_between(was, user):
+                raise Refused(f"the value is used beyond {barrier.name}")
+
+    def _same_storage(self, was: Node, now: Node) -> bool:
+        """`reshape` and its like may copy: at the torch level the facts tell whether they did."""
+        return self.program.dialect == ATEN or not self.program.aliasing.surely_apart(was, now)
+
+
+def _is_returned_itself(node: Node) -> bool:
+    """Does the caller get this very tensor, also by operations that return their operand? `x.contiguous()` of a
+    contiguous x is x."""
+    output, value = node.graph.output_node(), tensor_fact(node)
+    work, seen = [node], {node}
+    while work:
+        one = work.pop()
+        if output in one.users:
+            return True
+        same = [u for u in one.users if value is not None and fact(u) is value and u not in seen]
+        seen.update(same)
+        work += same
+    return False
