@@ -154,3 +154,22 @@ def padded(op: Emitter, value: Value, rank: int) -> Value:
     if value.rank == rank:
         return value
     return op.reshape(value, [*[1] * (rank - value.rank), *value.shape])
+
+
+def reshaped_along(op: Emitter, value: Value, old: Sequence[Any], new: Sequence[Any]) -> Value:
+    """A value that is broadcast to the scores, after a reshape of these from `old` to `new`; expanded where axes mix."""
+    value = padded(op, value, len(old))
+    sizes = list(value.shape)
+    shape: list[Any] = []
+    for before, after in groups(old, new):
+        if all(known(sizes[d] == 1) for d in before):
+            shape += [1] * len(after)
+        elif len(before) == len(after) == 1:
+            shape.append(sizes[before[0]])
+        else:
+            for d in before:
+                sizes[d] = old[d]
+            shape += [new[d] for d in after]
+    if not known_equal(sizes, value.shape):
+        value = op.expand(value, sizes)
+    return value if known_equal(shape, value.shape) else op.reshape(value, shape)

@@ -17,7 +17,7 @@ from ..ir.program import Program, Value
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
 from .choices import Choice, choice, kept_by
-from .layout import VIEWS, BatchStep, Layout, aligned, groups, padded, viewed
+from .layout import VIEWS, BatchStep, Layout, aligned, padded, reshaped_along, viewed
 from .masks import MARGIN, MASKS, is_number, negation, never_infinite, one_number, rounded
 from .sinks import joined_with_sink, refuse_beside_sink, sink_column
 
@@ -438,27 +438,9 @@ class Scores:
                 return None
             if call.op == "permute":
                 return self.op.permute(padded(self.op, value, rank), call.args["dims"])
-            return self._along(value, old, shape)
+            return reshaped_along(self.op, value, old, shape)
 
         self.bias, self.keep, self.floor, self.sink = map(moved, (self.bias, self.keep, self.floor, self.sink))
-
-    def _along(self, value: Value, old: Sequence[Any], new: Sequence[Any]) -> Value:
-        """What is broadcast to the scores, after a reshape of them: stretched only where axes are mixed."""
-        value = padded(self.op, value, len(old))
-        sizes = list(value.shape)
-        shape: list[Any] = []
-        for before, after in groups(old, new):
-            if all(known(sizes[d] == 1) for d in before):
-                shape += [1] * len(after)
-            elif len(before) == len(after) == 1:
-                shape.append(sizes[before[0]])
-            else:
-                for d in before:
-                    sizes[d] = old[d]
-                shape += [new[d] for d in after]
-        if not known_equal(sizes, value.shape):
-            value = self.op.expand(value, sizes)
-        return value if known_equal(shape, value.shape) else self.op.reshape(value, shape)
 
     def aligned(self, value: Value) -> Value:
         """What is broadcast to the scores as they are now, its axes in the order (batch, queries, keys)."""
