@@ -157,7 +157,7 @@ def padded(op: Emitter, value: Value, rank: int) -> Value:
 
 
 def reshaped_along(op: Emitter, value: Value, old: Sequence[Any], new: Sequence[Any]) -> Value:
-    """A value that is broadcast to the scores, after a reshape of these from `old` to `new`; expanded where axes mix."""
+    """A value that is broadcast to the scores, after a reshape of it from `old` to `new`; expanded where axes mix."""
     value = padded(op, value, len(old))
     sizes = list(value.shape)
     shape: list[Any] = []
