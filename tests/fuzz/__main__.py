@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from .campaign import campaign, try_seed, write_test
+from .routes import ROUTES
 from .shrink import shrink
 
 
@@ -17,14 +18,15 @@ def main() -> int:
     parser.add_argument("--time", type=float, default=60, help="seconds")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--codegen", choices=("eager", "inductor", "both"), default="eager")
+    parser.add_argument("--route", choices=ROUTES, help="see routes.py; by default a mixture")
     parser.add_argument("--found", type=Path, default=Path("fuzz-found"), help="where tests are written")
     given = parser.parse_args()
     if given.seed is None:
-        progress = campaign(given.first, given.time, given.workers, given.codegen, given.found)
+        progress = campaign(given.first, given.time, given.workers, given.found, given.codegen, given.route)
         for signature, seeds in progress.faults.items():
             print(f"{len(seeds):4} x {'; '.join(sorted(signature))}: seeds {seeds[:5]}")
         return bool(progress.faults)
-    program, verdict = try_seed(given.seed, given.codegen)
+    program, verdict = try_seed(given.seed, given.codegen, given.route)
     print(program)
     print(verdict.kind, *verdict.lines, sep="\n  ")
     if verdict.is_fault:

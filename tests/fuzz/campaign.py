@@ -37,14 +37,14 @@ class Progress:
         return f"{count} programs in {seconds:.0f} s ({count / max(seconds, 1e-9):.1f}/s): {kinds}; {len(self.fired)} rules fired"
 
 
-def try_seed(seed: int, codegen: str) -> tuple[Program, Verdict]:
+def try_seed(seed: int, codegen: str, route: str | None = None) -> tuple[Program, Verdict]:
     """`codegen` may be "both": then one program in eight goes through kernels."""
     chosen = ("inductor" if seed % 8 == 0 else "eager") if codegen == "both" else codegen
-    program = write_program(seed, chosen)
+    program = write_program(seed, chosen, route)
     return program, judge(program)
 
 
-def work(number: int, stride: int, first: int, until: float, codegen: str, folder: str, results: Any) -> None:
+def work(number: int, stride: int, first: int, until: float, how: tuple[str, str | None], folder: str, results: Any) -> None:
     """One process: its seeds, until the time is up. Says what it is about to try: that may be the end of it."""
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     import torch
@@ -55,7 +55,7 @@ def work(number: int, stride: int, first: int, until: float, codegen: str, folde
         if time.time() > until:
             break
         results.put((number, seed, None))
-        program, verdict = try_seed(seed, codegen)
+        program, verdict = try_seed(seed, *how)
         results.put((number, seed, (verdict.kind, verdict.lines, verdict.signature, verdict.fired)))
         if verdict.is_fault:
             small, said = shrink(program, verdict)
@@ -63,7 +63,9 @@ def work(number: int, stride: int, first: int, until: float, codegen: str, folde
     results.put((number, first + PROGRAMS_PER_PROCESS * stride, "next"))
 
 
-def campaign(first: int, seconds: float, workers: int, codegen: str, folder: Path) -> Progress:
+def campaign(
+    first: int, seconds: float, workers: int, folder: Path, codegen: str = "eager", route: str | None = None
+) -> Progress:
     """Try seeds from `first` on; a process that dies is replaced, and its seed is reported."""
     folder.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("spawn")
@@ -73,7 +75,7 @@ def campaign(first: int, seconds: float, workers: int, codegen: str, folder: Pat
     processes: dict[int, Any] = {}
 
     def start(number: int, seed: int) -> None:
-        arguments = (number, workers, seed, until, codegen, str(folder), results)
+        arguments = (number, workers, seed, until, (codegen, route), str(folder), results)
         processes[number] = context.Process(target=work, args=arguments)
         processes[number].start()
 

@@ -148,8 +148,9 @@ def observe(program: Program, function: Callable[..., Any], arguments: list[Any]
 def _gradients(outcome: Outcome, inputs: dict[str, Tensor]) -> dict[str, Tensor | None]:
     """By all leaves, for random weights on everything that has a gradient."""
     generator = torch.Generator().manual_seed(2)
-    every = {id(t): t for t in (*outcome.outputs.values(), *outcome.inputs.values())}
-    roots = [t for t in every.values() if t.requires_grad and t.grad_fn is not None]
+    # by name, not by object: which results are one object is compared apart
+    every = (*outcome.outputs.values(), *outcome.inputs.values())
+    roots = [t for t in every if t.requires_grad and t.grad_fn is not None]
     weights = [torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t.dtype) for t in roots]
     for tensor in inputs.values():
         if tensor.is_leaf:

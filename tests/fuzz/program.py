@@ -45,8 +45,8 @@ class Program:
 
     @property
     def needs_dynamo(self) -> bool:
-        """Python that a graph of torch calls cannot express."""
-        return any(re.match(r"(with|if|for) |torch\._dynamo|.*(torch\.cond|\.item\(|\bif\b|\bfor\b|\.shape|\.dtype|nn\.Identity)", line) for line in self.body)
+        """Python that a graph of torch calls cannot express; an attribute of the module that is assigned to."""
+        return any(re.match(r"(with|if|for) |[pb]\d+ .?= |torch\._dynamo|.*(torch\.cond|\.item\(|\bif\b|\bfor\b|\.shape|\.dtype|nn\.Identity)", line) for line in self.body)
 
     def source(self) -> str:
         """The program as a function of its arguments, or as a module where it has parameters or buffers."""

@@ -35,13 +35,14 @@ class WritingProxy(fx.Proxy):
     def __setitem__(self, index: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})
 
+    def __iadd__(self, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
 
-for _name in ("iadd", "isub", "imul"):
+    def __isub__(self, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", operator.isub, (self, other), {})
 
-    def _augmented(self: Any, other: Any, function: Any = getattr(operator, _name)) -> Any:
-        return self.tracer.create_proxy("call_function", function, (self, other), {})
-
-    setattr(WritingProxy, f"__{_name}__", _augmented)
+    def __imul__(self, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", operator.imul, (self, other), {})
 
 
 class Tracer(fx.Tracer):

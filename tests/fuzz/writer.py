@@ -66,6 +66,8 @@ class Writer:
     # ---- choices ----
 
     def pick(self, *options: Any) -> Any:
+        if not options:
+            raise LookupError
         return self.chance.choice(options)
 
     def maybe(self, probability: float) -> bool:
@@ -74,9 +76,9 @@ class Writer:
     def __getitem__(self, name: str) -> Tensor:
         return self.worlds[0][name]
 
-    def value(self, wanted: Callable[[Tensor], Any] = lambda _: True) -> str:
+    def value(self, wanted: Callable[[Tensor], Any] = lambda _: True, but_not: str = "-") -> str:
         """The name of a value, a late one rather than an early one; raises LookupError where none is as wanted."""
-        names = [name for name in self.order if wanted(self[name])]
+        names = [name for name in self.order if name[0] != but_not and wanted(self[name])]
         if not names:
             raise LookupError
         return names[max(self.chance.randrange(len(names)), self.chance.randrange(len(names)))]
@@ -155,11 +157,11 @@ class Writer:
         """A float tensor, in some layout, or a view of memory that other arguments view too."""
         made = f"torch.randn({text})" if text else "torch.randn(())"
         dtype = self.pick(*[""] * 9, "float64", "bfloat16", "float16")
+        if self.special and shape and shape[-1]:
+            number = self.pick("math.nan", "math.inf", "-math.inf", "-0.0", "0.0", "1e30")
+            made += f".index_fill(-1, torch.tensor(0), {number})"
         if dtype and letter == "x":
             made += f".to(torch.{dtype})"
-        if self.special and shape:
-            number = self.pick("math.nan", "math.inf", "-math.inf", "-0.0", "0.0", "1e30")
-            made = f"({made}).clone().index_fill(-1, torch.tensor([{0 if shape[-1] else ''}], dtype=torch.int64), {number})"
         wants_gradient = self.train and letter == "x" and self.maybe(0.75)
         if wants_gradient:
             made += ".requires_grad_()"
@@ -332,8 +334,10 @@ def _assigns(text: str) -> bool:
     return False
 
 
-def write_program(seed: int, codegen: str = "eager", avoid: frozenset[str] = KNOWN) -> Program:
-    """The program of a seed: always the same."""
+def write_program(
+    seed: int, codegen: str = "eager", route: str | None = None, avoid: frozenset[str] = KNOWN
+) -> Program:
+    """The program of a seed: always the same. Only a program that the route allows takes it."""
     from . import statements  # noqa: F401  (they register themselves)
 
     chance = random.Random(seed)
@@ -343,7 +347,8 @@ def write_program(seed: int, codegen: str = "eager", avoid: frozenset[str] = KNO
     with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(train):
         torch.manual_seed(seed)
         program = writer.write(chance.choice((2, 3, 4, 5, 6, 8, 10, 12)))
-    route = chance.choices(("stage", "graph", "compile"), (5, 2, 3))[0]
+    drawn = chance.choices(("stage", "graph", "compile"), (5, 2, 3))[0]
+    route = route or drawn
     if codegen != "eager" or dynamic or program.needs_dynamo:
         route = "compile"
     if route == "graph":  # that one object is returned twice is for Dynamo to remember

@@ -354,13 +354,29 @@ class Rewriter:
         value = fact(was)
         if value is not None and value is fact(now):
             return  # `x.contiguous()` of a contiguous x is x
-        if (now.op in ("placeholder", "get_attr") or _is_returned(now)) and _is_returned(was):
-            raise Refused(f"the value is returned, and would be the very tensor {now.name}")
+        if self._is_returned(was):
+            tensor = self._written_tensor(now)
+            given = tensor.op in ("placeholder", "get_attr")
+            if tensor is not self._written_tensor(was) and (given or self._is_returned(tensor)):
+                raise Refused(f"the value is returned, and would be the very tensor {tensor.name}")
         if self.program.dialect == ATEN:
             return
         for user in was.users:
             if barrier := self.program.aliasing.barrier_between(was, user):
                 raise Refused(f"the value is used beyond {barrier.name}")
+
+    def _written_tensor(self, node: Node) -> Node:
+        """The tensor that a chain of in-place operations returns: `x.add_(1)` is x itself."""
+        while (effects := self.program.aliasing.effects(node)).writes == effects.aliases and len(effects.writes) == 1:
+            node = effects.writes[0]
+        return node
+
+    def _is_returned(self, node: Node) -> bool:
+        """Does the graph return this very tensor, by its own name or as the result of an in-place operation on it?"""
+        return any(
+            user.op == "output" or self._written_tensor(user) is self._written_tensor(node) and self._is_returned(user)
+            for user in node.users
+        )
 
     def _same_storage(self, was: Node, now: Node) -> bool:
         """`reshape` and its like may copy: at the torch level the facts tell whether they did."""
@@ -413,7 +429,3 @@ class Rewriter:
 def _write(node: Node, spelling: Spelling) -> None:
     node.op, node.target = spelling.kind, spelling.target
     node.args, node.kwargs = spelling.args, dict(spelling.kwargs)
-
-
-def _is_returned(node: Node) -> bool:
-    return any(user.op == "output" for user in node.users)

@@ -39,7 +39,6 @@ def attention(w: Writer) -> str:
     scores = w.pick(f"({scores})", f"({scores}) * 0.5", f"({scores}) / math.sqrt({w[q].shape[-1]})", f"({q} * 0.5) @ {k}.mT")
     if not w.dynamic:
         rank = w[q].dim()
-        lead = ", ".join(str(n) for n in w[q].shape[:-2])
         masks = {
             "bool": lambda: f"({scores}).masked_fill({w.given([rows, keys], 'bool')} & (torch.arange({keys}) > 0), {w.pick('-1e9', '-math.inf')})",
             "add": lambda: f"({scores} + {w.given([rows, keys])})",
@@ -49,7 +48,6 @@ def attention(w: Writer) -> str:
             "none": lambda: scores,
         }
         scores = masks[w.pick(*masks, "none", "none")]()
-        del lead
     if not w.add(scores):
         raise LookupError
     s = w.order[-1]

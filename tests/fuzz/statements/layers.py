@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from ..writer import Writer, statement
 
 
@@ -9,7 +11,8 @@ def weight(w: Writer, *shape: int) -> str:
     """A weight of that shape: one that is there already, a new parameter, or a new argument."""
     if w.maybe(0.3):
         try:
-            return w.value(lambda t: tuple(t.shape) == shape and str(t.dtype) == "torch.float32")
+            # not a buffer: a norm may update it, and torch's own order of that update and the reads is not eager's
+            return w.value(lambda t: tuple(t.shape) == shape and t.dtype == torch.float32, but_not="b")
         except LookupError:
             pass
     return w.given(shape, letter=w.pick("p", "p", "x"))
@@ -21,7 +24,7 @@ def width(w: Writer) -> int:
 
 @statement("products", 4)
 def linear(w: Writer) -> str:
-    x = w.floating(1, lambda t: str(t.dtype) == "torch.float32" and (not w.dynamic or t.shape[-1] % 7))
+    x = w.floating(1, lambda t: t.dtype == torch.float32 and (not w.dynamic or t.shape[-1] % 7))
     out, inner = width(w), w[x].shape[-1]
     matrix = weight(w, out, inner)
     bias = w.pick("", f", {weight(w, out)}")
@@ -31,7 +34,7 @@ def linear(w: Writer) -> str:
 @statement("products", 3)
 def several_linears(w: Writer) -> str:
     """Layers over one input, joined or not."""
-    x = w.floating(2, lambda t: str(t.dtype) == "torch.float32" and (not w.dynamic or t.shape[-1] % 7))
+    x = w.floating(2, lambda t: t.dtype == torch.float32 and (not w.dynamic or t.shape[-1] % 7))
     inner, out = w[x].shape[-1], width(w)
     layers = []
     for _ in range(w.pick(2, 2, 3)):
@@ -87,7 +90,7 @@ def einsum(w: Writer) -> str:
 
 @statement("products", 1)
 def convolution(w: Writer) -> str:
-    x = w.floating(3, lambda t: t.dim() in (3, 4) and str(t.dtype) == "torch.float32" and t.numel() and (not w.dynamic or t.shape[1] % 7))
+    x = w.floating(3, lambda t: t.dim() in (3, 4) and t.dtype == torch.float32 and t.numel() and (not w.dynamic or t.shape[1] % 7))
     rank = w[x].dim() - 2
     channels, out = w[x].shape[1], width(w)
     kernel = weight(w, out, channels, *[w.pick(1, 3)] * rank)
@@ -102,7 +105,7 @@ def convolution(w: Writer) -> str:
 
 @statement("layers", 3)
 def layer_norm(w: Writer) -> str:
-    x = w.floating(1, lambda t: str(t.dtype) == "torch.float32" and t.shape[-1] > 1 and (not w.dynamic or t.shape[-1] % 7))
+    x = w.floating(1, lambda t: t.dtype == torch.float32 and t.shape[-1] > 1 and (not w.dynamic or t.shape[-1] % 7))
     n = w[x].shape[-1]
     scale, shift = weight(w, n), weight(w, n)
     return w.pick(
@@ -113,7 +116,7 @@ def layer_norm(w: Writer) -> str:
 
 @statement("layers", 2)
 def batch_norm(w: Writer) -> str:
-    x = w.floating(2, lambda t: t.dim() in (2, 3, 4) and str(t.dtype) == "torch.float32" and t.numel() and t.shape[0] > 1 and (not w.dynamic or t.shape[1] % 7))
+    x = w.floating(2, lambda t: t.dim() in (2, 3, 4) and t.dtype == torch.float32 and t.numel() and t.shape[0] > 1 and (not w.dynamic or t.shape[1] % 7))
     n = w[x].shape[1]
     mean, var = w.given([n], letter="b"), w.given([n], letter="b")
     scale = weight(w, n)
@@ -125,10 +128,7 @@ def batch_norm(w: Writer) -> str:
 
 @statement("layers", 2)
 def buffer_update(w: Writer) -> str:
-    b = w.value(lambda t: True) if not any(n[0] == "b" for n in w.order) else w.pick(*[n for n in w.order if n[0] == "b"])
-    if b[0] != "b":
-        raise LookupError
-    x = w.floating()
+    b, x = w.pick(*[n for n in w.order if n[0] == "b"]), w.floating()
     return w.pick(f"!{b}.add_(1)", f"!{b}.mul_(0.9).add_({x}.detach().mean(), alpha=0.1)", f"{b}[...] = {x}.detach().sum()", f"!{b}.copy_({w.like(b)}.detach())", f"!{b}.lerp_({x}.detach().mean().expand_as({b}), 0.1)")
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import torch
+
 from ..writer import Writer, statement
 
 
 def target(w: Writer) -> str:
     """What is written to: any value, or a fresh copy of one so that autograd allows it."""
-    x = w.value(lambda t: t.is_floating_point() or t.dtype == __import__("torch").int64)
+    x = w.value(lambda t: t.is_floating_point() or t.dtype == torch.int64)
     if w.maybe(0.45) and w.add(w.pick(f"{x}.clone()", f"{x} * 1.5", f"torch.zeros_like({x})", f"{x}.contiguous()")):
         return w.order[-1]
     return x
@@ -89,7 +91,7 @@ def constant(w: Writer) -> str:
         f"torch.tensor({w.pick(2.0, -0.5, 0.0, 1, 3, True)})", f"torch.tensor({[w.pick(-1.0, 0.5, 2.0) for _ in range(n)]})", f"torch.arange({w.pick(1, 4, 6)})",
         f"torch.full(({shape},), {w.pick(0.5, 2, 1.0, 0.0)})" if shape else "torch.full((), 2.0)", f"torch.eye({n})", f"torch.ones({shape or '()'})",
         f"torch.zeros({shape or '()'})", f"torch.arange(0, {n}, dtype=torch.float32)", f"torch.linspace(-1, 1, {n})", f"torch.tril(torch.ones({n}, {n}))",
-        f"torch.ones({n}, {n}).triu(1).bool()", f"torch.empty({shape or '()'}).fill_(1.0)", f"torch.tensor([[1.0, 2.0], [3.0, 4.0]])",
+        f"torch.ones({n}, {n}).triu(1).bool()", f"torch.empty({shape or '()'}).fill_(1.0)", "torch.tensor([[1.0, 2.0], [3.0, 4.0]])",
     )  # fmt: skip
 
 
@@ -106,7 +108,7 @@ def constant_like(w: Writer) -> str:
 @statement("constants", 1)
 def look_up(w: Writer) -> str:
     """A table of numbers read at places that come in."""
-    i = w.value(lambda t: t.dtype.is_floating_point is False and not t.is_complex() and t.dtype.itemsize == 8 and t.numel())
+    i = w.value(lambda t: t.dtype == torch.int64 and t.numel())
     table = w.pick("torch.tensor([1.0, 2.0, 3.0])", "torch.arange(5.0)", "torch.eye(3)")
     return w.pick(f"{table}[{i}.clamp(0, 1)]", f"F.embedding({i}.clamp(0, 1), torch.eye(3))", f"F.one_hot({i}.clamp(0, 1), 3)")
 
@@ -125,5 +127,5 @@ def nothing(w: Writer) -> str:
         f"{x}[:]" if rank else f"{x}[...]", f"{x}.type_as({x})", f"torch.stack([{x}])", f"{x}.pow(1)", f"-(-{x})", f"{x}.relu().relu()",
         f"{x}.clone(memory_format=torch.contiguous_format)", f"{x}.repeat({', '.join('1' * rank)})" if rank else f"{x}.clone()", f"torch.nn.Identity()({x})",
         f"{x}.transpose(0, -1).transpose(0, -1)" if rank else f"{x}.clone()", f"{x}.reshape({shape})" if rank else f"{x}.reshape(())", f"F.pad({x}, (0, 0))" if rank else f"{x} * 1.0",
-        f"{x}.alias()" if False else f"torch.clone({x})", f"0 + {x}", f"1 * {x}", f"{x} ** 2 / 1.0", f"{x}.float()", f"{x}.requires_grad_(False)" if False else f"+{x}",
+        f"torch.clone({x})", f"0 + {x}", f"1 * {x}", f"{x} ** 2 / 1.0", f"{x}.float()", f"+{x}",
     )  # fmt: skip
