@@ -29,8 +29,10 @@ FACTORIES = {
 }  # fmt: skip
 
 
-class WritingProxy(fx.Proxy):
-    """A proxy that can be written to."""
+class Writing:
+    """In-place writes to a proxy, recorded."""
+
+    tracer: Any
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})
@@ -43,6 +45,15 @@ class WritingProxy(fx.Proxy):
 
     def __imul__(self, other: Any) -> Any:
         return self.tracer.create_proxy("call_function", operator.imul, (self, other), {})
+
+
+class WritingAttribute(Writing, fx.proxy.Attribute):
+    """`x.mT`"""
+
+
+class WritingProxy(Writing, fx.Proxy):
+    def __getattr__(self, name: str) -> Any:
+        return WritingAttribute(self, name)
 
 
 class Tracer(fx.Tracer):

@@ -67,6 +67,7 @@ def test_cond() -> None:
 
 
 @pytest.mark.parametrize("program", [countdown, running, python_loops])
+@torch._dynamo.config.patch(capture_scalar_outputs=True)  # Inductor asks for it where it lowers a scan
 def test_loops(program) -> None:
     check_inference(program, (torch.randn(4, 3),), backend=triptych.compile_fx)
 

@@ -355,9 +355,9 @@ class Rewriter:
         if value is not None and value is fact(now):
             return  # `x.contiguous()` of a contiguous x is x
         if self._is_returned(was):
-            tensor = self._written_tensor(now)
+            tensor = self._tensor_itself(now)
             given = tensor.op in ("placeholder", "get_attr")
-            if tensor is not self._written_tensor(was) and (given or self._is_returned(tensor)):
+            if tensor is not self._tensor_itself(was) and (given or self._is_returned(tensor)):
                 raise Refused(f"the value is returned, and would be the very tensor {tensor.name}")
         if self.program.dialect == ATEN:
             return
@@ -365,17 +365,24 @@ class Rewriter:
             if barrier := self.program.aliasing.barrier_between(was, user):
                 raise Refused(f"the value is used beyond {barrier.name}")
 
-    def _written_tensor(self, node: Node) -> Node:
-        """The tensor that a chain of in-place operations returns: `x.add_(1)` is x itself."""
-        while (effects := self.program.aliasing.effects(node)).writes == effects.aliases and len(effects.writes) == 1:
-            node = effects.writes[0]
-        return node
+    def _tensor_itself(self, node: Node) -> Node:
+        """The node that this very tensor comes from: `x.add_(1)`, and `x.contiguous()` of a contiguous x, are x."""
+        while True:
+            effects, value = self.program.aliasing.effects(node), fact(node)
+            if len(effects.writes) == 1 and effects.writes == effects.aliases:
+                operand = effects.writes[0]
+            else:
+                same = [o for o in effects.aliases if value is not None and fact(o) is value]
+                if not same:
+                    return node
+                operand = same[0]
+            node = operand
 
     def _is_returned(self, node: Node) -> bool:
-        """Does the graph return this very tensor, by its own name or as the result of an in-place operation on it?"""
+        """Does the graph return this very tensor, under whatever name?"""
+        tensor = self._tensor_itself(node)
         return any(
-            user.op == "output" or self._written_tensor(user) is self._written_tensor(node) and self._is_returned(user)
-            for user in node.users
+            user.op == "output" or self._tensor_itself(user) is tensor and self._is_returned(user) for user in node.users
         )
 
     def _same_storage(self, was: Node, now: Node) -> bool:
