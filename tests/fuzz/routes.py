@@ -8,8 +8,8 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 
 import triptych
-from triptych.options import Options
+from triptych.options import ON_ERROR_VARIABLE
 
 from .program import Program
 
@@ -86,10 +86,7 @@ def graph_of(function: Callable[..., Any]) -> fx.GraphModule:
 
 def options(codegen: str) -> dict[str, Any]:
     """Draws as in eager; an error in the compiler is raised, not worked around."""
-    made = {"codegen": codegen, "fallback_random": True}
-    if any(f.name == "on_error" for f in fields(Options)):
-        made["on_error"] = "raise"
-    return made
+    return {"codegen": codegen, "fallback_random": True, "on_error": "raise"}
 
 
 def compiled(program: Program, function: Callable[..., Any], arguments: list[Any]) -> Callable[..., Any]:
@@ -98,6 +95,7 @@ def compiled(program: Program, function: Callable[..., Any], arguments: list[Any
         return torch.compile(function, backend=triptych.compile_fx, options=options(program.codegen), dynamic=dynamic)
     gm = graph_of(function)
     if program.route == "stage":
+        os.environ[ON_ERROR_VARIABLE] = "raise"  # the stages as functions take no options
         return triptych.pre_grad_passes(gm, arguments)
     call = triptych.compile_fx(gm, arguments, options=options(program.codegen))
     return lambda *arguments: tuple(call(*arguments))  # AOTAutograd returns a list; Dynamo's own code unpacks it

@@ -14,13 +14,14 @@ def of_classes(scores: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, 
     ignored = torch.where(target == 2, -100, target)
     soft = torch.softmax(scores.detach().flip(1), 1)
     logs = scores.log_softmax(1)
+    weight = weight.detach().abs()  # nobody asks for its gradient: torch has none
     return (
         F.cross_entropy(scores, target),
         F.cross_entropy(scores, ignored),
-        F.cross_entropy(scores, target, weight.abs(), label_smoothing=0.1),
-        F.cross_entropy(scores, ignored, weight.abs(), reduction="none"),
+        F.cross_entropy(scores, target, weight, label_smoothing=0.1),
+        F.cross_entropy(scores, ignored, weight, reduction="none"),
         F.cross_entropy(scores, soft, reduction="sum"),
-        F.nll_loss(logs, target, weight.abs()),
+        F.nll_loss(logs, target, weight),
         F.nll_loss(logs, ignored, reduction="sum"),
         F.multi_margin_loss(scores, target),
         F.kl_div(logs, soft, reduction="batchmean"),

@@ -369,20 +369,18 @@ class Rewriter:
         """The node that this very tensor comes from: `x.add_(1)`, and `x.contiguous()` of a contiguous x, are x."""
         while True:
             effects, value = self.program.aliasing.effects(node), fact(node)
-            if len(effects.writes) == 1 and effects.writes == effects.aliases:
-                operand = effects.writes[0]
-            else:
-                same = [o for o in effects.aliases if value is not None and fact(o) is value]
-                if not same:
-                    return node
-                operand = same[0]
-            node = operand
+            in_place = len(effects.writes) == 1 and effects.writes == effects.aliases
+            same = [o for o in effects.aliases if in_place or (value is not None and fact(o) is value)]
+            if not same:
+                return node
+            node = same[0]
 
     def _is_returned(self, node: Node) -> bool:
         """Does the graph return this very tensor, under whatever name?"""
         tensor = self._tensor_itself(node)
         return any(
-            user.op == "output" or self._tensor_itself(user) is tensor and self._is_returned(user) for user in node.users
+            user.op == "output" or (self._tensor_itself(user) is tensor and self._is_returned(user))
+            for user in node.users
         )
 
     def _same_storage(self, was: Node, now: Node) -> bool:
