@@ -55,7 +55,12 @@ def work(number: int, stride: int, first: int, until: float, how: tuple[str, str
         if time.time() > until:
             break
         results.put((number, seed, None))
-        program, verdict = try_seed(seed, *how)
+        try:
+            program, verdict = try_seed(seed, *how)
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+            results.put((number, seed, ("fuzzer failed", (problem,), frozenset({problem[:80]}), Counter())))
+            continue
         results.put((number, seed, (verdict.kind, verdict.lines, verdict.signature, verdict.fired)))
         if verdict.is_fault:
             small, said = shrink(program, verdict)

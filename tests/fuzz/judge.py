@@ -83,12 +83,12 @@ def judge(program: Program, confirm: bool = True) -> Verdict:
         except Exception as error:
             return Verdict(INVALID, (_first_line(error),))
         with watching() as sessions:
-            found = compare(program, wants, lambda function, arguments: compiled(program, function, arguments))
+            verdict = compare(program, wants, lambda function, arguments: compiled(program, function, arguments))
         fired: Counter[str] = Counter()
         for session in sessions:
             for record in session.records:
                 fired.update(record.fired)
-        verdict = replace(_with_failed_passes(found, sessions), fired=fired)
+        verdict = replace(_with_failed_passes(verdict, sessions), fired=fired)
         if not (verdict.is_fault and confirm):
             return verdict
         if verdict.kind == WRONG:
@@ -116,17 +116,17 @@ def compare(program: Program, wants: list[Outcome], make: Callable[..., Callable
 def run(program: Program, make: Callable[..., Callable[..., Any]], calls: int = 2) -> list[Outcome]:
     """Two calls with other values, and other sizes where they are dynamic, and what each leaves behind."""
     torch._dynamo.reset()
-    outcomes, made, state = [], None, {}
+    outcomes, function, state = [], None, {}
     for call in range(calls):
         inputs = program.inputs(call)
-        if made is not None:  # parameters and buffers belong to the program: the second call sees what the first left
+        if function is not None:  # parameters and buffers belong to the program: the second call sees what the first left
             inputs.update(state)
         arguments = [inputs[name] for name in program.arguments]
         with torch.set_grad_enabled(program.train):
-            if made is None:
+            if function is None:
                 state = {name: inputs[name] for name in program.state}
-                made = make(program.function(inputs), arguments)
-            outcomes.append(observe(program, made, arguments, inputs))
+                function = make(program.function(inputs), arguments)
+            outcomes.append(observe(program, function, arguments, inputs))
     return outcomes
 
 

@@ -42,6 +42,6 @@ class Noise(TorchDispatchMode):
             return
         # where one element stands for many, all of them get the same noise
         places = [slice(0, 1) if step == 0 else slice(None) for step in value.stride()]
-        held = value[tuple(places)] if places else value
-        noise = torch.randn(held.shape, generator=self.generator, dtype=torch.float64)
-        held.copy_(held.double() * (1 + NOISE * torch.finfo(value.dtype).eps * noise))
+        elements = value[tuple(places)] if places else value
+        noise = torch.randn(elements.shape, generator=self.generator, dtype=torch.float64)
+        elements.copy_(elements.double() * (1 + NOISE * torch.finfo(value.dtype).eps * noise))

@@ -55,12 +55,12 @@ class Program:
         arguments = ", ".join(self.arguments)
         if not self.state:
             return f"def program({arguments}):\n" + _indented(lines, 1)
-        held = [f"self.{name} = {name}" if name[0] == "p" else f'self.register_buffer("{name}", {name})' for name in self.state]
+        assignments = [f"self.{name} = {name}" if name[0] == "p" else f'self.register_buffer("{name}", {name})' for name in self.state]
         own = re.compile(rf"\b({'|'.join(self.state)})\b")
         return (
             "class Model(nn.Module):\n"
             f"    def __init__(self, {', '.join(self.state)}):\n"
-            + _indented(["super().__init__()", *held], 2)
+            + _indented(["super().__init__()", *assignments], 2)
             + f"\n    def forward(self{', ' * bool(arguments)}{arguments}):\n"
             + _indented([own.sub(r"self.\1", line) for line in lines], 2)
         )

@@ -1,4 +1,4 @@
-"""The smallest program that still shows a fault: lines, operands, arguments, results and sizes are taken away in turn."""
+"""The smallest program that still shows a fault: lines, operands, arguments, results and sizes are removed away in turn."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def shrink(program: Program, verdict: Verdict, seconds: float = 90) -> tuple[Pro
         for candidate in candidates(program):
             if time.monotonic() > until:
                 break
-            found = judge(candidate)
-            if found.kind == verdict.kind and found.signature & verdict.signature:
-                program, verdict, smaller = candidate, found, True
+            outcome = judge(candidate)
+            if outcome.kind == verdict.kind and outcome.signature & verdict.signature:
+                program, verdict, smaller = candidate, outcome, True
                 break
     return program, verdict
 
@@ -101,15 +101,15 @@ def simpler(line: str) -> Iterator[str]:
         if isinstance(node, ast.Call):
             for arguments in (node.args, node.keywords):
                 for i in reversed(range(len(arguments))):
-                    taken = arguments.pop(i)
+                    removed = arguments.pop(i)
                     yield ast.unparse(tree)
-                    arguments.insert(i, taken)
+                    arguments.insert(i, removed)
     for node in ast.walk(tree):
         if isinstance(node, (ast.List, ast.Tuple)) and len(node.elts) > 1 and isinstance(node.ctx, ast.Load):
             for i in reversed(range(len(node.elts))):
-                taken = node.elts.pop(i)
+                removed = node.elts.pop(i)
                 yield ast.unparse(tree)
-                node.elts.insert(i, taken)
+                node.elts.insert(i, removed)
 
 
 def _parts(node: ast.AST) -> list[ast.expr]:

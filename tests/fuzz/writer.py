@@ -142,31 +142,31 @@ class Writer:
         name = f"{letter}{sum(line[0] == letter for line in self.setup)}"
         text = ", ".join("N" if n == SIZES[0] and self.dynamic else str(n) for n in shape)
         if kind == "bool":
-            made = f"torch.rand({text}) > 0.4" if text else "torch.rand(()) > 0.4"
+            expression = f"torch.rand({text}) > 0.4" if text else "torch.rand(()) > 0.4"
         elif kind == "index":
-            made = f"torch.randint(0, 2, ({text}{',' * (len(shape) == 1)}))"
+            expression = f"torch.randint(0, 2, ({text}{',' * (len(shape) == 1)}))"
         elif letter == "p":
-            made = f"nn.Parameter(torch.randn({text}) * 0.5)" if text else "nn.Parameter(torch.randn(()))"
+            expression = f"nn.Parameter(torch.randn({text}) * 0.5)" if text else "nn.Parameter(torch.randn(()))"
         else:
-            made = self._argument(shape, text, letter)
-        self._exec(f"{name} = {made}", self.setup)
+            expression = self._argument(shape, text, letter)
+        self._exec(f"{name} = {expression}", self.setup)
         self.order.append(name)
         return name
 
     def _argument(self, shape: Sequence[int], text: str, letter: str) -> str:
         """A float tensor, in some layout, or a view of memory that other arguments view too."""
-        made = f"torch.randn({text})" if text else "torch.randn(())"
+        expression = f"torch.randn({text})" if text else "torch.randn(())"
         dtype = self.pick(*[""] * 9, "float64", "bfloat16", "float16")
         if self.special and shape and shape[-1]:
             number = self.pick("math.nan", "math.inf", "-math.inf", "-0.0", "0.0", "1e30")
-            made += f".index_fill(-1, torch.tensor(0), {number})"
+            expression += f".index_fill(-1, torch.tensor(0), {number})"
         if dtype and letter == "x":
-            made += f".to(torch.{dtype})"
+            expression += f".to(torch.{dtype})"
         wants_gradient = self.train and letter == "x" and self.maybe(0.75)
         if wants_gradient:
-            made += ".requires_grad_()"
+            expression += ".requires_grad_()"
         if letter != "x" or not self.maybe(0.3):
-            return made
+            return expression
         rank = len(shape)
         layout = self.pick("transposed", "stepped", "offset", "expanded", "shared", "shared", "computed")
         plain = "N" not in text
@@ -192,8 +192,8 @@ class Writer:
             if start + count <= 600:
                 return f"{base}[{start}:{start + count}].view({text})"
         if layout == "computed" and wants_gradient:
-            return f"{made} * 1"
-        return made
+            return f"{expression} * 1"
+        return expression
 
     # ---- statements ----
 
