@@ -28,7 +28,7 @@ test: $(VENV)/.installed
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 test-kernels: $(VENV)/.installed
-	RULE_EXAMPLES=all $(TEST_ENV) $(BIN)/python -m pytest tests/kernels -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+	ALL_KERNELS=1 $(TEST_ENV) $(BIN)/python -m pytest tests/kernels -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 # SEED=17 shows and judges one program; otherwise a campaign over the seeds from FIRST on. Finds go to fuzz-found/.
 TIME ?= 600

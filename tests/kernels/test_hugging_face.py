@@ -6,6 +6,7 @@ attention that is written out.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -92,7 +93,11 @@ CASES: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], torch.dtype, bo
 """Builder, configuration, dtype, and whether it is trained too."""
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = ("longformer", "gpt2_eager_bf16")
+"""What `make test` runs; `make test-kernels` runs all."""
+
+
+@pytest.mark.parametrize("name", CASES if os.environ.get("ALL_KERNELS") else QUICK)
 def test_family(name: str) -> None:
     build, how, dtype, trained = CASES[name]
     torch.manual_seed(0)

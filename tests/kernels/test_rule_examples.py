@@ -25,7 +25,7 @@ CASES = [
     for dialect in example.dialects[:1]
     if example.fires and dialect != "modules"
 ]
-EVERY = 1 if os.environ.get("RULE_EXAMPLES") == "all" else 37
+EVERY = 1 if os.environ.get("ALL_KERNELS") else 37
 """A prime: the sample does not follow the order in which rules and their examples are written."""
 
 
