@@ -8,13 +8,15 @@ BIN := $(VENV)/bin
 TEST_ENV := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 TOKENIZERS_PARALLELISM=false
 WORKERS ?= 2
 
-.PHONY: help demo test sweep lint docs bench clean
+.PHONY: help demo test test-kernels sweep fuzz lint docs bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo    compile a small transformer, show what each pass did, check it against eager'
 	@echo 'make test    run the tests (WORKERS=2 processes, PYTEST_ARGS=...)'
 	@echo 'make sweep   every operator of torch against eager (WORKERS=2 processes, SWEEP_ARGS=..., see --help); takes hours'
+	@echo 'make test-kernels  every firing example of every rule through kernels, and the programs in tests/kernels'
+	@echo 'make fuzz    random programs against eager, for TIME=600 seconds (FIRST=0, SEED=, WORKERS=2, CODEGEN=eager|inductor|both)'
 	@echo 'make lint    ruff and mypy'
 	@echo 'make docs    write docs/passes.md from the passes'
 	@echo 'make bench   time of the passes, ours and those of Inductor side by side'
@@ -28,6 +30,17 @@ test: $(VENV)/.installed
 
 sweep: $(VENV)/.installed
 	$(TEST_ENV) $(BIN)/python -m tests.sweep --workers $(WORKERS) $(SWEEP_ARGS)
+
+test-kernels: $(VENV)/.installed
+	ALL_KERNELS=1 $(TEST_ENV) $(BIN)/python -m pytest tests/kernels -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+# SEED=17 shows and judges one program; otherwise a campaign over the seeds from FIRST on. Finds go to fuzz-found/.
+TIME ?= 600
+FIRST ?= 0
+CODEGEN ?= eager
+fuzz: $(VENV)/.installed
+	$(TEST_ENV) $(BIN)/python -m tests.fuzz --codegen $(CODEGEN) \
+		$(if $(SEED),--seed $(SEED),--first $(FIRST) --time $(TIME) --workers $(WORKERS))
 
 lint: $(VENV)/.lint-installed
 	$(BIN)/ruff check src tests bench

@@ -97,6 +97,18 @@ def _made_new(op: Emitter, call: Call) -> Any:
     return op.to(made, dtype=written.dtype)
 
 
+def _slices_written(run: PassRun, node: Node) -> bool:
+    """Are there writes to the results of `tensor_split`? They are slices, which may be written, one by one."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name == "tensor_split" and any(run.program.aliasing.written(piece) for piece in node.users)
+
+
+def _write_a_piece(x: Any) -> Any:
+    pieces = torch.tensor_split(x * 2, 2)
+    pieces[1].add_(1)
+    return pieces[0] + pieces[1]
+
+
 @dataclass(frozen=True)
 class NormalizationPassAten(Pass):
     """One canonical spelling per operation: functions, methods, operators, modules and attributes that mean
@@ -193,6 +205,9 @@ class NormalizationPassAten(Pass):
         written = Spelling.of(node)
         call = run.program.call(node)
         ours = call is not None and call.op in OWN_PARAMETERS
+        if call is not None and call.op == "split" and _slices_written(run, node):
+            run.declined("one_spelling", node, "autograd lets nobody write to the pieces of a split")
+            return
         if not wanted.same_function(written) or (ours and not wanted.same_arguments(written)):
             respell(run, "one_spelling", node, wanted)
 
@@ -268,6 +283,7 @@ class NormalizationPassAten(Pass):
         fires(lambda x, m: x.index_put((m,), x.new_tensor(2)), "f32[4, 8]", "bool[4]", dialects=["torch"]),
         fires(lambda x: (lambda y: (y.sum(), y.relu_(), y.exp(), y))(x * 2), "f32[4]", dialects=["torch"]),
         declines(lambda x: torch.split(x, [4, 4], dim=1), "f32[4, 8]", dialects=["torch"]),
+        fires(_write_a_piece, "f32[4]", dialects=["torch"]),
         declines(lambda x, w: torch.matmul(x, w), "f32[4, 8]", "f32[8]", dialects=["torch"]),
         declines(lambda x: torch.flatten(x), "f32[8]", dialects=["torch"], because="share"),
         declines(lambda x: x.chunk(2), "f32[4]", dialects=["torch"], dynamic=True, because="more than one operation"),

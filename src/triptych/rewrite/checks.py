@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 
 from ..ir.effects import Effects, node_operands
-from ..ir.facts import difference, fact, same_strides, sharing, tensor_fact
+from ..ir.facts import difference, fact, same_strides, sharing
 from ..ir.program import ATEN, Program, Value
 from ..ir.traits import is_gemm, is_pointwise
 from .emit import Emitter
@@ -177,29 +177,42 @@ class Checks:
         value = fact(was)
         if value is not None and value is fact(now):
             return  # `x.contiguous()` of a contiguous x is x
-        if _is_returned_itself(was) and (now.op in ("placeholder", "get_attr") or _is_returned_itself(now)):
-            raise Refused(f"the value is returned, and would be the very tensor {now.name}")
+        if self._is_returned(was):
+            tensor = self._tensor_itself(now)
+            given = tensor.op in ("placeholder", "get_attr")
+            if tensor is not self._tensor_itself(was) and (given or self._is_returned(tensor)):
+                raise Refused(f"the value is returned, and would be the very tensor {tensor.name}")
         if self.program.dialect == ATEN:
             return
         for user in was.users:
             if barrier := self.program.aliasing.barrier_between(was, user):
                 raise Refused(f"the value is used beyond {barrier.name}")
 
+    def _tensor_itself(self, node: Node) -> Node:
+        """The node that this very tensor comes from: `x.add_(1)`, and `x.contiguous()` of a contiguous x, are x."""
+        while (same := next((o for o in self.program.aliasing.effects(node).aliases if self._is_same(o, node)), None)):
+            node = same
+        return node
+
+    def _is_returned(self, node: Node) -> bool:
+        """Does the graph return this very tensor, under whatever name?"""
+        output = node.graph.output_node()
+        work, seen = [node], {node}
+        while work:
+            one = work.pop()
+            if output in one.users:
+                return True
+            same = [u for u in one.users if u not in seen and self._is_same(one, u)]
+            seen.update(same)
+            work += same
+        return False
+
+    def _is_same(self, operand: Node, node: Node) -> bool:
+        """Does the node return its operand itself?"""
+        seen, value = self.program.aliasing.effects(node), fact(node)
+        in_place = len(seen.writes) == 1 and seen.writes == seen.aliases
+        return operand in seen.aliases and (in_place or (value is not None and fact(operand) is value))
+
     def _same_storage(self, was: Node, now: Node) -> bool:
         """`reshape` and its like may copy: at the torch level the facts tell whether they did."""
         return self.program.dialect == ATEN or not self.program.aliasing.surely_apart(was, now)
-
-
-def _is_returned_itself(node: Node) -> bool:
-    """Does the caller get this very tensor, also by operations that return their operand? `x.contiguous()` of a
-    contiguous x is x."""
-    output, value = node.graph.output_node(), tensor_fact(node)
-    work, seen = [node], {node}
-    while work:
-        one = work.pop()
-        if output in one.users:
-            return True
-        same = [u for u in one.users if value is not None and fact(u) is value and u not in seen]
-        seen.update(same)
-        work += same
-    return False

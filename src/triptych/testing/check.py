@@ -46,8 +46,18 @@ class Outcome:
         return [d.reason for d in self.tally.declines.values()]
 
 
-def run_example(subject: Rule | type[Pass], example: Example, dialect: str, device: str = "cpu") -> Outcome:
-    """Capture, run, compare with the graph before; raises AssertionError if anything is not as declared."""
+def run_example(
+    subject: Rule | type[Pass],
+    example: Example,
+    dialect: str,
+    device: str = "cpu",
+    compile: Callable[[GraphModule, list[Any]], Callable[..., Any]] | None = None,
+) -> Outcome:
+    """Capture, run, compare with the graph before; raises AssertionError if anything is not as declared.
+
+    `compile` turns the graph after the rewrite into what is compared: without it the graph itself runs, operation
+    by operation.
+    """
     given = [v.to(device) if isinstance(v, torch.Tensor) and not v.is_meta else v for v in make_inputs(example)]
     gm, inputs = capture(example.program, given, dialect, example.dynamic)
     original = copy.deepcopy(gm)
@@ -60,6 +70,9 @@ def run_example(subject: Rule | type[Pass], example: Example, dialect: str, devi
     verify(gm)
     outcome = Outcome(tally, before, text(gm), len(original.graph.nodes), len(gm.graph.nodes))
     _check_outcome(subject, example, outcome)
+    if compile is not None:
+        compare_graphs(original, compile(gm, inputs), inputs, exact=False, values=example.same_values)
+        return outcome
     compare_graphs(original, gm, inputs, subject.exact, example.same_values)
     if outcome.rewrites and example.same_values and _keeps_gradients(subject, tally, dialect):
         if dialect == "torch" and not isinstance(example.program, torch.nn.Module):
