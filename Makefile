@@ -8,12 +8,15 @@ BIN := $(VENV)/bin
 TEST_ENV := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 TOKENIZERS_PARALLELISM=false
 WORKERS ?= 2
 
-.PHONY: help demo test lint docs bench clean
+.PHONY: help demo test conformance releases lint docs bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo    compile a small transformer, show what each pass did, check it against eager'
 	@echo 'make test    run the tests (WORKERS=2 processes, PYTEST_ARGS=...)'
+	@echo 'make conformance PYTORCH_TESTS=path   PyTorch'\''s own Inductor tests with Triptych in Inductor'\''s place'
+	@echo '             (MODE=kernels|eager|stock, K=regular expression, WORKERS=2, CONFORMANCE_ARGS=...)'
+	@echo 'make releases  the fast tests on every supported torch release (RELEASES="2.11 2.15")'
 	@echo 'make lint    ruff and mypy'
 	@echo 'make docs    write docs/passes.md from the passes'
 	@echo 'make bench   time of the passes, ours and those of Inductor side by side'
@@ -24,6 +27,15 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+# With no path, it says how to get PyTorch's tests.
+MODE ?= kernels
+conformance: $(VENV)/.installed
+	$(TEST_ENV) $(BIN)/python tests/conformance/run.py $(PYTORCH_TESTS) --mode $(MODE) --match '$(K)' \
+		--workers $(WORKERS) $(CONFORMANCE_ARGS)
+
+releases:
+	$(PYTHON) tests/releases.py $(RELEASES) --workers $(WORKERS)
 
 lint: $(VENV)/.lint-installed
 	$(BIN)/ruff check src tests bench

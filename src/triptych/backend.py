@@ -23,6 +23,8 @@ from .partition import partition
 from .passes.manager import run_stage
 from .passes.session import Session, open_session
 
+_private.check_names()  # before a program is compiled halfway
+
 OptionsLike = Mapping[str, Any] | Options | None
 CompileFn = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 ChooseCodegen = Callable[[Session, GraphModule, Sequence[Any]], CodeGenerator]

@@ -71,11 +71,8 @@ def put_triptych_in_place(options: Mapping[str, Any]) -> None:
     def compile_fx(
         gm: Any, example_inputs: Sequence[Any], *, config_patches: Any = None, compile_region_name: str | None = None
     ) -> Callable[..., Any]:
-        given = dict(options)
         with settings.patch(config_patches or {}):
-            if settings.fallback_random:
-                given["fallback_random"] = True
-            return triptych.compile_fx(gm, example_inputs, options=given)
+            return triptych.compile_fx(gm, example_inputs, options=options)
 
     driver.compile_fx = compile_fx
 
