@@ -59,9 +59,9 @@ def test_every_private_name_is_there_in_this_torch():
 def test_a_missing_name_is_an_error_that_says_which_releases_have_it(monkeypatch):
     monkeypatch.setattr(_private, "NAMES", {"gone": "torch._inductor.no_such_module:name", "pytree": "torch.utils._pytree"})
     with pytest.raises(triptych.UnsupportedTorch, match=r"torch\._inductor\.no_such_module\.name.*torch 2\.11 to 2\.15"):
-        _private.gone
+        _ = _private.gone
     with pytest.raises(AttributeError):
-        _private.no_such_row
+        _ = _private.no_such_row
 
 
 def test_an_old_torch_is_refused_at_import_and_a_new_one_before_the_first_compile(monkeypatch):
