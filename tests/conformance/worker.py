@@ -21,10 +21,10 @@ from typing import IO, Any
 
 MODES: Mapping[str, dict[str, Any] | None] = {
     "stock": None,
-    "eager": {"codegen": "eager"},
-    "kernels": {"codegen": "inductor"},
+    "eager": {"codegen": "eager", "on_error": "raise"},
+    "kernels": {"codegen": "inductor", "on_error": "raise"},
 }
-"""What stands in Inductor's place: nothing, or Triptych with these options."""
+"""Options of Triptych in Inductor's place; stock is Inductor itself. A fallback would hide what fails to compile."""
 
 TRACEBACK = 6000
 """How many characters of a traceback are written down: its end."""
