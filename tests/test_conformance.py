@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
+from tests.conformance.journal import Journal
 from tests.conformance.listing import LISTED, read_listing
 from tests.conformance.run import HOW_TO_GET, Run, find_tests, main, report
 
@@ -58,14 +56,10 @@ def program(tmp_path):
     return path
 
 
-def outcomes_of(path: Path) -> dict[str, str]:
-    return {o["test"]: o["outcome"] for o in map(json.loads, path.read_text().splitlines()[1:])}
-
-
-def test_outcomes_are_told_apart_and_a_crash_costs_one_test(program, tmp_path):
-    run = Run(program, "stock", tmp_path / "results", workers=1, timeout=20, anew=False)
-    run.all([n for n in run.tests if not n.endswith(("hangs", "who_compiles"))])
-    assert outcomes_of(run.path) == {
+def test_outcomes_are_told_apart_and_a_crash_or_a_hang_costs_one_test(program, tmp_path):
+    run = Run(program, "stock", tmp_path / "results", workers=1, timeout=10)
+    outcomes = run.all([n for n in run.tests if not n.endswith("who_compiles")])
+    assert {name: o["outcome"] for name, o in outcomes.items()} == {
         "Small.test_passes": "passed",
         "Small.test_fails": "failed",
         "Small.test_skipped": "skipped",
@@ -73,35 +67,32 @@ def test_outcomes_are_told_apart_and_a_crash_costs_one_test(program, tmp_path):
         "Small.test_decorated": "passed",
         "Small.test_calls_what_torch_dropped": "skipped",
         "Small.test_crashes": "crashed",
+        "Small.test_hangs": "timed out",
     }
-    assert "1 != 2" in run.done["Small.test_fails"]["why"]
-    assert "no_such_function" in run.done["Small.test_calls_what_torch_dropped"]["why"]
-    assert run.done["Small.test_crashes"]["why"] == "exit 7"
-
-
-def test_a_test_that_hangs_is_ended(program, tmp_path):
-    run = Run(program, "stock", tmp_path / "results", workers=1, timeout=0.5, anew=False)
-    assert run.all(["Small.test_hangs"])["Small.test_hangs"]["outcome"] == "timed out"
+    assert "1 != 2" in outcomes["Small.test_fails"]["why"]
+    assert "no_such_function" in outcomes["Small.test_calls_what_torch_dropped"]["why"]
+    assert outcomes["Small.test_crashes"]["why"] == "exit 7"
+    assert len(run.journal.path.read_text().splitlines()) == 1 + len(outcomes)
 
 
 def test_triptych_stands_where_the_tests_say_inductor(program, tmp_path):
-    run = Run(program, "eager", tmp_path / "results", workers=1, timeout=120, anew=False)
+    run = Run(program, "eager", tmp_path / "results", workers=1, timeout=120)
     outcome = run.all(["Small.test_who_compiles"])["Small.test_who_compiles"]
     assert outcome["outcome"] == "passed", outcome["why"]
 
 
-def test_an_interrupted_run_goes_on_where_it_stopped(program, tmp_path):
-    run = Run(program, "stock", tmp_path / "results", workers=1, timeout=20, anew=False)
-    run.all(["Small.test_passes"])
-    with run.path.open("a") as file:
-        file.write('{"test": "Small.test_fa')  # killed while it wrote
-    again = Run(program, "stock", tmp_path / "results", workers=1, timeout=20, anew=False)
-    assert list(again.done) == ["Small.test_passes"]
-    again.first.end()
-    program.write_text(PROGRAM + "\n")
-    changed = Run(program, "stock", tmp_path / "results", workers=1, timeout=20, anew=False)
-    assert not changed.done
-    changed.first.end()
+def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path):
+    path = tmp_path / "outcomes.jsonl"
+    Journal(path, "sources").add(outcome("A.a", "passed"))
+    with path.open("a") as file:
+        file.write('{"test": "A.b", "outco')  # killed while it wrote
+    again = Journal(path, "sources")
+    assert list(again.outcomes) == ["A.a"]
+    again.add(outcome("A.b", "failed"))
+    assert list(Journal(path, "sources").outcomes) == ["A.a", "A.b"]
+    assert not Journal(path, "sources", anew=True).outcomes
+    again.add(outcome("A.b", "failed"))
+    assert not Journal(path, "other sources").outcomes
 
 
 def test_without_a_path_it_says_how_to_get_the_tests(capsys, tmp_path):

@@ -15,25 +15,21 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib.util
-import json
-import os
 import queue
 import re
-import select
-import signal
-import subprocess
 import sys
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).parent
 if __package__ in (None, ""):
     sys.path.insert(0, str(HERE.parent.parent))
 
+from tests.conformance.journal import BAD, Journal, Outcome  # noqa: E402
 from tests.conformance.listing import LISTED, read_listing  # noqa: E402
+from tests.conformance.process import WORKER, WorkerProcess  # noqa: E402
 
 WHAT = "test_torchinductor.py"
 HOW_TO_GET = f"""\
@@ -45,14 +41,6 @@ PyTorch's tests are not part of this project. Get those of a release, and say wh
 
 The path may be {WHAT} itself, or a folder that contains it or test/inductor/{WHAT}.
 """
-
-START = 300
-"""Seconds that a worker may take to import torch and the tests."""
-
-Outcome = dict[str, Any]
-"""test, outcome (passed, failed, skipped, crashed, timed out), seconds, why"""
-
-BAD = ("failed", "crashed", "timed out")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -82,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stock = {}
     if failing:
         print(f"{len(failing)} fail and are not listed: does stock Inductor pass them?")
-        stock = Run(file, "stock", args.results, args.workers, args.timeout, False).all(failing)
+        stock = Run(file, "stock", args.results, args.workers, args.timeout).all(failing)
     return report(outcomes, stock, listed)
 
 
@@ -120,153 +108,63 @@ def report(outcomes: dict[str, Outcome], stock: dict[str, Outcome], listed: dict
 
 
 class Run:
-    """The tests of one file in one mode, over several processes, with outcomes on disk."""
+    """The tests of one file in one mode, over several processes."""
 
-    def __init__(self, file: Path, mode: str, folder: Path, workers: int, timeout: float, anew: bool) -> None:
-        self.file, self.mode, self.workers, self.timeout = file, mode, workers, timeout
+    def __init__(self, file: Path, mode: str, folder: Path, workers: int, timeout: float, anew: bool = False) -> None:
+        self.file, self.mode, self.folder, self.workers, self.timeout = file, mode, folder, workers, timeout
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
-        self.first = Worker(file, mode, folder / "worker-0.log")
-        self.tests: list[str] = self.first.hello["tests"]
-        platform = re.sub(r"[^\w.+]+", "_", f"torch{self.first.hello['torch']}-{self.first.hello['device']}")
-        self.path = folder / f"{file.stem}-{mode}-{platform}.jsonl"
-        self.sources = fingerprint(file, mode)
-        self.done = {} if anew else self._earlier()
-        if not self.done:
-            self.path.write_text(json.dumps({"sources": self.sources}) + "\n")
-        self.lock = threading.Lock()
-
-    def _earlier(self) -> dict[str, Outcome]:
-        """Outcomes of a run of the same tests and the same package; the last line may be half-written."""
-        if not self.path.exists():
-            return {}
-        lines = []
-        for line in self.path.read_text().splitlines():
-            try:
-                lines.append(json.loads(line))
-            except json.JSONDecodeError:
-                continue
-        if not lines or lines[0].get("sources") != self.sources:
-            return {}
-        return {o["test"]: o for o in lines[1:]}
+        self.first = self._start(0)
+        hello = self.first.hello
+        self.tests: list[str] = hello["tests"]
+        platform = re.sub(r"[^\w.+]+", "_", f"torch{hello['torch']}-{hello['device']}")
+        self.journal = Journal(folder / f"{file.stem}-{mode}-{platform}.jsonl", fingerprint(file, mode), anew)
 
     def all(self, names: Sequence[str]) -> dict[str, Outcome]:
         """The outcomes of these tests, those known from before among them."""
+        known = self.journal.outcomes
+        left = [n for n in names if n not in known]
+        print(f"{self.mode}: {len(names)} tests, {len(left)} to run; outcomes in {self.journal.path}", flush=True)
         todo: queue.SimpleQueue[str] = queue.SimpleQueue()
-        left = [n for n in names if n not in self.done]
         for name in left:
             todo.put(name)
-        print(f"{self.mode}: {len(names)} tests, {len(left)} to run; outcomes in {self.path}", flush=True)
-        self.total, self.known = len(names), len(names) - len(left)
         count = max(1, min(self.workers, len(left)))
         threads = [threading.Thread(target=self._work, args=(todo, i), daemon=True) for i in range(count)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        missing = [n for n in names if n not in self.done]
+        missing = [n for n in names if n not in known]
         if missing:
             raise SystemExit(f"{len(missing)} tests did not run, {missing[0]} among them; see {self.folder}/worker-*.log")
-        return {n: self.done[n] for n in names}
+        return {n: known[n] for n in names}
+
+    def _start(self, index: int) -> WorkerProcess:
+        return WorkerProcess(self.file, self.mode, self.folder / f"worker-{index}.log")
 
     def _work(self, todo: queue.SimpleQueue[str], index: int) -> None:
-        """Take one test after another; a worker that is gone is replaced."""
+        """Run one test after another; a worker that is gone is replaced."""
         worker = self.first if index == 0 else None
         try:
             while True:
                 name = todo.get_nowait()
                 if worker is None or not worker.alive():
-                    worker = Worker(self.file, self.mode, self.folder / f"worker-{index}.log")
-                self._note(worker.run(name, self.timeout))
+                    worker = self._start(index)
+                outcome = worker.run(name, self.timeout)
+                self.journal.add(outcome)
+                if outcome["outcome"] in BAD:
+                    print(f"{outcome['outcome']}: {name}: {outcome['why']}", flush=True)
+                if len(self.journal.outcomes) % 50 == 0:
+                    print(f"{todo.qsize()} tests left", flush=True)
         except queue.Empty:
             pass
         finally:
             if worker is not None:
                 worker.end()
 
-    def _note(self, outcome: Outcome) -> None:
-        with self.lock:
-            self.done[outcome["test"]] = outcome
-            with self.path.open("a") as file:
-                file.write(json.dumps(outcome) + "\n")
-            self.known += 1
-            if outcome["outcome"] in BAD:
-                print(f"{outcome['outcome']}: {outcome['test']}: {outcome['why']}", flush=True)
-            if self.known % 50 == 0 or self.known == self.total:
-                print(f"{self.known}/{self.total}", flush=True)
-
-
-class Worker:
-    """A process that runs tests, and the pipe that its answers come through."""
-
-    def __init__(self, file: Path, mode: str, log: Path) -> None:
-        reading, writing = os.pipe()
-        with log.open("a") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, str(HERE / "worker.py"), str(file), mode, str(writing)],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=[writing],
-                start_new_session=True,  # so that whatever a test starts ends with it
-                text=True,
-            )
-        os.close(writing)
-        self.answers, self.pending = reading, b""
-        try:
-            self.hello = self._answer(START)
-        except TimeoutError:
-            self.hello = None
-        if self.hello is None:
-            self.end()
-            raise RuntimeError(f"the tests could not be loaded; see {log}")
-
-    def alive(self) -> bool:
-        return self.process.poll() is None
-
-    def run(self, name: str, timeout: float) -> Outcome:
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(name + "\n")
-            self.process.stdin.flush()
-            answer = self._answer(timeout)
-        except TimeoutError:
-            self.end()
-            return {"test": name, "outcome": "timed out", "seconds": timeout, "why": f"after {timeout:.0f} s"}
-        except BrokenPipeError:
-            answer = None
-        if answer is None:
-            self.end()
-            return {"test": name, "outcome": "crashed", "seconds": 0, "why": f"exit {self.process.returncode}"}
-        return answer
-
-    def _answer(self, timeout: float) -> Any:
-        """The next line from the worker; None if it has ended."""
-        while b"\n" not in self.pending:
-            ready, _, _ = select.select([self.answers], [], [], timeout)
-            if not ready:
-                raise TimeoutError
-            piece = os.read(self.answers, 1 << 20)
-            if not piece:
-                return None
-            self.pending += piece
-        line, self.pending = self.pending.split(b"\n", 1)
-        return json.loads(line)
-
-    def end(self) -> None:
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self.process.wait()
-        if self.answers >= 0:
-            os.close(self.answers)
-            self.answers = -1
-
 
 def fingerprint(file: Path, mode: str) -> str:
     """What outcomes depend on besides torch and the device: the tests, and the package where it takes part."""
-    sources = [file, HERE / "worker.py"]
+    sources = [file, WORKER]
     if mode != "stock":
         package = importlib.util.find_spec("triptych")
         assert package is not None and package.origin is not None
