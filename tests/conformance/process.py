@@ -14,6 +14,8 @@ from typing import Any
 from .journal import Outcome
 
 WORKER = Path(__file__).parent / "worker.py"
+SOURCES = Path(__file__).parents[2] / "src"
+"""The package of this checkout, installed or not."""
 
 START = 300
 """Seconds that a worker may take to import torch and the tests."""
@@ -27,6 +29,7 @@ class WorkerProcess:
         with log.open("a") as output:
             self.process = subprocess.Popen(
                 [sys.executable, str(WORKER), str(file), mode, str(writing)],
+                env=os.environ | {"PYTHONPATH": f"{SOURCES}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,

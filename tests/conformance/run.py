@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib.util
 import queue
 import re
 import sys
@@ -23,13 +22,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-HERE = Path(__file__).parent
-if __package__ in (None, ""):
-    sys.path.insert(0, str(HERE.parent.parent))
+ROOT = Path(__file__).parents[2]
+if not __package__:  # started as a file
+    sys.path.insert(0, str(ROOT))
 
 from tests.conformance.journal import BAD, Journal, Outcome  # noqa: E402
 from tests.conformance.listing import LISTED, read_listing  # noqa: E402
-from tests.conformance.process import WORKER, WorkerProcess  # noqa: E402
+from tests.conformance.process import SOURCES, WORKER, WorkerProcess  # noqa: E402
 
 WHAT = "test_torchinductor.py"
 HOW_TO_GET = f"""\
@@ -166,9 +165,7 @@ def fingerprint(file: Path, mode: str) -> str:
     """What outcomes depend on besides torch and the device: the tests, and the package where it takes part."""
     sources = [file, WORKER]
     if mode != "stock":
-        package = importlib.util.find_spec("triptych")
-        assert package is not None and package.origin is not None
-        sources += sorted(Path(package.origin).parent.rglob("*.py"))
+        sources += sorted(SOURCES.rglob("*.py"))
     digest = hashlib.sha256()
     for source in sources:
         digest.update(source.read_bytes())
