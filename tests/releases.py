@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 RELEASES = ("2.11", "2.12", "2.13", "2.14", "2.15")
-TOOLS = ("pytest", "pytest-xdist", "hypothesis", "expecttest", "numpy")
+TOOLS = ("pytest", "pytest-xdist", "hypothesis", "expecttest", "numpy", "transformers")
 FAST = (
     "test_private", "test_flow", "test_stages", "test_match", "test_rewrite", "test_ir", "test_passes", "test_reading",
     "test_numbers", "test_partition", "kernels/test_constants",
