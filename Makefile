@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 TEST_ENV := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 TOKENIZERS_PARALLELISM=false
 WORKERS ?= 2
 
-.PHONY: help demo test test-kernels sweep fuzz lint docs bench clean
+.PHONY: help demo test test-kernels conformance sweep fuzz releases lint docs bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -17,6 +17,9 @@ help:
 	@echo 'make sweep   every operator of torch against eager (WORKERS=2 processes, SWEEP_ARGS=..., see --help); takes hours'
 	@echo 'make test-kernels  every firing example of every rule through kernels, and the programs in tests/kernels'
 	@echo 'make fuzz    random programs against eager, for TIME=600 seconds (FIRST=0, SEED=, WORKERS=2, CODEGEN=eager|inductor|both)'
+	@echo 'make conformance PYTORCH_TESTS=path   PyTorch'\''s own Inductor tests with Triptych in Inductor'\''s place'
+	@echo '             (MODE=kernels|eager|stock, K=regular expression, WORKERS=2, CONFORMANCE_ARGS=...)'
+	@echo 'make releases  the fast tests on every supported torch release (RELEASES="2.11 2.15")'
 	@echo 'make lint    ruff and mypy'
 	@echo 'make docs    write docs/passes.md from the passes'
 	@echo 'make bench   time of the passes, ours and those of Inductor side by side'
@@ -41,6 +44,15 @@ CODEGEN ?= eager
 fuzz: $(VENV)/.installed
 	$(TEST_ENV) $(BIN)/python -m tests.fuzz --codegen $(CODEGEN) \
 		$(if $(SEED),--seed $(SEED),--first $(FIRST) --time $(TIME) --workers $(WORKERS))
+
+# With no path, it says how to get PyTorch's tests.
+MODE ?= kernels
+conformance: $(VENV)/.installed
+	$(TEST_ENV) $(BIN)/python tests/conformance/run.py $(PYTORCH_TESTS) --mode $(MODE) --match '$(K)' \
+		--workers $(WORKERS) $(CONFORMANCE_ARGS)
+
+releases:
+	$(PYTHON) tests/releases.py $(RELEASES) --workers $(WORKERS)
 
 lint: $(VENV)/.lint-installed
 	$(BIN)/ruff check src tests bench

@@ -477,6 +477,24 @@ def test_sessions_carry_compile_id_and_attempt():
     assert [(s.compile_id, s.attempt) for s in sessions] == [("7/0", 0), ("7/0", 1)]
 
 
+@pytest.mark.parametrize("needs_gradient", [False, True])
+@pytest.mark.parametrize(
+    "operator",
+    [
+        lambda x: F.max_pool2d(x, 2, return_indices=True),
+        lambda x: F.channel_shuffle(x, 2),
+        F.logsigmoid,
+        lambda x: x.index_select(1, torch.tensor([0, 2])),
+    ],
+    ids=["max_pool2d", "channel_shuffle", "logsigmoid", "index_select"],
+)
+def test_operators_whose_decomposition_has_other_strides_are_left_whole(operator, needs_gradient):
+    x = torch.randn(2, 4, 8, 8).to(memory_format=torch.channels_last).requires_grad_(needs_gradient)
+    got = torch.compile(operator, backend=compile_fx, options={"codegen": "eager"})(x)
+    for a, b in zip(_private.pytree.tree_leaves(got), _private.pytree.tree_leaves(operator(x)), strict=True):
+        assert torch.equal(a, b) and a.stride() == b.stride()
+
+
 # The private names and the import
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .errors import RuleError, TriptychError, UnknownName, VerificationError
+from .errors import RuleError, TriptychError, UnknownName, UnsupportedTorch, VerificationError
 
 # at once, not later: the function must be here before anybody imports the sub-package of the same name
 from .explain.explain import explain
@@ -23,8 +23,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Match", "NormalizedLinearNode", "NormalizedMatmulNode", "Options", "Rule", "RuleError", "TriptychError",
-    "UnknownName", "VerificationError", "bisect", "compile_fx", "explain", "find", "joint_graph_passes", "list_passes",
-    "make_backend", "post_grad_passes", "pre_grad_passes", "why_not",
+    "UnknownName", "UnsupportedTorch", "VerificationError", "bisect", "compile_fx", "explain", "find",
+    "joint_graph_passes", "list_passes", "make_backend", "post_grad_passes", "pre_grad_passes", "why_not",
 ]  # fmt: skip
 
 _LATER = {"bisect": ".explain.bisect", "compile_fx": ".backend", "make_backend": ".backend"}

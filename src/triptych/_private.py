@@ -1,7 +1,8 @@
 """Every private name of torch that the package uses: where it lives, and what it is for.
 
 A name resolves on its first use (`_private.compile_fx_inner`), so that importing the package loads neither
-Dynamo nor Inductor. `missing()` is what a test asks for each torch release that is supported.
+Dynamo nor Inductor. `missing()` is what a test asks for each torch release that is supported. A name that this torch
+does not have is an `UnsupportedTorch` error.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+
+from .releases import check_release, is_newer_than_tested, missing_names
+
+check_release()
 
 NAMES: Mapping[str, str] = MappingProxyType(
     {
@@ -147,7 +152,10 @@ def __getattr__(name: str) -> Any:
         path = NAMES[name]
     except KeyError:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    value = globals()[name] = _find(path)
+    try:
+        value = globals()[name] = _find(path)
+    except (ImportError, AttributeError) as error:
+        raise missing_names([path]) from error
     return value
 
 
@@ -160,6 +168,12 @@ def missing() -> list[str]:
         except (ImportError, AttributeError):
             gone.append(name)
     return gone
+
+
+def check_names() -> None:
+    """An error that lists every missing name, on a torch newer than those that the tests have looked at."""
+    if is_newer_than_tested() and (gone := missing()):
+        raise missing_names([NAMES[name] for name in gone])
 
 
 def _find(path: str) -> Any:

@@ -24,6 +24,8 @@ from .passes.manager import run_stage
 from .passes.session import Session, open_session
 from .references import dropping_references
 
+_private.check_names()  # before a program is compiled halfway
+
 OptionsLike = Mapping[str, Any] | Options | None
 CompileFn = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 ChooseCodegen = Callable[[Session, GraphModule, Sequence[Any]], CodeGenerator]

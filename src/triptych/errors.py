@@ -32,3 +32,7 @@ class VerificationError(TriptychError):
 
 class RuleError(TriptychError):
     """A rule or a user's pass that raised, named with its pass, node and source line."""
+
+
+class UnsupportedTorch(TriptychError, ImportError):
+    """A torch that is too old, or so new that it has moved or dropped a private name the package needs."""

@@ -44,10 +44,16 @@ def portable_decompositions() -> Decompositions:
     aten = torch.ops.aten
     with _private.inductor_config.patch(fallback_random=True):
         table = dict(_private.select_decomp_table())
-    backward = aten._softmax_backward_data.default
-    table[backward] = _private.decomposition_table[backward]
-    # PyTorch's own kernels keep the memory format, which the decompositions for everybody do not
-    for op in (aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default):
+    softmax_backward = aten._softmax_backward_data.default
+    table[softmax_backward] = _private.decomposition_table[softmax_backward]
+    # decompositions whose results have other strides than those of the operator, which the caller sees
+    for op in (
+        aten.max_pool2d_with_indices.default,
+        aten.max_pool3d_with_indices.default,
+        aten.channel_shuffle.default,
+        aten.log_sigmoid_forward.default,
+        aten.index_select.default,
+    ):
         table.pop(op, None)
     # a cat of one tensor several times becomes a contiguous copy, however the tensor lies: the caller sees the strides
     table.pop(aten.cat.default, None)
