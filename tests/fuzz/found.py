@@ -30,4 +30,43 @@ FOUND: dict[str, Program] = {
         returned=("v1", "v0"),
         train=True,
     ),
-}
+    "exp(x - logsumexp(x)) of an infinite score": Program(
+        seed=1003727,
+        setup=("x0 = torch.tensor([[math.inf, 1.0]])",),
+        body=("v0 = torch.exp(x0 - x0.logsumexp(1, True))",),
+        returned=("v0",),
+    ),
+    "a clone that a higher-order operator reads beside its source": Program(
+        seed=1004490,
+        setup=("x0 = torch.randn(2)",),
+        body=(
+            "v0 = x0.clone()",
+            "v1, v2 = v0",
+            "v3 = torch.cond(x0.sum() > 0, lambda a, b: a * b, lambda a, b: a + b, (x0, v1))",
+        ),
+        returned=("v3", "v1"),
+        route="compile",
+    ),
+    "attention whose result is written keeps its product": Program(
+        seed=1004972,
+        setup=("x0 = torch.randn(1, 1)", "x1 = torch.randn(1, 2, 1, 1)", "x2 = torch.randn(1, 1).requires_grad_()"),
+        body=("v0 = torch.matmul(x0, x1)", "v1 = v0.softmax(-1) @ x2", "v1[:] = 2.0"),
+        returned=("v1",),
+        train=True,
+    ),
+    "running statistics carry no gradient": Program(
+        seed=1007399,
+        setup=(
+            "x0 = torch.randn(2)", "b0 = torch.randn(2, 2)", "b1 = torch.randn(2)", "b2 = torch.randn(2)",
+            "p0 = nn.Parameter(torch.randn(2))",
+        ),
+        body=(
+            "v0 = F.batch_norm(b0, b1, b2, p0, p0, True)",
+            "v1 = torch.minimum(x0, p0)",
+            "v1[...] = b1",
+        ),
+        returned=("v1",),
+        train=True,
+        route="graph",
+    ),
+}  # fmt: skip

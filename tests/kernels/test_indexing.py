@@ -73,10 +73,6 @@ def test_written_arguments(shared: bool) -> None:
     check_inference(write_arguments, arguments, backend=triptych.compile_fx)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="pointless_permute_pair takes the view off the other result; Inductor then computes the two results apart",
-)
 def test_a_written_view_returned_with_its_base() -> None:
     def program(x: Tensor) -> tuple[Tensor, Tensor]:
         whole = x.clone()

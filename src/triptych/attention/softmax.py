@@ -12,6 +12,7 @@ from ..ir.calls import Call
 from ..ir.facts import tensor_fact
 from ..ir.gradients import gradient_reaches
 from ..ir.program import Program
+from ..ir.traits import is_view
 from ..passes.base import PassRun
 from ..rewrite.checks import PlainTerms
 from ..rewrite.emit import Emitter
@@ -170,9 +171,28 @@ def _exp_of_log(program: Program, node: Node) -> Found | None:
     if inner.op == "sub" and inner.get("alpha") == 1:
         scores, shift = inner.args["self"], inner.args["other"]
         found = reduction(program, shift, ("logsumexp",))
-        if found is not None and found.scores is scores:
+        if found is not None and found.scores is scores and _goes_into_products(program, node):
             return Found(scores, found.dim, [inner_node, *found.nodes])
     return None
+
+
+def _goes_into_products(program: Program, node: Node) -> bool:
+    """Is every row of the value summed up by a product, whatever view or cast comes first?
+
+    Of a row with a score of +inf, exp(x - logsumexp(x)) makes a NaN there and zeros elsewhere, a softmax only NaN:
+    after a product over the row both are NaN.
+    """
+    work, seen = [node], {node}
+    while work:
+        for user in work.pop().users:
+            call = program.call(user)
+            if user in seen or contraction_of(program, user) is not None:
+                continue
+            if call is None or call.mutates or not (is_view(call.op) or call.op in ("to", "dropout")):
+                return False
+            seen.add(user)
+            work.append(user)
+    return True
 
 
 FORMS: dict[str, Callable[[Program, Node], Found | None]] = {

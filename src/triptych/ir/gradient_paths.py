@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from .. import _private
 from .calls import Call
-from .effects import node_operands
+from .effects import Effects, node_operands
 from .facts import fact
 from .modules import called_module
 from .program import TORCH, Program
@@ -117,7 +117,7 @@ class GradientPaths:
             sources[node] = self._of(node, sources, written, is_off, replaced)
             if not aliasing.any_write:
                 continue
-            for target in () if is_off else aliasing.effects(node).writes:
+            for target in () if is_off else _differentiable_writes(aliasing.effects(node), node):
                 stored = self._joined(node.all_input_nodes, sources, written, replaced)
                 memory = aliasing.memory(target)
                 written[memory] = written.get(memory, 0) | stored
@@ -219,6 +219,12 @@ class GradientPaths:
 
     def _name(self, sources: Sources) -> str:
         return self._names[sources.bit_length() - 1]
+
+
+def _differentiable_writes(seen: Effects, node: Node) -> Iterable[Node]:
+    """What the node writes in a way that autograd follows: `x.add_(y)`, `x[i] = y`. Running statistics of a batch norm,
+    and what a custom operator writes beside its result, carry no gradient."""
+    return seen.writes if fact(node) is None else [target for target in seen.writes if target in seen.aliases]
 
 
 def _follows_gradients(program: Program) -> bool:

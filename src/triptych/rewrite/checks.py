@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -44,6 +44,13 @@ class PlainTerms:
 
 
 PLAIN = PlainTerms()
+
+
+SAVED_FOR_BACKWARD = frozenset(
+    "scaled_dot_product_attention softmax log_softmax logsumexp exp exp2 expm1 tanh sigmoid sqrt rsqrt reciprocal tan "
+    "relu elu celu selu threshold pow cumprod amax amin norm".split()
+)
+"""Operations whose gradient is computed from their result."""
 
 
 class Checks:
@@ -214,5 +221,33 @@ class Checks:
         return operand in seen.aliases and (in_place or (value is not None and fact(operand) is value))
 
     def _same_storage(self, was: Node, now: Node) -> bool:
-        """`reshape` and its like may copy: at the torch level the facts tell whether they did."""
-        return self.program.dialect == ATEN or not self.program.aliasing.surely_apart(was, now)
+        """Is it surely the same memory? `reshape` and its like may copy: at the torch level the facts tell whether they
+        did. In ATen a value that is no view has memory of its own, whoever may share it later: a higher-order operator
+        says of all its operands that its results may."""
+        aliasing = self.program.aliasing
+        if self.program.dialect == ATEN:
+            return bool(aliasing.effects(was).aliases)
+        return not aliasing.surely_apart(was, now)
+
+    def _check_results(self, was: Node, covered: Iterable[Node]) -> None:
+        """A result that is a view of another result must stay one: kernels write two results that are views of a third
+        value to memory of their own."""
+        if self.program.dialect != ATEN or not self.program.aliasing.is_output(was):
+            return
+        output = was.graph.output_node()
+        for node in covered:
+            if node is not was and output in node.users and node in self.program.aliasing.effects(was).aliases:
+                raise Refused(f"the value is a view of {node.name}, which is returned too")
+
+    def _check_saved(self, was: Node, now: Node, made: Iterable[Node]) -> None:
+        """Autograd needs some results as they were computed: a write to one, allowed before, would be an error then."""
+        aliasing = self.program.aliasing
+        if not aliasing.written(was) or not self.program.gradient_paths.active:
+            return
+        call = self.program.call(was)
+        for node in made:
+            new = self.program.call(node)
+            if new is None or new.op not in SAVED_FOR_BACKWARD or not aliasing.same(node, now):
+                continue
+            if call is None or call.op != new.op:
+                raise Refused(f"the result is written, and the gradient of {new.op} needs it as it was")

@@ -122,6 +122,8 @@ class Rewriter(Checks):
             if self._check_value(was, now, terms):
                 relaid[was] = fact(now)
             self._check_memory(was, now, now in fresh)
+            self._check_saved(was, now, op.made)
+            self._check_results(was, covered)
             require_same_place(self.program, was, now)
             if now not in fresh:
                 self._check_identity(was, now)
