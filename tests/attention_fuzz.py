@@ -306,6 +306,8 @@ def check(program):
     eps = torch.finfo(torch.bfloat16 if program.autocast else program.dtype).eps
     if any("bfloat16" in line for line in program.lines):
         eps = torch.finfo(torch.bfloat16).eps
+    # a gradient that is zero but for rounding (of the one key of a row) is rounded as the others are
+    largest = max((x.nan_to_num(0, 0, 0).abs().max().item() for x in exact if x.numel()), default=1.0)
     for number, (want, got, right) in enumerate(zip(unfused, fused, exact)):
         if number and unfused[0].isnan().any():  # then it may reach other gradients
             nowhere = want.isnan() | got.isnan()
@@ -313,11 +315,11 @@ def check(program):
         huge = "strange_huge" in [kind for kind, *_ in program.inputs.values()]
         if number and program.strange and (huge or not unfused[0].isfinite().all()):
             break
-        compare(f"{'result' if number == 0 else f'gradient {number}'}", want, got, right, eps, program.strange)
+        compare(f"{'result' if number == 0 else f'gradient {number}'}", want, got, right, eps, program.strange, largest)
     return tally.fired["fuse_attention"]
 
 
-def compare(name, want, got, right, eps, strange):
+def compare(name, want, got, right, eps, strange, largest):
     assert want.dtype == got.dtype and want.shape == got.shape, f"{name}: {want.dtype} {got.dtype} {want.shape} {got.shape}"
     assert torch.equal(want.isnan(), got.isnan()), f"{name}: NaN in other places"
     finite = want.isfinite() & right.isfinite()
@@ -327,7 +329,7 @@ def compare(name, want, got, right, eps, strange):
     want, got, right = (torch.where(finite, x.double(), 0) for x in (want, got, right))
     size = max(right.abs().max().item(), 1.0)
     before, after = ((x - right).abs().max().item() for x in (want, got))
-    limit = 4 * before + 32 * eps * size * (1 if not strange else 1e6)
+    limit = 4 * before + 32 * eps * max(size, largest) * (1 if not strange else 1e6)
     assert after <= limit, f"{name}: an error of {before:.1e} became {after:.1e}"
     if eps < 1e-6 and not strange:  # nor may a large error in one place hide one in another
         apart = torch.minimum((got - right).abs(), (got - want).abs()) - 8 * (want - right).abs().amax(-1 if want.dim() else 0, True)
