@@ -161,6 +161,10 @@ class Checks:
 
     def _returned_beside(self, was: Node) -> bool:
         """Is memory of the value also returned by a way that does not go through it?"""
+        return self._returned_through(was) < self.program.aliasing.output_uses(was)
+
+    def _returned_through(self, was: Node) -> int:
+        """How many results are the value or views of it."""
         aliasing = self.program.aliasing
         through, seen = 0, {was}
         work = [was]
@@ -172,7 +176,7 @@ class Checks:
                 elif user not in seen and node in aliasing.effects(user).aliases:
                     seen.add(user)
                     work.append(user)
-        return through < aliasing.output_uses(was)
+        return through
 
     def _check_identity(self, was: Node, now: Node) -> None:
         """Where a value that was there already takes the place of another: is the difference seen from outside?
@@ -234,9 +238,9 @@ class Checks:
         value to memory of their own."""
         if self.program.dialect != ATEN or not self.program.aliasing.is_output(was):
             return
-        output = was.graph.output_node()
+        output, viewed = was.graph.output_node(), self.program.aliasing.effects(was).aliases
         for node in covered:
-            if node is not was and output in node.users and node in self.program.aliasing.effects(was).aliases:
+            if node in viewed and output in node.users and self._returned_through(was):
                 raise Refused(f"the value is a view of {node.name}, which is returned too")
 
     def _check_saved(self, was: Node, now: Node, made: Iterable[Node]) -> None:
