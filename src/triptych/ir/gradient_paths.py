@@ -17,7 +17,7 @@ from .. import _private
 from .calls import Call
 from .effects import Effects, node_operands
 from .facts import fact
-from .modules import called_module
+from .modules import attribute, called_module
 from .program import TORCH, Program
 from .text import RULE
 
@@ -192,8 +192,7 @@ class GradientPaths:
             value = fact(node)
             return self._bit(node, node.name) if value is None or _requires_grad(value) else 0
         try:
-            owner, _, name = str(node.target).rpartition(".")
-            tensor = getattr(self.program.gm.get_submodule(owner), name)
+            tensor = attribute(self.program.gm, node.target)
         except AttributeError:
             return 0
         return self._of_tensor(tensor, str(node.target))
