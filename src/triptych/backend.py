@@ -10,7 +10,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from . import _private
-from .calling import compile_flat
+from .calling import compile_flat, return_each_once
 from .codegen.base import CodeGenerator, Compiled
 from .codegen.eager import CallableCodegen, EagerCodegen
 from .codegen.inductor import InductorCodegen, reset
@@ -131,6 +131,7 @@ def compile_flow(
     keep(session, "dynamo", gm)
     gm = run_stage("pre_grad", gm, session, graph="pre_grad", example_inputs=example_inputs)
     keep(session, "pre_grad", gm)
+    with_repeated_results = return_each_once(gm)
     codegen = choose_codegen(session, gm, example_inputs)
 
     def joint_stage(joint: GraphModule, inputs: Any, is_inference: bool = False) -> GraphModule:
@@ -208,7 +209,7 @@ def compile_flow(
             partition_fn=partition_joint,
             keep_inference_input_mutations=True,
         )
-        return autograd(gm, example_inputs)
+        return with_repeated_results(autograd(gm, example_inputs))
 
 
 @contextlib.contextmanager

@@ -46,6 +46,34 @@ def compile_flat(gm: GraphModule, example_inputs: Sequence[Any], compile: Compil
     return call
 
 
+def return_each_once(gm: GraphModule) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Let a graph that returns a flat tuple return no value twice; what comes back gives its callable the old form.
+
+    Of one tensor returned twice, AOTAutograd may make two: two views of the same memory.
+    """
+    output = gm.graph.output_node()
+    returned = output.args[0]
+    if not isinstance(returned, (tuple, list)):
+        return lambda compiled: compiled
+    nodes = list(dict.fromkeys(r for r in returned if isinstance(r, Node)))
+    if len(nodes) == sum(isinstance(r, Node) for r in returned):
+        return lambda compiled: compiled
+    once = [*nodes, *(r for r in returned if not isinstance(r, Node))]
+    others = iter(range(len(nodes), len(once)))
+    places = [nodes.index(r) if isinstance(r, Node) else next(others) for r in returned]
+    output.args = (tuple(once),)
+    gm.recompile()
+
+    def with_repeated(compiled: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            results = compiled(*args)
+            return tuple(results[place] for place in places)
+
+        return call
+
+    return with_repeated
+
+
 def _is_flat_tuple(returned: Any) -> bool:
     return isinstance(returned, tuple) and not any(isinstance(x, (tuple, list, dict)) for x in returned)
 

@@ -27,8 +27,11 @@ WEIGHTS = {
     "attention": 2, "casts": 1, "draws": 1, "control": 1, "nothing": 2,
 }  # fmt: skip
 
-KNOWN: frozenset[str] = frozenset()
-"""Statement functions and switches that are off because what they find is known."""
+KNOWN: frozenset[str] = frozenset({"special attention"})
+"""Statement functions and switches that are off because what they find is known.
+
+"special attention": attention over NaN or infinite scores. torch's kernels give such rows zeros, see `fuse_attention`.
+"""
 
 
 def statement(kind: str, weight: int = 2) -> Callable[[Statement], Statement]:
@@ -215,6 +218,8 @@ class Writer:
 
     def step(self, kind: str) -> bool:
         """Add a statement of that kind; False where none is possible here."""
+        if kind == "attention" and self.special and "special attention" in self.avoid:
+            return False
         functions = [f for f, weight in STATEMENTS[kind] for _ in range(weight) if f.__name__ not in self.avoid]
         marks = len(self.setup), len(self.order), len(self.body)
         try:

@@ -26,12 +26,15 @@ def corrected(table: Decompositions) -> Decompositions:
     corrections: dict[Any, Callable[[Decomposition], Decomposition]] = {
         aten.addmm.default: bias_unread_at_beta_zero,
         aten.add.Tensor: complex_add_of_nothing,
+        aten.hardsigmoid_backward.default: hardsigmoid_backward_in_double,
         aten.index_add.default: index_add_of_matching_shapes,
         aten.max_unpool2d.default: max_unpool2d_in_memory_format,
         aten.round.decimals: lambda _: round_decimals,
         aten.soft_margin_loss_backward.default: lambda _: soft_margin_loss_backward,
     }
-    return {op: corrections[op](fn) if op in corrections else fn for op, fn in table.items()}
+    table = {op: corrections[op](fn) if op in corrections else fn for op, fn in table.items()}
+    dropout = aten.native_dropout.default
+    return {**table, dropout: dropout_of_everything(table.get(dropout))}
 
 
 def bias_unread_at_beta_zero(decomposition: Decomposition) -> Decomposition:
@@ -56,6 +59,27 @@ def complex_add_of_nothing(decomposition: Decomposition) -> Decomposition:
         return decomposition(x, y, alpha=alpha)
 
     return add
+
+
+def dropout_of_everything(decomposition: Decomposition | None) -> Decomposition:
+    """With p=1 eager draws no numbers; the operator, and so what follows it in the random stream, does."""
+
+    def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
+        if p == 1 and train is not False:
+            return x * torch.zeros((), dtype=x.dtype, device=x.device), torch.zeros_like(x, dtype=torch.bool)
+        return NotImplemented if decomposition is None else decomposition(x, p, train)
+
+    return native_dropout
+
+
+def hardsigmoid_backward_in_double(decomposition: Decomposition) -> Decomposition:
+    """The operator rounds 1/6 to float32, in double precision too; the decomposition does not."""
+
+    @functools.wraps(decomposition)
+    def hardsigmoid_backward(grad_output: torch.Tensor, x: torch.Tensor) -> Any:
+        return NotImplemented if x.dtype is torch.float64 else decomposition(grad_output, x)
+
+    return hardsigmoid_backward
 
 
 def index_add_of_matching_shapes(decomposition: Decomposition) -> Decomposition:

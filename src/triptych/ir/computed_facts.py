@@ -104,6 +104,11 @@ class _FactRunner(Interpreter):
 class _ModeRunner(_FactRunner):
     """The same for a graph that has facts, which a computed value must agree with."""
 
+    def __init__(self, gm: GraphModule, key: str, mode: Any) -> None:
+        super().__init__(gm, key, mode)
+        self.snapshots: dict[torch.Tensor, torch.Tensor] = {}
+        """The latest of each tensor."""
+
     def run_node(self, n: Node) -> Any:
         recorded = fact(n)
         try:
@@ -115,12 +120,19 @@ class _ModeRunner(_FactRunner):
         if recorded is not None and difference(recorded, value) is not None:
             value = _moved(self.mode, recorded)
         if n.op != "output":
-            n.meta[self.key] = _snapshot(value)
+            n.meta[self.key] = self._snapshot(value)
         return value
 
+    def _snapshot(self, value: Any) -> Any:
+        """The value as it is now, in the same memory: `unsqueeze_` later changes the shape of the value itself.
 
-def _snapshot(value: Any) -> Any:
-    """The value as it is now, in the same memory: `unsqueeze_` later changes the shape of the value itself."""
-    if isinstance(value, (list, tuple)):
-        return type(value)(_snapshot(v) for v in value)
-    return value.detach().requires_grad_(value.requires_grad) if _is_fake(value) else value
+        Two nodes whose value is one tensor share a snapshot.
+        """
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._snapshot(v) for v in value)
+        if not _is_fake(value):
+            return value
+        latest = self.snapshots.get(value)
+        if latest is None or difference(latest, value) or latest.requires_grad != value.requires_grad:
+            latest = self.snapshots[value] = value.detach().requires_grad_(value.requires_grad)
+        return latest

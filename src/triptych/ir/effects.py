@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from .. import _private
 from .calls import Call, of_a_library, op_parameters, overload_called, read
-from .facts import fact
+from .facts import fact, sharing
 from .modules import called_module
 from .schema import overloads, packet_tags
 
@@ -114,8 +114,8 @@ def _schema_effects(overload: _private.OpOverload) -> _SchemaEffects:
     no_result = not schema.returns
     kept = no_result or any(part in name for part in KEPT_NAMES) or "c10d" in name
     barrier = name.startswith("profiler::") or "c10d" in name
-    plain = not (written or aliased or random or kept or barrier or name in KEEPS_STATISTICS)
     may_copy = vague or _private.is_composite(overload)
+    plain = not (written or aliased or may_copy or random or kept or barrier or name in KEEPS_STATISTICS)
     return _SchemaEffects(tuple(written), tuple(aliased), may_copy, random, kept, barrier, plain)
 
 
@@ -138,7 +138,15 @@ def _from_schema(node: Node, overload: _private.OpOverload) -> Effects:
     random, may_copy = known.random, known.may_copy
     if random and ((call := read(node)) is not None):
         random, may_copy = not _drops_nothing(call), may_copy and not _is_operand(call)
-    return Effects(writes, operands(known.aliased), may_copy, random, known.kept, known.barrier)
+    aliases = operands(known.aliased) or (_shared(node) if may_copy else ())
+    return Effects(writes, aliases, may_copy, random, known.kept, known.barrier)
+
+
+def _shared(node: Node) -> tuple[Node, ...]:
+    """Operands that share memory with the result although no schema says so: `diff` of nothing is its operand."""
+    operands = tuple(node_operands((node.args, node.kwargs)))
+    shared = [any(word != "apart" for words in sharing(fact(node), [fact(o)]) for word in words) for o in operands]
+    return tuple(o for o, is_shared in zip(operands, shared) if is_shared)
 
 
 def _running_stats(call: Call | None) -> tuple[Node, ...]:
@@ -219,7 +227,7 @@ def _from_call(node: Node) -> Effects:
     first = operands if in_python or call.op == "einsum" else operands[:1]
     if "maybe_aliasing_or_mutating" in packet_tags(call.op):
         first = operands
-    return Effects((), first if may_alias else (), may_copy=not _is_operand(call), random=random)
+    return Effects((), first if may_alias else _shared(node), may_copy=not _is_operand(call), random=random)
 
 
 def _has_tensor(node: Node) -> bool:

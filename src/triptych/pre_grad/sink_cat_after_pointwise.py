@@ -62,6 +62,7 @@ class Sink(Rule, ABC):
         for t in tensors:
             m.require(list(t.node.users) == [m.root.node], f"{t.node.name} is used elsewhere")
         own = [Value(m.program, n) for n in _own_operands(m, calls)]
+        m.require(_has_dim(own, m), "cat of 1-D tensors without elements takes any dim")
         _require_no_change(m, own, tensors)
         m.require(self.allowed, f"the last bits of {name} may depend on where an element lies: see the option rounding")
         self._require_profit(m, own, tensors)
@@ -84,6 +85,11 @@ class Sink(Rule, ABC):
         own = _own_operands(m, [t.call for t in tensors])
         joined = (op.cat if m.root.op == "cat" else op.stack)(own, dim=dim)
         return op.again(tensors[0].node, {own[0]: joined.node})
+
+
+def _has_dim(own: Sequence[Value], m: Match) -> bool:
+    rank = len(own[0].shape) + (m.root.op == "stack")
+    return isinstance(m["dim"], int) and -rank <= m["dim"] < rank
 
 
 def _lie_side_by_side(m: Match, own: Sequence[Value]) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 
 from ..ir.effects import Effects, node_operands
-from ..ir.facts import difference, fact, same_strides, sharing
+from ..ir.facts import difference, fact, known_equal, same_strides, sharing
 from ..ir.program import ATEN, Program, Value
 from ..ir.traits import is_gemm, is_pointwise
 from .emit import Emitter
@@ -129,10 +129,18 @@ class Checks:
             return False
         if problem := difference(old, new, strides=False):
             raise Refused(problem)
+        self._check_offset(was, old, new)
         problem = difference(old, new)
         if problem and terms.keeps_strides:
             raise Refused(problem)
         return not same_strides(old, new)
+
+    def _check_offset(self, was: Node, old: Any, new: Any) -> None:
+        """Of a result that is a view of an input, AOTAutograd uses sizes, strides and offset alone."""
+        if self.program.dialect != ATEN or was.graph.output_node() not in was.users or not isinstance(old, torch.Tensor):
+            return
+        if not known_equal(old.storage_offset(), new.storage_offset()):
+            raise Refused("the value is returned, and would lie at another place of its memory")
 
     def _check_gradients(self, edits: Sequence[tuple[Sequence[Node], Sequence[Node], Emitter]]) -> None:
         """The inputs that get a gradient must stay the same, also where that gradient is zero."""
