@@ -128,6 +128,26 @@ def test_gradient_of_a_small_soft_margin_loss(dtype, tolerance, reduction):
     torch.testing.assert_close(gradient(compiled(function, "eager"), x), exact, rtol=tolerance, atol=0.0)
 
 
+@pytest.mark.parametrize("codegen", CODEGENS)
+def test_double_precision_gradient_of_hardsigmoid_is_that_of_eager(codegen):
+    gradients = []
+    for function in (torch.nn.functional.hardsigmoid, compiled(torch.nn.functional.hardsigmoid, codegen)):
+        x = torch.linspace(-4, 4, 9, dtype=torch.float64, requires_grad=True)
+        function(x).sum().backward()
+        gradients.append(x.grad)
+    assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_grid_sample_reads_from_the_same_places_as_eager(dtype):
+    x, grid = torch.randn(1, 2, 6, 6, dtype=dtype), torch.rand(1, 5, 5, 2).to(dtype) * 2 - 1
+
+    def function(x, grid):
+        return torch.nn.functional.grid_sample(x, grid, align_corners=False)
+
+    torch.testing.assert_close(compiled(function, "eager")(x, grid), function(x, grid))
+
+
 NUMBERS = [complex(math.nan, 1), complex(1, math.nan), complex(math.inf, -math.inf), complex(-0.0, -0.0), 1 + 2j]
 
 
@@ -148,7 +168,7 @@ def test_torchs_own_table_stays_as_it_is():
     table = corrected(before)
     assert {op for op in before if table[op] is not before[op]} == {
         aten.addmm.default, aten.add.Tensor, aten.index_add.default, aten.max_unpool2d.default, aten.round.decimals,
-        aten.soft_margin_loss_backward.default,
+        aten.soft_margin_loss_backward.default, aten.hardsigmoid_backward.default, aten.native_dropout.default,
     }  # fmt: skip
     assert _private.select_decomp_table() == before
     assert aten.add.Tensor not in portable_decompositions()

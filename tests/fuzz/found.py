@@ -119,4 +119,11 @@ FOUND: dict[str, Program] = {
         train=True,
         route="compile",
     ),
+    "a detached view of a parameter requires no gradient": Program(
+        seed=4010147,
+        setup=("x0 = torch.randn(2)", "p0 = nn.Parameter(torch.randn(2))"),
+        body=("v0 = p0.expand(2)", "v1 = v0.detach()"),
+        returned=("v1",),
+        route="compile",
+    ),
 }  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -51,6 +51,14 @@ SAVED_FOR_BACKWARD = frozenset(
     "relu elu celu selu threshold pow cumprod amax amin norm".split()
 )
 """Operations whose gradient is computed from their result."""
+
+
+def _is_given(node: Node) -> bool:
+    return node.op in ("placeholder", "get_attr")
+
+
+def _requires_grad(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 class Checks:
@@ -129,15 +137,16 @@ class Checks:
             return False
         if problem := difference(old, new, strides=False):
             raise Refused(problem)
-        self._check_offset(was, old, new)
         problem = difference(old, new)
         if problem and terms.keeps_strides:
             raise Refused(problem)
+        self._check_offset(was, old, new)
         return not same_strides(old, new)
 
     def _check_offset(self, was: Node, old: Any, new: Any) -> None:
         """Of a result that is a view of an input, AOTAutograd uses sizes, strides and offset alone."""
-        if self.program.dialect != ATEN or was.graph.output_node() not in was.users or not isinstance(old, torch.Tensor):
+        is_returned = was.graph.output_node() in was.users
+        if self.program.dialect != ATEN or not is_returned or not isinstance(old, torch.Tensor):
             return
         if not known_equal(old.storage_offset(), new.storage_offset()):
             raise Refused("the value is returned, and would lie at another place of its memory")
@@ -173,18 +182,20 @@ class Checks:
 
     def _returned_through(self, was: Node) -> int:
         """How many results are the value or views of it."""
+        output = was.graph.output_node()
+        returned = list(node_operands(output.args)) if self.program.aliasing.is_output(was) else []
+        return sum(returned.count(node) for node in self._views(was) if output in node.users) if returned else 0
+
+    def _views(self, was: Node) -> Iterator[Node]:
+        """The value and all views of it."""
         aliasing = self.program.aliasing
-        through, seen = 0, {was}
-        work = [was]
+        work, seen = [was], {was}
         while work:
             node = work.pop()
-            for user in node.users:
-                if user.op == "output":
-                    through += sum(n is node for n in node_operands(user.args))
-                elif user not in seen and node in aliasing.effects(user).aliases:
-                    seen.add(user)
-                    work.append(user)
-        return through
+            yield node
+            views = [u for u in node.users if u not in seen and node in aliasing.effects(u).aliases]
+            seen.update(views)
+            work += views
 
     def _check_identity(self, was: Node, now: Node) -> None:
         """Where a value that was there already takes the place of another: is the difference seen from outside?
@@ -196,10 +207,11 @@ class Checks:
         value = fact(was)
         if value is not None and value is fact(now):
             return  # `x.contiguous()` of a contiguous x is x
+        if self.program.aliasing.is_output(was) and _requires_grad(value) != _requires_grad(fact(now)):
+            raise Refused("the value is returned, and requires a gradient otherwise than what would stand for it")
         if self._is_returned(was):
             tensor = self._tensor_itself(now)
-            given = tensor.op in ("placeholder", "get_attr")
-            if tensor is not self._tensor_itself(was) and (given or self._is_returned(tensor)):
+            if tensor is not self._tensor_itself(was) and (_is_given(tensor) or self._is_returned(tensor)):
                 raise Refused(f"the value is returned, and would be the very tensor {tensor.name}")
         if self.program.dialect == ATEN:
             return
