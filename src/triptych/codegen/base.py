@@ -9,7 +9,7 @@ import torch
 from torch.fx import GraphModule
 
 from .. import _private
-from .decompositions import Decompositions, corrected
+from .decompositions import Decompositions, corrected, hardsigmoid_backward_in_double
 
 Compiled = Callable[..., Any]
 
@@ -63,6 +63,8 @@ def portable_decompositions() -> Decompositions:
     table.pop(aten.round.decimals, None)
     # in half precision the decomposition rounds the places it reads from
     table.pop(aten.grid_sampler_2d.default, None)
+    hardsigmoid_backward = aten.hardsigmoid_backward.default
+    table[hardsigmoid_backward] = hardsigmoid_backward_in_double(table[hardsigmoid_backward])
     # as `alias` the result would be a view, and require a gradient where the operand does
     table.pop(aten.detach.default, None)
     return corrected(table)

@@ -26,7 +26,6 @@ def corrected(table: Decompositions) -> Decompositions:
     corrections: dict[Any, Callable[[Decomposition], Decomposition]] = {
         aten.addmm.default: bias_unread_at_beta_zero,
         aten.add.Tensor: complex_add_of_nothing,
-        aten.hardsigmoid_backward.default: hardsigmoid_backward_in_double,
         aten.index_add.default: index_add_of_matching_shapes,
         aten.max_unpool2d.default: max_unpool2d_in_memory_format,
         aten.round.decimals: lambda _: round_decimals,

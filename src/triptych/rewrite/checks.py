@@ -140,11 +140,11 @@ class Checks:
         problem = difference(old, new)
         if problem and terms.keeps_strides:
             raise Refused(problem)
-        self._check_offset(was, old, new)
         return not same_strides(old, new)
 
-    def _check_offset(self, was: Node, old: Any, new: Any) -> None:
+    def _check_offset(self, was: Node, now: Node) -> None:
         """Of a result that is a view of an input, AOTAutograd uses sizes, strides and offset alone."""
+        old, new = fact(was), fact(now)
         is_returned = was.graph.output_node() in was.users
         if self.program.dialect != ATEN or not is_returned or not isinstance(old, torch.Tensor):
             return

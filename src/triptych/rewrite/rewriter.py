@@ -129,6 +129,8 @@ class Rewriter(Checks):
                 self._check_identity(was, now)
         if relaid:
             self._relaid |= follow(self.program, relaid)
+        for was, now in zip(olds, made):
+            self._check_offset(was, now)
         return made
 
     def respell(self, node: Node, spelling: Spelling) -> None:
