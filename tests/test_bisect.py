@@ -381,7 +381,7 @@ def run_limited(subject: type[Pass], example, dialect, limit):
         example.prepare(gm.graph)
     before = fingerprint(gm.graph)
     options = Options.make(example.options)
-    rewriter = Rewriter(Program(gm, (), options.freeze), subject.name, limit)
+    rewriter = Rewriter(Program(gm, (), options), subject.name, limit)
     run = PassRun(rewriter, options, example.is_inference, strict=True)
     pass_with_options(subject, options).run(run)
     assert rewriter.rewrites == run.tally.fired.total()

@@ -12,6 +12,7 @@ from ..ir.program import Program
 from ..ir.text import source_line
 from ..match.matcher import Matcher
 from ..passes.catalogue import all_rules, as_rule
+from ..rewrite.edits import Edit
 from ..rewrite.refusal import Refused
 from ..rewrite.rewriter import Rewriter
 from ..rewrite.rule import CompiledRule, Match, Rule, compiled
@@ -39,18 +40,18 @@ class NearMiss:
 
 def find(rule: Rule | type[Rule] | str, gm: GraphModule) -> list[Match]:
     """Every place where the rule's pattern and checks hold; nothing is rewritten."""
-    program, ready = Program(gm), compiled(as_rule(rule))
-    found = []
-    for node in _candidates(program, ready):
-        for way in Matcher(program).find(ready.roots, node):
-            match = Match(program, way)
-            try:
-                ready.check(match)
-            except Refused:
-                continue
-            found.append(match)
-            break
-    return found
+    wanted = as_rule(rule)
+    ready = compiled(wanted)
+    found: dict[Node, Match] = {}
+    for match in wanted.sites(Program(gm)):
+        if match.root.node in found:
+            continue  # another way to match there
+        try:
+            ready.check(match)
+        except Refused:
+            continue
+        found[match.root.node] = match
+    return list(found.values())
 
 
 def why_not(rule: Rule | type[Rule] | str, model_or_gm: Callable[..., Any], *args: Any) -> list[NearMiss]:
@@ -85,6 +86,12 @@ def _candidates(program: Program, rule: CompiledRule) -> list[Node]:
 def _misses(rule: Rule, gm: GraphModule, graph: str) -> list[NearMiss]:
     program, ready = Program(gm), compiled(rule)
     found = []
+    if ready.finds_itself:
+        for match in rule.sites(program):
+            at = match.root.node
+            if reason := _refusal(program, ready, match):
+                found.append(NearMiss(rule.name, graph, at.name, len(match.nodes), reason, source_line(at), True))
+        return found
     for node in _candidates(program, ready):
         matcher = Matcher(program)
         ways = list(matcher.find(ready.roots, node))
@@ -106,10 +113,15 @@ def _refusal(program: Program, rule: CompiledRule, match: Match) -> str | None:
     """Why a complete match is not rewritten: built, asked for, and taken back."""
     rewriter = Rewriter(program, rule.name)
     roots = [r.node for r in match.roots]
-    op = rewriter.emitter(max(roots), rule.name)
+    op = rewriter.emitter(match.before or max(roots), rule.name)
+
+    def require_sound(made: Any) -> None:
+        if not isinstance(made, Edit):  # an edit is checked when it is made, which nobody wants here
+            rewriter.require_sound(roots, made, op, match.nodes, rule.rule)
+
     try:
         rule.check(match)
-        rule.rewrite(op, match, lambda made: rewriter.require_sound(roots, made, op, match.nodes, rule.rule))
+        rule.rewrite(op, match, require_sound)
     except Refused as refused:
         return refused.reason
     except Exception as error:

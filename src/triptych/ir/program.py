@@ -13,6 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from .. import _private
+from ..options import Options
 from .alias import Aliasing
 from .autocast import AutocastRegions, is_bound
 from .calls import Call, read
@@ -51,13 +52,23 @@ def dialect_of(gm: GraphModule) -> str:
     return TORCH if any("example_value" in meta and "val" not in meta for meta in inputs) else ATEN
 
 
+DEFAULTS = Options()
+
+
 class Program:
     """One graph module under change."""
 
-    def __init__(self, gm: GraphModule, example_inputs: Sequence[Any] = (), freeze: bool = False) -> None:
+    def __init__(
+        self,
+        gm: GraphModule,
+        example_inputs: Sequence[Any] = (),
+        options: Options = DEFAULTS,
+        is_inference: bool = False,
+    ) -> None:
         self.gm = gm
-        self.freeze = freeze
-        """The user promises that weights stay as they are."""
+        self.options = options
+        self.is_inference = is_inference
+        """An ATen graph without a backward."""
         self.graph = gm.graph
         self.dialect = dialect_of(gm)
         self.fact_key = "val" if self.dialect == ATEN else "example_value"
@@ -110,7 +121,7 @@ class Program:
 
     def computed_once(self, *nodes: Node) -> bool:
         """Is work on these values done once, before the first call? It is for weights that stay as they are."""
-        return self.freeze and not self.is_training and all(self.weights.derive(n) for n in nodes)
+        return self.options.freeze and not self.is_training and all(self.weights.derive(n) for n in nodes)
 
     @functools.cached_property
     def is_training(self) -> bool:

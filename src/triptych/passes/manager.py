@@ -81,7 +81,7 @@ class _StageRunner:
         self.stage, self.gm, self.session, self.graph = stage, gm, session, graph
         self.is_inference = is_inference
         self.inputs = inputs
-        self.program = Program(gm, inputs, session.options.freeze)
+        self.program = Program(gm, inputs, session.options, is_inference)
         self.changed = False
         self.numbers: Numbers | None = None
         self.notes: set[str] = set()
@@ -152,8 +152,11 @@ class _StageRunner:
         record.changed = fingerprint(self.gm.graph) != was
         record.rewrites = int(record.changed)
         record.fired[name] += record.rewrites
-        self.program = Program(self.gm, self.inputs, self.session.options.freeze)
+        self.program = self._new_program()
         self._close(record, before, backup)
+
+    def _new_program(self) -> Program:
+        return Program(self.gm, self.inputs, self.session.options, self.is_inference)
 
     def open_numbers(self) -> Numbers:
         origins = self.session.origins
@@ -170,7 +173,7 @@ class _StageRunner:
 
     def _put_in_order(self) -> None:
         """A user's pass may leave a value after its first use: that is mended, not held against it."""
-        rewriter = Rewriter(Program(self.gm, self.inputs), StableTopologicalSort.name)
+        rewriter = Rewriter(self._new_program(), StableTopologicalSort.name)
         StableTopologicalSort().run(PassRun(rewriter, self.session.options, self.is_inference))
 
     def _open(self, name: str) -> PassRecord:
@@ -249,7 +252,7 @@ class _StageRunner:
 
     def _go_back_to(self, graph: Graph) -> None:
         self.gm.graph = graph
-        self.program = Program(self.gm, self.inputs, self.session.options.freeze)
+        self.program = self._new_program()
 
     def _failed(self, record: PassRecord, what: str, error: Exception) -> None:
         record.error = traceback.format_exc()

@@ -14,6 +14,8 @@ class Decline:
     node: str
     reason: str
     source: str = ""
+    raised: bool = False
+    """Not a refusal: the rule itself failed there."""
 
     def __str__(self) -> str:
         where = f"  # {self.source}" if self.source else ""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from ..passes.base import Pass, PassRun
+from ..ir.program import Program
+from ..passes.base import Pass
+from ..rewrite.edits import Erase
+from ..rewrite.rule import Match, Rule
 from ..testing.examples import declines, fires
 
 VISIBLE_STREAM = "the draw advances a generator that later draws and the user see"
@@ -47,26 +51,21 @@ def _checked(x):
     return x + 1
 
 
-@dataclass(frozen=True)
-class EliminateDeadCode(Pass):
-    """Drops values that nobody uses; writes, asserts, collectives and draws from torch's generators stay."""
+class DropUnused(Rule):
+    """a value that nobody uses -> nothing"""
 
-    name = "eliminate_dead_code"
-
-    def run(self, run: PassRun) -> None:
-        rewriter = run.rewriter
-        for node in reversed(list(run.program.graph.nodes)):
+    def sites(self, program: Program) -> Iterator[Match]:
+        for node in reversed(list(program.graph.nodes)):
             if node.users or node.op in ("placeholder", "output"):
                 continue
-            seen = run.program.aliasing.effects(node)
-            if not seen.pure:
-                if seen.random and not (seen.writes or seen.kept or seen.barrier):
-                    run.declined("drop_unused", node, VISIBLE_STREAM)
-                continue
-            if run.spent:
-                return
-            rewriter.erase(node)
-            run.fired("drop_unused")
+            seen = program.aliasing.effects(node)
+            if seen.pure:
+                yield Match.at(program, node)
+            elif seen.random and not (seen.writes or seen.kept or seen.barrier):
+                yield Match.at(program, node, problem=VISIBLE_STREAM)
+
+    def rewrite(self, op, m):
+        return Erase([m.root.node])
 
     examples = [
         fires(_unused_sum, "f32[4]"),
@@ -77,3 +76,13 @@ class EliminateDeadCode(Pass):
         declines(_checked, "f32[4]", dialects=("torch",)),
         declines(lambda x: x + 1, "f32[4]"),
     ]
+
+
+@dataclass(frozen=True)
+class EliminateDeadCode(Pass):
+    """Drops values that nobody uses; writes, asserts, collectives and draws from torch's generators stay."""
+
+    name = "eliminate_dead_code"
+
+    def rules(self) -> Sequence[Rule]:
+        return (DropUnused(),)

@@ -41,7 +41,7 @@ class FoldBatchNorm(Rule):
 
     def check(self, m):
         require_foldable(m)
-        m.require(m.program.freeze, "weights are not promised to stay as they are: that is what freeze is for")
+        m.require(m.program.options.freeze, "weights are not promised to stay as they are: that is what freeze is for")
         m.require(not m.program.is_training, "gradients are recorded")
         weight = m["y"].call.args["weight"]
         m.require(len(weight.users) == 1, f"{weight.name} is used elsewhere too, and would be kept twice")

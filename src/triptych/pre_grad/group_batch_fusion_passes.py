@@ -27,7 +27,7 @@ from ..ir.order import nearest_order, predecessors
 from ..kernels import triton_is_there
 from ..passes.base import Pass, PassRun
 from ..rewrite.checks import PlainTerms
-from ..rewrite.rewriter import Edit
+from ..rewrite.rewriter import Replacement
 from ..testing import declines, fires
 from .fuse_split_linear_add_pass import FuseSplitLinearAddPass, layers_to_join
 
@@ -158,7 +158,7 @@ class _Batching:
 
     def _batch(self, chain: Sequence[Group]) -> None:
         names = [_name(self.run, group) for group in chain]
-        edits: list[Edit] = []
+        edits: list[Replacement] = []
         if not self.run.attempt(names[0], chain[0].nodes[0], lambda: self._replace(chain, names, edits)):
             return
         for edit, group, name in zip(edits, chain, names):
@@ -167,7 +167,7 @@ class _Batching:
             place = max(self.rank[n] for n in group.nodes)
             self.rank.update((n, place) for n in edit.op.made)
 
-    def _replace(self, chain: Sequence[Group], names: Sequence[str], edits: list[Edit]) -> None:
+    def _replace(self, chain: Sequence[Group], names: Sequence[str], edits: list[Replacement]) -> None:
         rewriter, builder = self.run.rewriter, Builder(self.run.program, self.plan)
         batched = {node for group in chain for node in group.nodes}
         ops = [rewriter.emitter(group.nodes[0], name) for group, name in zip(chain, names)]
@@ -177,7 +177,8 @@ class _Batching:
                 group.members = [m.on(self.now) for m in group.members]
                 builder.build(op, group)
                 wanted = tuple(n for n in group.nodes if n in singly or any(u not in batched for u in n.users))
-                edits.append(Edit(wanted, builder.members(op, group, wanted), op, tuple(group.nodes), self.terms))
+                made = builder.members(op, group, wanted)
+                edits.append(Replacement(wanted, made, op, tuple(group.nodes), self.terms))
         except Exception:
             for op in reversed(ops):
                 op.discard()

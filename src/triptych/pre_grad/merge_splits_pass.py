@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import getitem
 from typing import Any, ClassVar
@@ -12,11 +11,9 @@ from torch.fx import Node
 
 from ..ir.facts import fact
 from ..ir.program import Program
-from ..passes.base import Pass, PassRun
-from ..rewrite.emit import Emitter
+from ..passes.base import Pass
+from ..rewrite.rule import Match, Rule
 from ..testing import declines, fires
-
-WHAT = "split_of_a_piece"
 
 
 @dataclass(eq=False)
@@ -75,24 +72,6 @@ def _tree(program: Program, outer: Node, dim: int) -> _Tree:
     return tree
 
 
-def merge_splits(run: PassRun) -> None:
-    """One split for each tree of them."""
-    for node in list(run.program.graph.nodes):
-        if node._erased or (dim := split_along(run.program, node)) is None or not _is_taken_apart(node):
-            continue
-        tree = _tree(run.program, node, dim)
-        if tree.inner and tree.pieces:
-            users = [piece for piece, _ in tree.pieces]
-            run.replace(WHAT, users, functools.partial(_one_split, tree), before=node, covered=[node, *tree.inner])
-        elif reason := _why_apart(run.program, node, dim):
-            run.declined(WHAT, node, reason)
-
-
-def _one_split(tree: _Tree, op: Emitter) -> list[Any]:
-    split = op.split(tree.source, tree.sizes, dim=tree.dim)
-    return [op.getitem(split, number) for _, number in tree.pieces]
-
-
 def _why_apart(program: Program, inner: Node, dim: int) -> str | None:
     """Why a split of a piece of another was not made one with it."""
     piece = program.call(inner).args["self"]  # type: ignore[union-attr]
@@ -104,16 +83,25 @@ def _why_apart(program: Program, inner: Node, dim: int) -> str | None:
     return f"{barrier.name} stands between the splits" if barrier is not None else None
 
 
-@dataclass(frozen=True)
-class MergeSplitsPass(Pass):
-    """Makes one split of a split and the splits of its pieces along the same dim."""
+class SplitOfAPiece(Rule):
+    """split(split(x, sizes)[i], more, dim) -> pieces of one split of x, for a whole tree of splits along one dim"""
 
-    name: ClassVar[str] = "merge_splits_pass"
+    def sites(self, program: Program) -> Iterator[Match]:
+        for node in list(program.graph.nodes):
+            if node._erased or (dim := split_along(program, node)) is None or not _is_taken_apart(node):
+                continue
+            tree = _tree(program, node, dim)
+            if tree.inner and tree.pieces:
+                pieces = [piece for piece, _ in tree.pieces]
+                yield Match.at(program, *pieces, covers=[node, *tree.inner], before=node, tree=tree)
+            elif reason := _why_apart(program, node, dim):
+                yield Match.at(program, node, problem=reason)
 
-    def run(self, run: PassRun) -> None:
-        merge_splits(run)
+    def rewrite(self, op, tree):
+        split = op.split(tree.source, tree.sizes, dim=tree.dim)
+        return tuple(op.getitem(split, number) for _, number in tree.pieces)
 
-    examples: ClassVar[list[Any]] = [
+    examples = [
         fires(lambda x: (lambda a, b: (a + 1, [c * 2 for c in b.chunk(2, 1)]))(*x.split([2, 6], 1)),
               "f32[4, 8]"),
         fires(lambda x: [b.split([1, 1]) for b in x.chunk(2)][1][0] * 2, "f32[4, 8]", dialects=["torch"]),
@@ -126,3 +114,13 @@ class MergeSplitsPass(Pass):
         declines(lambda x: (lambda a, b: (a * 2, *[c * 2 for c in b.chunk(2)]))(*x.chunk(2, 1)), "f32[4, 8]"),
         declines(lambda x: [a * 2 for a in x.chunk(2)], "f32[4, 8]"),
     ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MergeSplitsPass(Pass):
+    """Makes one split of a split and the splits of its pieces along the same dim."""
+
+    name: ClassVar[str] = "merge_splits_pass"
+
+    def rules(self) -> Sequence[Rule]:
+        return (SplitOfAPiece(),)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any, ClassVar
@@ -10,16 +10,18 @@ from typing import Any, ClassVar
 import torch
 from torch.fx import Node
 
+from ..ir.program import Program
 from ..match.pattern import Int, Tensor
-from ..passes.base import Pass, PassRun
+from ..passes.base import Pass
 from ..pieces.inside import within_operand
 from ..pieces.plan import build, plan
 from ..pieces.read import way_of
 from ..pieces.rule import PutTogether
 from ..pieces.samples import then_write, write_between
-from ..rewrite.rule import Rule
+from ..rewrite.edits import Erase
+from ..rewrite.rule import Match, Rule
 from ..testing import declines, fires
-from .merge_splits_pass import MergeSplitsPass, merge_splits
+from .merge_splits_pass import SplitOfAPiece
 from .remove_split_with_size_one_pass import PieceThatIsTheWhole
 
 SPLITTING = frozenset(["split", "unbind"])
@@ -154,7 +156,37 @@ class CatOfPieces(PutTogether):
     ]  # fmt: skip
 
 
-RULES: Sequence[Rule] = (PieceThatIsTheWhole(), PieceOfACat(), OnePieceUsed(), CatOfPieces())
+class UnusedPieces(Rule):
+    """split(x, sizes), of which nobody uses a piece -> nothing"""
+
+    def sites(self, program: Program) -> Iterator[Match]:
+        for node in reversed(list(program.graph.nodes)):
+            whole = node.args[0] if node.target is getitem else node
+            if not node.users and _takes_apart(program, whole):
+                yield Match.at(program, node)
+
+    def rewrite(self, op, m):
+        return Erase([m.root.node])
+
+    examples = [
+        fires(lambda x: (x.chunk(2), x + 1)[1], "f32[4, 8]", dialects=["aten"]),
+        declines(lambda x: x.chunk(2)[0] + 1, "f32[4, 8]", dialects=["torch"]),
+    ]
+
+
+def _takes_apart(program: Program, node: Any) -> bool:
+    call = program.call(node) if isinstance(node, Node) else None
+    return call is not None and call.op in SPLITTING and not call.mutates
+
+
+RULES: Sequence[Rule] = (
+    SplitOfAPiece(),
+    PieceThatIsTheWhole(),
+    PieceOfACat(),
+    OnePieceUsed(),
+    CatOfPieces(),
+    UnusedPieces(),  # last: what the others have left without users
+)
 
 
 @dataclass(frozen=True)
@@ -166,25 +198,3 @@ class RemoveSplitOpsPass(Pass):
 
     def rules(self) -> Sequence[Rule]:
         return RULES
-
-    def run(self, run: PassRun) -> None:
-        merge_splits(run)
-        run.run_rules(self.rules())
-        for node in reversed(list(run.program.graph.nodes)):
-            self._unused(run, node)
-
-    def _unused(self, run: PassRun, node: Node) -> None:
-        if node.users or run.spent or not _takes_apart(run, node.args[0] if node.target is getitem else node):
-            return
-        run.rewriter.erase(node)
-        run.fired("unused_pieces")
-
-    examples = [
-        fires(lambda x: (x.chunk(2), x + 1)[1], "f32[4, 8]", dialects=["aten"]),
-        *MergeSplitsPass.examples,
-    ]
-
-
-def _takes_apart(run: PassRun, node: Any) -> bool:
-    call = run.program.call(node) if isinstance(node, Node) else None
-    return call is not None and call.op in SPLITTING and not call.mutates

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import traceback
 from collections import Counter, deque
@@ -56,8 +57,43 @@ class RuleSet:
 
 
 def run_rules(rewriter: Rewriter, rules: Sequence[Rule], *, strict: bool = False, tally: Tally | None = None) -> Tally:
-    """Apply rules until nothing fires. `strict`: a rule that raises is an error, not a skipped rewrite."""
+    """Apply rules in the order given: neighbours with patterns together, until none of them fires; a rule that finds
+    its sites itself alone, once over its sites. `strict`: a rule that raises is an error, not a skipped rewrite."""
     tally = tally or Tally()
+    for alone, group in itertools.groupby(rules, lambda rule: compiled(rule).finds_itself):
+        if not alone:
+            _run_patterns(rewriter, list(group), strict, tally)
+            continue
+        for rule in group:
+            _run_sites(rewriter, compiled(rule), strict, tally)
+    if rewriter.stopped:
+        tally.stop = "limit of rewrites"
+    return tally
+
+
+def _run_sites(rewriter: Rewriter, rule: CompiledRule, strict: bool, tally: Tally) -> None:
+    sites = iter(rule.rule.sites(rewriter.program))
+    while not rewriter.stopped:
+        try:
+            match = next(sites, None)
+        except Exception as error:
+            if strict:
+                message = f"{type(error).__name__}: {error}"
+                raise RuleError(f"pass {rewriter.pass_name}, sites of rule {rule.name}: {message}") from error
+            _report_failure(rewriter, rule, None, error, tally)
+            return
+        if match is None:
+            break
+        tally.tried += 1
+        at = match.roots[0].node
+        outcome = _try(rewriter, rule, match, at, tally, strict)
+        if isinstance(outcome, Decline):
+            tally.declines[rule.name, at.name] = outcome
+    if tally.fired:
+        tally.stop = "fixpoint"
+
+
+def _run_patterns(rewriter: Rewriter, rules: Sequence[Rule], strict: bool, tally: Tally) -> None:
     ruleset = RuleSet(rules)
     program = rewriter.program
     matcher = Matcher(program)
@@ -74,7 +110,7 @@ def run_rules(rewriter: Rewriter, rules: Sequence[Rule], *, strict: bool = False
         if visits > limit:
             tally.stop = f"limit of {limit} visits: two rules may undo each other"
             log.warning("%s: %s", rewriter.pass_name, tally.stop)
-            return tally
+            return
         call = program.call(node)
         if call is None:
             continue
@@ -86,11 +122,8 @@ def run_rules(rewriter: Rewriter, rules: Sequence[Rule], *, strict: bool = False
                         waiting.add(again)
                         work.append(again)
                 break
-    if rewriter.stopped:
-        tally.stop = "limit of rewrites"
-    elif tally.fired:
+    if tally.fired:
         tally.stop = "fixpoint"
-    return tally
 
 
 MOST_USERS = 100
@@ -108,49 +141,64 @@ def _neighbourhood(touched: list[Node], reach: int) -> list[Node]:
 
 
 def _apply(rewriter: Rewriter, matcher: Matcher, rule: CompiledRule, node: Node, tally: Tally, strict: bool) -> bool:
+    """Try every way in which the pattern matches at a node, until one is rewritten."""
     declined: Decline | None = None
     for found in matcher.find(rule.roots, node):
-        tally.matched += 1
-        match = Match(rewriter.program, found)
-        try:
-            rule.check(match)
-            _rewrite(rewriter, rule, match, found.roots)
-        except NotConcerned:
-            tally.matched -= 1
-            continue
-        except Refused as refused:
-            declined = declined or Decline(rule.name, node.name, refused.reason, source_line(node))
-            continue
-        except Exception as error:
-            if strict:
-                raise RuleError(
-                    f"pass {rewriter.pass_name}, rule {rule.name}: {type(error).__name__}: {error}\n  at {line(node)}"
-                ) from error
-            _report_failure(rewriter, rule, node, error, tally)
-            declined = Decline(rule.name, node.name, f"raised {type(error).__name__}: {error}", source_line(node))
-            break
-        tally.fired[rule.name] += 1
-        rewriter.counted()
-        if match.decision is not None:
-            tally.decisions.append(replace(match.decision, rule=rule.name, node=node.name))
-        tally.declines.pop((rule.name, node.name), None)
-        return True
+        outcome = _try(rewriter, rule, Match(rewriter.program, found), node, tally, strict)
+        if outcome is True:
+            return True
+        if isinstance(outcome, Decline):
+            declined = declined or outcome
+            if outcome.raised:
+                break
     if declined is not None:
         tally.declines[rule.name, node.name] = declined
     return False
 
 
-def _rewrite(rewriter: Rewriter, rule: CompiledRule, match: Match, roots: tuple[Node, ...]) -> None:
-    op = rewriter.emitter(max(roots), rule.name)
+def _try(
+    rewriter: Rewriter, rule: CompiledRule, match: Match, node: Node, tally: Tally, strict: bool
+) -> bool | Decline:
+    """Check and rewrite one site: True if that was done, False if it is none of the rule's, else why it declined."""
+    tally.matched += 1
     try:
-        rule.rewrite(op, match, lambda made: rewriter.replace(roots, made, op, match.nodes, rule.rule))
+        rule.check(match)
+        _rewrite(rewriter, rule, match)
+    except NotConcerned:
+        tally.matched -= 1
+        return False
+    except Refused as refused:
+        return Decline(rule.name, node.name, refused.reason, source_line(node))
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}"
+        if strict:
+            raise RuleError(f"pass {rewriter.pass_name}, rule {rule.name}: {message}\n  at {line(node)}") from error
+        _report_failure(rewriter, rule, node, error, tally)
+        return Decline(rule.name, node.name, f"raised {message}", source_line(node), raised=True)
+    for name in match.names or (rule.name,):
+        tally.fired[name] += 1
+        rewriter.counted()
+    if match.decision is not None:
+        tally.decisions.append(replace(match.decision, rule=rule.name, node=node.name))
+    tally.declines.pop((rule.name, node.name), None)
+    return True
+
+
+def _rewrite(rewriter: Rewriter, rule: CompiledRule, match: Match) -> None:
+    roots = [root.node for root in match.roots]
+    op = rewriter.emitter(match.before or max(roots), rule.name)
+    try:
+        rule.rewrite(op, match, lambda made: rewriter.install(made, roots, op, match.nodes, rule.rule))
     except Exception:
         op.discard()
         raise
 
 
-def _report_failure(rewriter: Rewriter, rule: CompiledRule, node: Node, error: Exception, tally: Tally) -> None:
-    message = f"rule {rule.name} raised {type(error).__name__}: {error} at {node.name}"
+def _report_failure(
+    rewriter: Rewriter, rule: CompiledRule, node: Node | None, error: Exception, tally: Tally
+) -> None:
+    where = f" at {node.name}" if node is not None else " while it looked for sites"
+    message = f"rule {rule.name} raised {type(error).__name__}: {error}{where}"
     log.warning("%s: %s; that rewrite was left out", rewriter.pass_name, message)
     log.debug("%s", traceback.format_exc())
     tally.errors.append(f"{message}\n{traceback.format_exc()}")

@@ -53,6 +53,13 @@ class Emitter:
         self.anchor = anchor
         self.rule = rule
         self.made: list[Node] = []
+        self._others: list[Emitter] = []
+
+    def at(self, anchor: Node, rule: str = "") -> Emitter:
+        """An emitter that writes in another place of the graph; it is discarded with this one."""
+        other = Emitter(self.program, anchor, rule or self.rule)
+        self._others.append(other)
+        return other
 
     def __getattr__(self, name: str) -> Callable[..., Value]:
         params = op_parameters(name)
@@ -159,6 +166,8 @@ class Emitter:
 
     def discard(self) -> None:
         """Take everything back."""
+        for other in reversed(self._others):
+            other.discard()
         while self.made:
             self.drop_last()
 

@@ -17,6 +17,7 @@ from ..ir.gradients import may_require_grad
 from ..ir.program import ATEN, Program
 from ..ir.text import RULE
 from .checks import PLAIN, Checks, Terms
+from .edits import Edit
 from .emit import Emitter
 from .layout import follow, require_same_place
 from .moved_memory import views_moved
@@ -29,7 +30,7 @@ of x that follow. Where there are more, they stay writes, which keeps the work l
 
 
 @dataclass(frozen=True)
-class Edit:
+class Replacement:
     """One replacement of several: values, what takes their place, who made it, and whose work it does."""
 
     olds: tuple[Node, ...]
@@ -74,9 +75,9 @@ class Rewriter(Checks):
         `covered` are the nodes whose work the new value does; those nobody uses any more are erased.
         """
         olds = (old,) if isinstance(old, Node) else tuple(old)
-        self.replace_all([Edit(olds, new, op, tuple(dict.fromkeys((*olds, *covered))), terms)])
+        self.replace_all([Replacement(olds, new, op, tuple(dict.fromkeys((*olds, *covered))), terms)])
 
-    def replace_all(self, edits: Sequence[Edit]) -> None:
+    def replace_all(self, edits: Sequence[Replacement]) -> None:
         """Several replacements that hang together, the later built on the earlier: all of them or none."""
         self._relaid = {}
         try:
@@ -97,6 +98,13 @@ class Rewriter(Checks):
             self.program.respelled(node)
         for edit in reversed(edits):
             self._erase_unused((*edit.covered, *edit.op.made), edit.terms.takes_random)
+
+    def install(self, made: Any, old: Sequence[Node], op: Emitter, covered: Iterable[Node], terms: Terms) -> None:
+        """Make what a rewrite returned part of the graph: new values for the old ones, or an edit of another kind."""
+        if isinstance(made, Edit):
+            made.make(self, op)
+        else:
+            self.replace(old, made if isinstance(made, (tuple, list)) else (made,), op, covered, terms)
 
     def require_sound(
         self, olds: Sequence[Node], new: Any, op: Emitter, covered: tuple[Node, ...], terms: Terms

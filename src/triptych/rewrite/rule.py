@@ -1,10 +1,17 @@
-"""A rule: a formula, a pattern, a check, a rewrite, and examples of where it fires and where it declines."""
+"""A rule: a formula, sites, a check, a rewrite, and examples of where it fires and where it declines.
+
+    sites(program)  ->  check(site)  ->  rewrite(op, site)
+
+`sites` says where the rule could fire: wherever its `pattern` matches, unless it is overridden. `check` refuses, or
+asks the cost model. `rewrite` builds the replacement, which the rewriter installs if that is sound. The driver does
+the rest for every rule alike: it counts, records refusals and decisions, keeps limits, takes failed rewrites back.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch.fx import Node
@@ -13,7 +20,7 @@ from ..errors import TriptychError
 from ..ir.facts import tensor_fact
 from ..ir.program import Program, Value
 from ..ir.text import line
-from ..match.matcher import Found
+from ..match.matcher import Found, Matcher
 from ..match.pattern import Pattern, build_pattern
 from ..passes.record import Decision
 from .refusal import NotConcerned, Refused
@@ -22,16 +29,42 @@ _Accepted = TypeVar("_Accepted")
 
 
 class Match:
-    """What a pattern found, as `check` and `rewrite` see it."""
+    """A site of a rule, as `check` and `rewrite` see it: what a pattern found there, or the rule's own analysis."""
 
     def __init__(self, program: Program, found: Found) -> None:
         self.program = program
         self.nodes = found.nodes
+        """The nodes whose work the rewrite does; those that nobody uses any more are erased."""
         self.roots = tuple(Value(program, n) for n in found.roots)
         self.bindings = found.bindings
         """What the captures took, as it stands in the graph; `m["x"]` gives it as a value with its facts."""
         self.decision: Decision | None = None
+        self.before: Node | None = None
+        """The node that new ones stand before; None: the last of the roots."""
+        self.names: tuple[str, ...] = ()
+        """What a rewrite is counted as, where that is not the rule's own name, or more than one rewrite."""
+        self.problem = ""
+        """Why nothing can be done here, if the analysis knows already."""
         self._values: dict[str, Any] = {}
+
+    @staticmethod
+    def at(
+        program: Program,
+        *roots: Node,
+        covers: Iterable[Node] = (),
+        before: Node | None = None,
+        names: Sequence[str] = (),
+        problem: str = "",
+        **found: Any,
+    ) -> Match:
+        """A site that `Rule.sites` has found: the values to replace, in order, and by name what is known of them.
+
+        `check` and `rewrite` take by name what they want of `found`. A site with a `problem` is a refusal, with that
+        reason: nothing more is asked.
+        """
+        match = Match(program, Found(roots, found, tuple(dict.fromkeys((*roots, *covers)))))
+        match.before, match.names, match.problem = before, tuple(names), problem
+        return match
 
     def __repr__(self) -> str:
         return f"<match: {line(self.root.node)}>"
@@ -51,9 +84,12 @@ class Match:
         if not condition:
             raise NotConcerned(reason)
 
-    def pays(self, before: float, after: float) -> None:
-        """Leave this site alone unless the cost model says that the new way is quicker, both in seconds."""
-        self.decision = Decision(before, after)
+    def pays(self, before: float, after: float, sure: bool = False) -> None:
+        """Leave this site alone unless the cost model says that the new way is quicker, both in seconds.
+
+        `sure`: the new way is the old one with less to do, and nothing more, so any gain counts.
+        """
+        self.decision = Decision(before, after, sure=sure)
         self.require(self.decision.pays, self.decision.refusal)
 
     def cover(self, nodes: Iterable[Node]) -> None:
@@ -85,7 +121,8 @@ class Rule:
     """Subclass this, with a docstring whose first line is the formula.
 
     `pattern(self, op, x, ...)` names operations; `check(self, m, x, ...)` says what must hold with `m.require`;
-    `rewrite(self, op, x, ...)` builds what stands there instead and returns it.
+    `rewrite(self, op, x, ...)` builds what stands there instead and returns it, or an `Edit`, or `FirstOf` several
+    ways. A rule that no pattern can express overrides `sites` instead of `pattern`.
     """
 
     exact: ClassVar[bool] = True
@@ -118,6 +155,18 @@ class Rule:
     def formula(cls) -> str:
         return (inspect.getdoc(cls) or "").partition("\n")[0]
 
+    def sites(self, program: Program) -> Iterator[Match]:
+        """Where the rule could fire, one site after the other. It only reads the graph.
+
+        Each site is rewritten, if it can be, before the next one is asked for. A rule that overrides this sees the
+        graph as it is then: it must not return nodes that are erased.
+        """
+        ready, matcher = compiled(self), Matcher(program)
+        for node in list(program.graph.nodes):
+            call = None if node._erased else program.call(node)
+            if call is not None and (not ready.root_ops or call.op in ready.root_ops):
+                yield from (Match(program, found) for found in matcher.find(ready.roots, node))
+
     if TYPE_CHECKING:  # every rule has captures of its own
         pattern: Callable[..., Any]
         check: Callable[..., None]
@@ -140,29 +189,34 @@ class CompiledRule:
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
         self.name = rule.name
-        self.roots: tuple[Pattern, ...] = build_pattern(rule.pattern)
-        self.root_ops = self.roots[0].root_ops()
-        self.depth = max(r.depth() for r in self.roots)
-        known = set().union(*(r.captures() for r in self.roots))
+        self.finds_itself = type(rule).sites is not Rule.sites
+        """It has no pattern, but an analysis of its own."""
+        self.roots: tuple[Pattern, ...] = () if self.finds_itself else build_pattern(rule.pattern)
+        self.root_ops = self.roots[0].root_ops() if self.roots else frozenset()
+        self.depth = max((r.depth() for r in self.roots), default=1)
+        known = None if self.finds_itself else set[str]().union(*(r.captures() for r in self.roots))
         self._check = _wanted(rule.check, known)
         self._rewrite = _wanted(rule.rewrite, known)
 
     def check(self, match: Match) -> None:
-        self._default_checks(match)
+        if match.problem:
+            raise Refused(match.problem)
+        if not self.finds_itself:
+            self._default_checks(match)
         self.rule.check(match, **{name: match[name] for name in self._check})
 
-    def rewrite(self, op: Any, match: Match, accept: Callable[[tuple[Any, ...]], _Accepted]) -> _Accepted:
+    def rewrite(self, op: Any, match: Match, accept: Callable[[Any], _Accepted]) -> _Accepted:
         """Build what stands there instead and hand it to `accept`, which raises Refused where it is not sound."""
         given = {name: match if name == "m" else match[name] for name in self._rewrite}
         made = self.rule.rewrite(op, **given)
         if not isinstance(made, FirstOf):
-            return accept(made if isinstance(made, tuple) else (made,))
+            return accept(made)
         for way in made.ways[:-1]:
             try:
-                return accept((way(),))
+                return accept(way())
             except Refused:
                 op.discard()
-        return accept((made.ways[-1](),))
+        return accept(made.ways[-1]())
 
     def _default_checks(self, match: Match) -> None:
         rule = self.rule
@@ -183,11 +237,14 @@ class CompiledRule:
                 raise Refused(f"different devices {first.device} and {other.device}")
 
 
-def _wanted(method: Callable[..., Any], known: set[str]) -> frozenset[str]:
-    """The captures a method asks for by its parameters; a name nobody captures is a mistake found early."""
+def _wanted(method: Callable[..., Any], known: set[str] | None) -> frozenset[str]:
+    """The captures a method asks for by its parameters; a name nobody captures is a mistake found early.
+
+    None: what sites bring with them is not known before they are found.
+    """
     names = list(inspect.signature(method).parameters)[1:]
     for name in names:
-        if name not in known and name != "m":
+        if known is not None and name not in known and name != "m":
             raise TriptychError(f"{method.__qualname__} asks for {name!r}, which the pattern does not capture")
     return frozenset(names)
 

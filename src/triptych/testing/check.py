@@ -109,7 +109,7 @@ def _keeps_gradients(subject: Rule | type[Pass], tally: Tally, dialect: str) -> 
 def _apply(subject: Rule | type[Pass], gm: GraphModule, example: Example) -> Tally:
     if isinstance(subject, Rule):
         subject = type(subject)(**example.settings) if example.settings else subject
-        program = Program(gm, freeze=example.options.get("freeze", False))
+        program = Program(gm, options=Options.make(example.options), is_inference=example.is_inference)
         return run_rules(Rewriter(program, subject.name), [subject], strict=True)
     return run_pass(subject, gm, options=example.options, is_inference=example.is_inference)
 
@@ -123,7 +123,7 @@ def run_pass(
 ) -> Tally:
     """Run one pass over a graph, in place; an error in it is raised."""
     made = Options.make(options)
-    rewriter = Rewriter(Program(gm, example_inputs, made.freeze), subject.name)
+    rewriter = Rewriter(Program(gm, example_inputs, made, is_inference), subject.name)
     run = PassRun(rewriter, made, is_inference=is_inference, strict=True)
     pass_with_options(subject, made).run(run)
     gm.recompile()

@@ -1,0 +1,126 @@
+"""What a rewrite may return instead of new values: an edit of another kind. The rewriter makes all of them.
+
+`Respell` and `SetArguments` write a call another way, `Erase` removes nodes that nobody uses, `Move` changes the order,
+`ReplaceAll` makes several replacements that hang together, and `Together` makes several edits one rewrite.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch.fx import Node
+
+from .spelling import Spelling
+
+if TYPE_CHECKING:
+    from .emit import Emitter
+    from .rewriter import Replacement, Rewriter
+
+
+class Edit(ABC):
+    """One change of the graph that is not the replacement of values by new ones."""
+
+    @abstractmethod
+    def make(self, rewriter: Rewriter, op: Emitter) -> None:
+        """Edit the graph; raises Refused, and changes nothing, where that would not be right.
+
+        `op` is the emitter that was given to the rewrite: it has made the nodes that the edit uses.
+        """
+
+
+@dataclass(frozen=True)
+class Respell(Edit):
+    """The same call written another way: its result is computed anew and must be what was known."""
+
+    node: Node
+    spelling: Spelling
+
+    def make(self, rewriter: Rewriter, op: Emitter) -> None:
+        rewriter.respell(self.node, self.spelling)
+
+
+@dataclass(frozen=True)
+class SetArguments(Edit):
+    """The same call with other arguments or by another overload, where the result is known to stay what it was."""
+
+    node: Node
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    target: Any = None
+
+    def make(self, rewriter: Rewriter, op: Emitter) -> None:
+        rewriter.require_room()
+        rewriter.set_arguments(self.node, self.args, dict(self.kwargs), target=self.target)
+
+
+@dataclass(frozen=True)
+class Erase(Edit):
+    """Nodes that nobody uses, or only each other: users before their operands."""
+
+    nodes: Sequence[Node]
+
+    def make(self, rewriter: Rewriter, op: Emitter) -> None:
+        rewriter.require_room()
+        for node in self.nodes:
+            rewriter.erase(node)
+
+
+@dataclass(frozen=True)
+class Move(Edit):
+    """A node put before another. That no write, draw or region is crossed is for the rule to know."""
+
+    node: Node
+    before: Node
+
+    def make(self, rewriter: Rewriter, op: Emitter) -> None:
+        rewriter.require_room()
+        rewriter.move_before(self.node, self.before)
+
+
+@dataclass(frozen=True)
+class TakeResults(Edit):
+    """`x.add_(1); x.mul_(2); f(x)` -> `a = x.add_(1); b = a.mul_(2); f(b)`: writes that return x itself."""
+
+    written: Node
+    writes: Collection[Node]
+
+    def make(self, rewriter: Rewriter, op: Emitter) -> None:
+        rewriter.take_results(self.written, self.writes)
+
+
+@dataclass(frozen=True)
+class WriteToNewMemory(Edit):
+    """`x.relu_()` -> `relu(x)`: whoever reads x after the write reads the new value."""
+
+    node: Node
+    new: Any
+
+    def make(self, rewriter: Rewriter, op: Emitter) -> None:
+        rewriter.write_to_new_memory(self.node, self.new, op)
+
+
+@dataclass(frozen=True)
+class ReplaceAll(Edit):
+    """Several replacements that hang together, the later built on the earlier: all of them or none.
+
+    Each has an emitter of its own, made by `op.at`.
+    """
+
+    replacements: Sequence[Replacement]
+
+    def make(self, rewriter: Rewriter, op: Emitter) -> None:
+        rewriter.replace_all(self.replacements)
+
+
+@dataclass(frozen=True)
+class Together(Edit):
+    """Several edits that are one rewrite. Only the first may be refused."""
+
+    edits: Sequence[Edit]
+
+    def make(self, rewriter: Rewriter, op: Emitter) -> None:
+        for edit in self.edits:
+            edit.make(rewriter, op)
