@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 
 import pytest
@@ -58,7 +59,7 @@ def file(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["demo", "passes", "explain", "why-not"])
 def test_every_command_explains_itself(name):
     text = run(name, "--help").output
-    assert f"Example:\n    triptych {name}" in text
+    assert re.search(rf"Examples?:\n    triptych {name}", text)
 
 
 def test_version():
@@ -229,24 +230,28 @@ def test_an_unknown_stage_names_the_near_ones():
 
 
 def test_why_not_prints_near_misses(file, monkeypatch):
-    from triptych.explain.why_not import NearMiss
+    from triptych.explain.why_not import Fired, NearMiss, WhyNot
 
     asked = []
 
-    def answer(rule, model, *args):
-        asked.append((rule, model(*args).tolist()))
-        return [NearMiss(rule, "dynamo", "cat", 2, "dim differs", "models.py:9")]
+    def answer(rule, model, *args, train, options, **kwargs):
+        asked.append((rule, model(*args, **kwargs).tolist()))
+        miss = NearMiss(rule, "dynamo", "cat", 2, "dim differs", "models.py:9")
+        return WhyNot(rule, [Fired(rule, "joint", "cat_1", "")], [miss], True)
 
     monkeypatch.setattr(triptych, "why_not", answer)
     text = run("why-not", "merge", "models.py:tower").output
     assert asked == [("merge", [2.0] * 9)]
-    assert text == "merge at cat (dynamo): matched 2 of its nodes; dim differs  # models.py:9\n"
-    (data,) = json.loads(run("why-not", "merge", "models.py:tower", "--json").output)
-    assert data["reason"] == "dim differs"
+    assert text.splitlines() == [
+        "merge at cat_1 (joint): fires",
+        "merge at cat (dynamo): matched 2 of its nodes; dim differs  # models.py:9",
+    ]
+    data = json.loads(run("why-not", "merge", "models.py:tower", "--json").output)
+    assert data["misses"][0]["reason"] == "dim differs" and data["fires"][0]["node"] == "cat_1"
 
 
 def test_why_not_an_unknown_rule(file):
-    assert "unknown rule 'no_such_rule'" in run("why-not", "no_such_rule", "models.py", code=2).stderr
+    assert "unknown rule or pass 'no_such_rule'" in run("why-not", "no_such_rule", "models.py", code=2).stderr
 
 
 # ---- demo ----

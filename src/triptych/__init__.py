@@ -12,7 +12,8 @@ from .explain.why_not import find, why_not
 from .options import Options
 from .passes.catalogue import list_passes
 from .pre_grad.normalized_nodes import NormalizedLinearNode, NormalizedMatmulNode
-from .rewrite.rule import Match, Rule
+from .rewrite.functions import rule
+from .rewrite.rule import FirstOf, Match, Rule
 from .stages import joint_graph_passes, post_grad_passes, pre_grad_passes
 
 if TYPE_CHECKING:
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Match", "NormalizedLinearNode", "NormalizedMatmulNode", "Options", "Rule", "RuleError", "TriptychError",
+    "FirstOf", "Match", "NormalizedLinearNode", "NormalizedMatmulNode", "Options", "Rule", "RuleError", "TriptychError",
     "UnknownName", "UnsupportedTorch", "VerificationError", "bisect", "compile_fx", "explain", "find",
-    "joint_graph_passes", "list_passes", "make_backend", "post_grad_passes", "pre_grad_passes", "why_not",
+    "joint_graph_passes", "list_passes", "make_backend", "post_grad_passes", "pre_grad_passes", "rule", "why_not",
 ]  # fmt: skip
 
 _LATER = {"bisect": ".explain.bisect", "compile_fx": ".backend", "make_backend": ".backend"}

@@ -45,6 +45,11 @@ def pass_identity(custom_pass: Any) -> str | None:
     if uuid is not None:
         own = uuid() if callable(uuid) else uuid
         return None if own is None else f"uuid:{own!r}"
+    if functions := getattr(custom_pass, "functions", None):  # a rule that `triptych.rule` made of them
+        own = [pass_identity(f) for f in functions if f is not None]
+        return None if None in own else "functions:" + _digest(*map(str, own), repr(custom_pass.stages))
+    if hasattr(custom_pass, "rewrite") or hasattr(custom_pass, "rules"):
+        return _class_identity(custom_pass)
     if not isinstance(custom_pass, FunctionType) or custom_pass.__closure__:
         return None
     try:
@@ -55,6 +60,18 @@ def pass_identity(custom_pass: Any) -> str | None:
     name = f"{custom_pass.__module__}.{custom_pass.__qualname__}"
     # two lambdas of one line have the same source: their code tells them apart
     return "source:" + _digest(name, source, _code(custom_pass.__code__), defaults)
+
+
+def _class_identity(rule_or_pass: Any) -> str | None:
+    """A rule or a pass: the sources of its class and of those it inherits from, and the values that it holds."""
+    cls = rule_or_pass if isinstance(rule_or_pass, type) else type(rule_or_pass)
+    inherited = [c for c in cls.__mro__ if not c.__module__.startswith(("triptych.", "builtins", "abc"))]
+    try:
+        sources = [f"{c.__module__}.{c.__qualname__}\0{inspect.getsource(c)}" for c in inherited]
+        state = "" if cls is rule_or_pass else _identity(vars(rule_or_pass))
+    except (OSError, TypeError, _Unidentified):
+        return None
+    return "class:" + _digest(cls.__qualname__, *sources, state)
 
 
 @functools.cache

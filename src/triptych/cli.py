@@ -46,7 +46,7 @@ class WrongUse(Failed):
     exit_code = 2
 
 
-def command(name: str, short: str, example: str) -> Callable[[Callable[..., None]], click.Command]:
+def command(name: str, short: str, *examples: str) -> Callable[[Callable[..., None]], click.Command]:
     """A command with an example in its help, and errors without a traceback unless one is asked for."""
 
     def decorate(function: Callable[..., None]) -> click.Command:
@@ -63,7 +63,8 @@ def command(name: str, short: str, example: str) -> Callable[[Callable[..., None
 
         what = "Show where an error came from."
         option = click.option("--traceback", "with_traceback", is_flag=True, help=what)
-        epilog = f"\b\nExample:\n  {example}"
+        shown = "\n  ".join(examples)
+        epilog = f"\b\nExample{'s' if len(examples) > 1 else ''}:\n  {shown}"
         return main.command(name, short_help=short, epilog=epilog)(option(run))
 
     return decorate
@@ -192,26 +193,36 @@ def explain(
         click.echo(f"report: {html}")
 
 
-@command("why-not", "Where a rule nearly matched, and why not.", "triptych why-not merge_nested_cat model.py")
-@click.argument("rule")
+@command(
+    "why-not",
+    "Where a rule or pass fires, where it nearly does, and why not.",
+    "triptych why-not fuse_attention model.py",
+    "triptych why-not rules.py:MyRule model.py:make --train",
+)
+@click.argument("rule", metavar="NAME|FILE.py:RULE")
 @click.argument("file", metavar="FILE.py[:NAME]")
+@click.option("--train", is_flag=True, help="Look at the backward graph too.")
+@click.option("--option", "options", multiple=True, metavar="K=V", help="An option of the compiler; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print data.")
-def why_not(rule: str, file: str, as_json: bool) -> None:
-    """Say where a rule nearly matched in a model of yours, and what was missing. The nearest comes first."""
+def why_not(rule: str, file: str, train: bool, options: tuple[str, ...], as_json: bool) -> None:
+    """Say where a rule, or a pass with all its rules, fires in a model of yours, where it nearly matched, and what was
+    missing. The nearest comes first."""
     import triptych
 
-    from .explain.source import load
+    from .explain.source import load, load_rule
 
+    wanted: Any = load_rule(rule) if ".py" in rule else rule
     subject = load(file)
+    settings = {**subject.settings.get("options", {}), **dict(map(parse_option, options))}
     with working(f"looking for {rule}"):
-        misses = triptych.why_not(rule, subject.call(), *subject.args)
+        answer = triptych.why_not(
+            wanted, subject.model, *subject.args, train=train, options=settings, **subject.kwargs
+        )
     if as_json:
-        click.echo(json.dumps([dataclasses.asdict(miss) for miss in misses], indent=2))
-        return
-    for miss in misses:
-        click.echo(str(miss))
-    if not misses:
-        click.echo(f"{rule}: no near miss; it fires everywhere it could, or none of its operations is there")
+        fires = [dataclasses.asdict(one) for one in answer.fires]
+        click.echo(json.dumps({"fires": fires, "misses": [dataclasses.asdict(miss) for miss in answer]}, indent=2))
+    else:
+        click.echo(str(answer))
 
 
 def parse_option(text: str) -> tuple[str, Any]:

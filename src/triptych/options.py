@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from .errors import TriptychError, UnknownName
 
-CustomPass = Callable[..., Any]
+CustomPass = Any
+"""A function of the graph, a Rule or a Pass, which are not known here."""
 CustomPasses = CustomPass | Sequence[CustomPass] | None
 
 CODEGENS = ("inductor", "eager")
 VERIFY_LEVELS = ("off", "final", "each")
 ON_ERROR = ("fallback", "raise")
 ON_ERROR_VARIABLE = "TRIPTYCH_ON_ERROR"
+ADD_RULES = "add_rules"
 HOOKS = (
-    "pre_grad_custom_pass", "joint_custom_pre_pass", "joint_custom_post_pass", "post_grad_custom_pre_pass",
-    "post_grad_custom_post_pass",
+    ADD_RULES, "pre_grad_custom_pre_pass", "pre_grad_custom_pass", "joint_custom_pre_pass", "joint_custom_post_pass",
+    "post_grad_custom_pre_pass", "post_grad_custom_post_pass",
 )  # fmt: skip
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
@@ -41,6 +43,10 @@ class Options:
     )
     add_passes: tuple[str, ...] = _doc("optional passes to run as well, by name", default=())
     remove_passes: tuple[str, ...] = _doc("passes to leave out, by exact name", default=())
+    add_rules: CustomPasses = _doc("your own rules, run with the others in the stages that each names", default=None)
+    pre_grad_custom_pre_pass: CustomPasses = _doc(
+        "your passes before anything else, on the graph as Dynamo captured it", default=None
+    )
     pre_grad_custom_pass: CustomPasses = _doc("your passes at the end of stage 1", default=None)
     joint_custom_pre_pass: CustomPasses = _doc("your passes early in stage 2", default=None)
     joint_custom_post_pass: CustomPasses = _doc("your passes late in stage 2", default=None)
@@ -100,9 +106,10 @@ class Options:
         for name in self.add_passes:
             if name not in pass_names():
                 raise UnknownName("pass", name, pass_names())
+        own = {one.rule_name() for one in self.custom_passes(ADD_RULES)}
         for name in self.remove_passes:
-            if name not in pass_names() | rule_names():
-                raise UnknownName("pass or rule", name, pass_names() | rule_names())
+            if name not in pass_names() | rule_names() | own:
+                raise UnknownName("pass or rule", name, pass_names() | rule_names() | own)
         for name in self.pass_options:
             if name not in option_names():
                 raise UnknownName("option", name, option_names())
@@ -114,10 +121,16 @@ class Options:
             return ()
         passes = (given,) if callable(given) or not isinstance(given, (list, tuple)) else tuple(given)
         for one in passes:
+            if hook == ADD_RULES and not hasattr(one, "rewrite"):
+                raise TriptychError(f"{hook} takes a Rule or a list of them, not {_shown(one)}")
             if not (callable(one) or hasattr(one, "rewrite") or hasattr(one, "rules")):
                 what = "a callable, a Rule, a Pass or a list of them"
                 raise TriptychError(f"{hook} takes {what}, not {type(one).__name__}")
         return passes
+
+
+def _shown(value: Any) -> str:
+    return value.__name__ if isinstance(value, type) else type(value).__name__
 
 
 def name_list(names: str | Sequence[str] | None) -> tuple[str, ...]:

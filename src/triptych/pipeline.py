@@ -15,7 +15,7 @@ from .joint.pass_patterns import PassPatterns
 from .joint.remove_noop_ops import RemoveNoopOps
 from .joint.replace_random_passes import ReplaceRandomPasses
 from .joint.stable_topological_sort import StableTopologicalSort
-from .options import Options
+from .options import ADD_RULES, Options
 from .passes.base import Pass
 from .post_grad.eliminate_dead_code import EliminateDeadCode
 from .post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
@@ -75,6 +75,8 @@ class Hook:
     name: str
 
     def purpose(self) -> str:
+        if self.name == ADD_RULES:
+            return "your own rules, those that name this stage"
         return "your own passes, in the order given"
 
 
@@ -92,10 +94,12 @@ PRE_GRAD_OPTIONAL: list[Entry] = [
 """Run only if added by name."""
 
 PRE_GRAD: list[Entry] = [
+    Hook("pre_grad_custom_pre_pass"),  # passes that know torch.fx and not our spelling see the graph as it was captured
     NormalizationPassAten,  # first: what follows sees one spelling of each operation
     NormalizeNodeKwargsPass,
     RemoveIdentity,  # nothing by their name, before what has to be proved
     RemoveNoopPass,
+    Hook(ADD_RULES),  # the user's rules go before ours, which may take the same operations
     ReluNanToNum,
     FuseChunkReshapeConcatPass,
     FuseConvBn,  # after the no-ops between the two are gone
@@ -143,6 +147,7 @@ JOINT: list[Entry] = [
     RemoveNoopOps,
     ConstantFoldUniformValue,
     Hook("joint_custom_pre_pass"),  # again, over the folded graph
+    Hook(ADD_RULES),
     PassPatterns,
     ReplaceRandomPasses,  # after the patterns: they know the draws by torch's names
     Hook("joint_custom_post_pass"),
@@ -154,6 +159,7 @@ POST_GRAD: list[Entry] = [
     ReorderForLocality,
     Hook("post_grad_custom_pre_pass"),
     RemoveNoopOps,
+    Hook(ADD_RULES),
     RemoveAssertOps,
     Hook("post_grad_custom_post_pass"),
     StableTopologicalSort,

@@ -1,4 +1,7 @@
-"""The model that a file defines: `FILE.py` or `FILE.py:NAME`, with the inputs to call it with."""
+"""The model that a file defines: `FILE.py` or `FILE.py:NAME`, with the inputs to call it with.
+
+NAME is a module, a function to compile, or a function without parameters that makes a module, alone or with its inputs.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import TriptychError, UnknownName
+from ..passes.base import Pass
+from ..rewrite.rule import Rule
 
 DEFAULT = "model"
 MODULE_NAME = "triptych_subject"
@@ -57,8 +62,30 @@ def load(spec: str) -> Subject:
         raise TriptychError(f"{path.name}:{name} is a class: define an instance and name that")
     if not callable(model):
         raise TriptychError(f"{path.name}:{name} is a {type(model).__name__}, not a module or a function")
+    if inspect.isfunction(model) and not _needs_arguments(model):
+        made = model()
+        if isinstance(made, nn.Module):  # a function that makes the model
+            public[name] = made
+        elif isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):
+            own = f"{name}_args"
+            public |= {name: made[0], own: made[1]}
     args, kwargs = _inputs(path, name, public)
-    return Subject(name, model, args, kwargs, _settings(public))
+    return Subject(name, public[name], args, kwargs, _settings(public))
+
+
+def load_rule(spec: str) -> Any:
+    """The rule or pass that `FILE.py:NAME` names."""
+    path, name = split(spec)
+    module = _run(path)
+    rules = {key: value for key, value in vars(module).items() if _is_rule(value)}
+    if name not in rules:
+        raise _missing(f"{path.name} defines no rule {name!r}", name, list(rules))
+    return rules[name]
+
+
+def _is_rule(value: Any) -> bool:
+    kind = value if isinstance(value, type) else type(value)
+    return issubclass(kind, (Rule, Pass)) and kind not in (Rule, Pass)
 
 
 def split(spec: str) -> tuple[Path, str]:

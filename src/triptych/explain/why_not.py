@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +12,16 @@ from torch.fx import GraphModule, Node
 from ..ir.program import Program
 from ..ir.text import source_line
 from ..match.matcher import Matcher
-from ..passes.catalogue import all_rules, as_rule
+from ..options import ADD_RULES, Options
+from ..passes.base import Pass
+from ..passes.catalogue import all_rules, rules_of
 from ..rewrite.edits import Edit
-from ..rewrite.refusal import Refused
+from ..rewrite.refusal import NotConcerned, Refused
 from ..rewrite.rewriter import Rewriter
 from ..rewrite.rule import CompiledRule, Match, Rule, compiled
+from .explanation import Explanation
+
+Wanted = Rule | type[Rule] | Pass | type[Pass] | str
 
 
 @dataclass(frozen=True)
@@ -38,12 +44,49 @@ class NearMiss:
         return f"{self.rule} at {self.node} ({self.graph}): matched {how_far}; {self.reason}{where}"
 
 
-def find(rule: Rule | type[Rule] | str, gm: GraphModule) -> list[Match]:
-    """Every place where the rule's pattern and checks hold; nothing is rewritten."""
-    wanted = as_rule(rule)
-    ready = compiled(wanted)
+@dataclass(frozen=True)
+class Fired:
+    """A place where a rule fires."""
+
+    rule: str
+    graph: str
+    node: str
+    source: str
+
+    def __str__(self) -> str:
+        where = f"  # {self.source}" if self.source else ""
+        return f"{self.rule} at {self.node} ({self.graph}): fires{where}"
+
+
+class WhyNot(list[NearMiss]):
+    """The near misses, nearest first; `fires` are the places where the rule does fire."""
+
+    def __init__(self, name: str, fires: Iterable[Fired], misses: Iterable[NearMiss], is_here: bool) -> None:
+        super().__init__(misses)
+        self.name, self.fires, self.is_here = name, list(fires), is_here
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self.fires), *map(str, self), *self._summary()])
+
+    def _summary(self) -> list[str]:
+        if self:
+            return []
+        if self.fires:
+            return [f"{self.name} fires everywhere it could"]
+        if self.is_here:
+            return [f"{self.name}: some of its operations are here, but nothing that comes near to what it looks for"]
+        return [f"{self.name}: none of its operations is here, or none that it looks at"]
+
+
+def find(rule: Wanted, gm: GraphModule, options: Mapping[str, Any] | Options | None = None) -> list[Match]:
+    """Every place where the rule's sites and checks hold; nothing is rewritten. Of a pass: all its rules."""
+    return [match for one in rules_of(rule) for match in _find(one, gm, Options.make(options))]
+
+
+def _find(rule: Rule, gm: GraphModule, options: Options) -> list[Match]:
+    ready = compiled(rule)
     found: dict[Node, Match] = {}
-    for match in wanted.sites(Program(gm)):
+    for match in rule.sites(Program(gm, options=options)):
         if match.root.node in found:
             continue  # another way to match there
         try:
@@ -54,44 +97,78 @@ def find(rule: Rule | type[Rule] | str, gm: GraphModule) -> list[Match]:
     return list(found.values())
 
 
-def why_not(rule: Rule | type[Rule] | str, model_or_gm: Callable[..., Any], *args: Any) -> list[NearMiss]:
-    """Where the rule nearly matched, nearest first, with the user's source line.
+def why_not(
+    rule: Wanted,
+    model_or_gm: Callable[..., Any],
+    *args: Any,
+    train: bool = False,
+    options: Mapping[str, Any] | Options | None = None,
+    **kwargs: Any,
+) -> WhyNot:
+    """Where the rule fires, and where it nearly matched, nearest first, each with the user's source line.
 
-    A model is captured and taken through the stages without this rule; a graph is looked at as it is.
+    `rule` is a rule, a pass or the name of either. A model is compiled with all passes, which says where the rule
+    fires and where it declined, and once more without this rule, to look for what nearly matched in the graphs that
+    it would have seen; with `train` its backward too. A graph is looked at as it is.
     """
-    wanted = as_rule(rule)
-    if isinstance(model_or_gm, GraphModule) and not args:
-        graphs = {"graph": model_or_gm}
+    rules, given = rules_of(rule), Options.make(options)
+    fires: list[Fired] = []
+    misses: list[NearMiss] = []
+    if isinstance(model_or_gm, GraphModule) and not args and not kwargs:
+        graphs: dict[str, GraphModule] = {"graph": model_or_gm}
+        fires = [_fired(match, one) for one in rules for match in _find(one, model_or_gm, given)]
     else:
-        graphs = _graphs_of(model_or_gm, args, wanted)
-    misses = [miss for name, gm in graphs.items() for miss in _misses(wanted, gm, name)]
-    misses = list({(m.node, m.reason, m.source): m for m in misses}.values())
-    return sorted(misses, key=lambda m: (not m.complete, -m.matched))
+        known = all_rules()
+        own = [one for one in rules if one.name not in known]
+        seen = _explained(model_or_gm, args, kwargs, train, given, add_rules=[*given.custom_passes(ADD_RULES), *own])
+        fires, misses = _seen(rules, seen)
+        removed = (*given.remove_passes, *(one.name for one in rules if one.name in known))
+        without = _explained(model_or_gm, args, kwargs, train, given, remove_passes=removed)
+        graphs = {name: gm for name, gm in without.graphs.items() if name.partition("#")[0] in LOOKED_AT}
+    misses += [miss for one in rules for at, gm in graphs.items() for miss in _misses(one, gm, at, given)]
+    distinct = {(m.rule, m.node, m.reason, m.source): m for m in reversed(misses)}
+    ranked = sorted(reversed(distinct.values()), key=lambda m: (not m.complete, -m.matched))
+    is_here = any(_candidates(Program(gm), compiled(one)) for one in rules for gm in graphs.values())
+    return WhyNot(rule if isinstance(rule, str) else rules[0].name, fires, ranked, is_here)
 
 
-def _graphs_of(model: Callable[..., Any], args: tuple[Any, ...], rule: Rule) -> dict[str, GraphModule]:
+LOOKED_AT = ("dynamo", "pre_grad", "joint")
+"""The graphs, as the stages left them, in which near misses are looked for."""
+
+
+def _fired(match: Match, rule: Rule) -> Fired:
+    return Fired(rule.name, "graph", match.root.node.name, source_line(match.root.node))
+
+
+def _explained(
+    model: Callable[..., Any], args: Any, kwargs: Any, train: bool, options: Options, **changed: Any
+) -> Explanation:
     from .explain import explain
 
-    removed = [rule.name] if rule.name in all_rules() else []
-    seen = explain(model, *args, options={"codegen": "eager", "remove_passes": removed})
-    looked_at = ("dynamo", "pre_grad", "joint")
-    return {name: gm for name, gm in seen.graphs.items() if name.partition("#")[0] in looked_at}
+    options = dataclasses.replace(options, codegen="eager", **changed)
+    return explain(model, *args, train=train, options=options, **kwargs)
+
+
+def _seen(rules: Sequence[Rule], seen: Explanation) -> tuple[list[Fired], list[NearMiss]]:
+    """Where the rules fired and where they declined in a compile."""
+    names = {one.name for one in rules}
+    fires = [Fired(s.rule, r.graph, s.node, s.source) for r in seen.passes for s in r.sites if s.rule in names]
+    declines = [(r.graph, d) for r in seen.passes for d in r.declines if d.rule in names]
+    return fires, [NearMiss(d.rule, graph, d.node, 1, d.reason, d.source, True) for graph, d in declines]
 
 
 def _candidates(program: Program, rule: CompiledRule) -> list[Node]:
+    if rule.finds_itself:
+        return []
     calls = [(n, call) for n in program.graph.nodes if (call := program.call(n)) is not None]
     return [n for n, call in calls if not rule.root_ops or call.op in rule.root_ops]
 
 
-def _misses(rule: Rule, gm: GraphModule, graph: str) -> list[NearMiss]:
-    program, ready = Program(gm), compiled(rule)
-    found = []
+def _misses(rule: Rule, gm: GraphModule, graph: str, options: Options) -> list[NearMiss]:
+    program, ready = Program(gm, options=options), compiled(rule)
     if ready.finds_itself:
-        for match in rule.sites(program):
-            at = match.root.node
-            if reason := _refusal(program, ready, match):
-                found.append(NearMiss(rule.name, graph, at.name, len(match.nodes), reason, source_line(at), True))
-        return found
+        return _refused_sites(rule, program, graph)
+    found = []
     for node in _candidates(program, ready):
         matcher = Matcher(program)
         ways = list(matcher.find(ready.roots, node))
@@ -109,6 +186,16 @@ def _misses(rule: Rule, gm: GraphModule, graph: str) -> list[NearMiss]:
     return found
 
 
+def _refused_sites(rule: Rule, program: Program, graph: str) -> list[NearMiss]:
+    """What the rule's own analysis found and refuses."""
+    found = []
+    for match in rule.sites(program):
+        node = match.root.node
+        if reason := _refusal(program, compiled(rule), match):
+            found.append(NearMiss(rule.name, graph, node.name, len(match.nodes), reason, source_line(node), True))
+    return found
+
+
 def _refusal(program: Program, rule: CompiledRule, match: Match) -> str | None:
     """Why a complete match is not rewritten: built, asked for, and taken back."""
     rewriter = Rewriter(program, rule.name)
@@ -117,11 +204,14 @@ def _refusal(program: Program, rule: CompiledRule, match: Match) -> str | None:
 
     def require_sound(made: Any) -> None:
         if not isinstance(made, Edit):  # an edit is checked when it is made, which nobody wants here
+            made = made if isinstance(made, (tuple, list)) else (made,)
             rewriter.require_sound(roots, made, op, match.nodes, rule.rule)
 
     try:
         rule.check(match)
         rule.rewrite(op, match, require_sound)
+    except NotConcerned as passed:
+        return None if rule.finds_itself else passed.reason
     except Refused as refused:
         return refused.reason
     except Exception as error:

@@ -8,6 +8,7 @@ from typing import Any
 from ..errors import UnknownName
 from ..pipeline import STAGES, Entry, Hook
 from ..rewrite.rule import Rule
+from .base import Pass
 
 
 @dataclass(frozen=True)
@@ -81,13 +82,20 @@ def all_rules() -> dict[str, Rule]:
     }
 
 
-def as_rule(rule: Rule | type[Rule] | str) -> Rule:
-    """A rule from itself, its class or its name."""
-    if isinstance(rule, Rule):
-        return rule
-    if isinstance(rule, str):
-        known = all_rules()
-        if rule not in known:
-            raise UnknownName("rule", rule, known)
-        return known[rule]
-    return rule()
+def all_passes() -> dict[str, type[Pass]]:
+    """Every pass of the pipeline by name."""
+    entries = (entry for entries in STAGES.values() for entry in entries)
+    return {entry.name: entry for entry in entries if not isinstance(entry, Hook)}
+
+
+def rules_of(wanted: Rule | type[Rule] | Pass | type[Pass] | str) -> list[Rule]:
+    """The rule itself, or the rules of a pass; both may be given as a class or by name."""
+    if isinstance(wanted, str):
+        rules, passes = all_rules(), all_passes()
+        if wanted in rules:
+            return [rules[wanted]]
+        if wanted not in passes:
+            raise UnknownName("rule or pass", wanted, [*rules, *passes])
+        return list(passes[wanted]().rules())
+    one = wanted() if isinstance(wanted, type) else wanted
+    return [one] if isinstance(one, Rule) else list(one.rules())

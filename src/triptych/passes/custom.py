@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from torch.fx import Graph, GraphModule
 
+from ..options import ADD_RULES, Options
 from ..rewrite.rule import Rule
 from .base import Pass
 
@@ -24,10 +25,15 @@ class CustomRules(Pass):
         return self.given
 
 
-def custom_steps(given: Sequence[Any]) -> list[Pass | Callable[..., Any]]:
-    """What to run, in the order given: neighbouring rules are run together; classes stand for an instance."""
+def custom_steps(options: Options, hook: str, stage: str) -> list[Pass | Callable[..., Any]]:
+    """What to run in a hook, in the order given: neighbouring rules together; classes stand for an instance.
+
+    Of the rules that were added, those that name this stage.
+    """
     steps: list[Pass | Callable[..., Any]] = []
-    for one in given:
+    for one in options.custom_passes(hook):
+        if hook == ADD_RULES and stage not in one.stages:
+            continue
         if isinstance(one, type) and issubclass(one, (Rule, Pass)):
             one = one()
         if isinstance(one, Rule):

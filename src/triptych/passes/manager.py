@@ -23,6 +23,7 @@ from ..ir.text import lines, text
 from ..ir.verify import Contract, contract, verify
 from ..joint.stable_topological_sort import StableTopologicalSort
 from ..pipeline import Hook, steps
+from ..rewrite.driver import Tally
 from ..rewrite.rewriter import Rewriter
 from .base import Pass, PassRun, pass_with_options
 from .culprit import Rewrite, first_bad, last_rewrite
@@ -53,7 +54,7 @@ def run_stage(
     for entry in steps(stage, session.options):
         if isinstance(entry, Hook):
             session.activity = f"running {entry.name} of stage {stage} on the {graph} graph"
-            for custom in custom_steps(session.options.custom_passes(entry.name)):
+            for custom in custom_steps(session.options, entry.name, stage):
                 if isinstance(custom, Pass):
                     runner.run_pass(custom, before, entry.name)
                 else:
@@ -116,7 +117,7 @@ class _StageRunner:
         record.seconds = time.perf_counter() - started
         tally = run.tally
         record.tried, record.matched, record.stop = tally.tried, tally.matched, tally.stop
-        record.fired, record.decisions = tally.fired, tally.decisions
+        record.fired, record.decisions, record.sites = tally.fired, tally.decisions, tally.sites or []
         record.rewrites = tally.fired.total()
         record.declines = list(tally.declines.values())
         record.changed = record.rewrites > 0 or run.rewriter.edited
@@ -127,7 +128,8 @@ class _StageRunner:
         self._close(record, before, backup, pass_)
 
     def _new_run(self, name: str, limit: int | None, strict: bool) -> PassRun:
-        return PassRun(Rewriter(self.program, name, limit), self.session.options, self.is_inference, strict)
+        tally = Tally(sites=[] if self.session.observed else None)
+        return PassRun(Rewriter(self.program, name, limit), self.session.options, self.is_inference, strict, tally)
 
     def run_custom(self, hook: str, custom: Callable[..., Any], before: Contract | None) -> None:
         """A user's function of the graph: one rewrite, whatever it changes; undone if it fails."""

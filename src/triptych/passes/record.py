@@ -22,6 +22,15 @@ class Decline:
         return f"{self.rule} at {self.node}: {self.reason}{where}"
 
 
+@dataclass(frozen=True)
+class Firing:
+    """A site that was rewritten: under which name, at which node, and the user's source line."""
+
+    rule: str
+    node: str
+    source: str = ""
+
+
 GAIN = 0.95
 """What is left of the time must be less than this part of it: a smaller gain is within the error of a model."""
 
@@ -119,6 +128,8 @@ class PassRecord:
     declines: list[Decline] = field(default_factory=list)
     fired: Counter[str] = field(default_factory=Counter)
     """Rewrites by rule."""
+    sites: list[Firing] = field(default_factory=list)
+    """Where rules fired, if somebody is watching."""
     decisions: list[Decision] = field(default_factory=list)
     """What the cost model said of the rewrites that asked it; a decline has its figures in its reason."""
     listing: Listing | None = field(default=None, repr=False)

@@ -14,7 +14,7 @@ from torch.fx import Node
 from ..errors import RuleError
 from ..ir.text import line, source_line
 from ..match.matcher import Matcher
-from ..passes.record import Decision, Decline
+from ..passes.record import Decision, Decline, Firing
 from .refusal import NotConcerned, Refused
 from .rewriter import Rewriter
 from .rule import CompiledRule, Match, Rule, compiled
@@ -32,6 +32,8 @@ class Tally:
     declines: dict[tuple[str, str], Decline] = field(default_factory=dict)
     """The latest reason for each rule and node: a site looked at twice counts once."""
     decisions: list[Decision] = field(default_factory=list)
+    sites: list[Firing] | None = None
+    """Where rules fired; None if nobody wants to know."""
     errors: list[str] = field(default_factory=list)
     stop: str = "nothing to do"
 
@@ -178,6 +180,8 @@ def _try(
     for name in match.names or (rule.name,):
         tally.fired[name] += 1
         rewriter.counted()
+        if tally.sites is not None:
+            tally.sites.append(Firing(name, node.name, source_line(node)))
     if match.decision is not None:
         tally.decisions.append(replace(match.decision, rule=rule.name, node=node.name))
     tally.declines.pop((rule.name, node.name), None)

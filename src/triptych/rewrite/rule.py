@@ -141,6 +141,8 @@ class Rule:
     """False: the result may lie otherwise in memory where nobody can see it."""
     without_gradient: ClassVar[bool] = False
     """The values stay, and the gradient may not: fires only where none is wanted, which its check asks."""
+    stages: ClassVar[tuple[str, ...]] = ("pre_grad", "joint")
+    """Where a rule runs that was given in the option `add_rules`."""
     examples: ClassVar[list[Any]] = []
 
     @classmethod

@@ -1,0 +1,193 @@
+"""`triptych.rule`: a rule made of two functions, what to look for and what to put in its place."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node, map_arg, symbolic_trace
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ..errors import TriptychError
+from ..ir.calls import read
+from ..ir.computed_facts import compute_facts
+from ..ir.facts import fact
+from ..ir.program import ATEN, Value
+from ..match.pattern import Capture, Constant, ListOf, Operation, Pattern, Tensor, restriction
+from .emit import Emitter
+from .rule import Rule
+
+Function = Callable[..., Any]
+
+
+def rule(
+    pattern: Function,
+    replacement: Function,
+    *,
+    name: str = "",
+    check: Callable[..., None] | None = None,
+    example_inputs: Sequence[Any] = (),
+    exact: bool = False,
+    stages: Sequence[str] = Rule.stages,
+    examples: Sequence[Any] = (),
+) -> Rule:
+    """A rule that puts what `replacement` computes where `pattern` stands. Both take the same parameters.
+
+    They are plain PyTorch functions:
+
+        triptych.rule(lambda x, y: torch.relu(x + y), lambda x, y: torch.ops.mine.add_relu(x, y))
+
+    or, if their first parameter is called `op`, written in the language of rules:
+
+        triptych.rule(lambda op, x: op.neg(op.neg(x)), lambda op, x: x)
+
+    A parameter stands for any tensor, unless it is annotated otherwise (`n: int`). Sizes and dims in the pattern must
+    be in the program as they are written; with `example_inputs`, one tensor for each parameter, the pattern is read for
+    tensors of their rank, so that `x.t()` or `sum(-1)` is known by any spelling. `check(m, x, ...)` may say with
+    `m.require(condition, reason)` what else must hold. Results may differ by rounding unless `exact` is set.
+    """
+    wanted = _parameters(pattern)
+    if wanted != _parameters(replacement):
+        given = _parameters(replacement)
+        raise TriptychError(f"pattern and replacement take different parameters: {wanted} and {given}")
+    body: dict[str, Any] = {
+        "__doc__": f"{_text(pattern)} -> {_text(replacement)}",
+        "exact": exact,
+        "stages": tuple(stages),
+        "examples": list(examples),
+        "functions": (pattern, replacement, check),
+        "pattern": _pattern_method(pattern, example_inputs),
+        "rewrite": _rewrite_method(replacement),
+        "mixed_dtypes": True,
+    }
+    if check is not None:
+        body["check"] = _check_method(check)
+    made = type("FunctionRule", (Rule,), body)
+    shown = name or _own_name(pattern)
+    made.rule_name = classmethod(lambda cls: shown)  # type: ignore[attr-defined]
+    return made()
+
+
+def _parameters(function: Function) -> list[str]:
+    names = list(inspect.signature(function).parameters)
+    return names[1:] if names[:1] == ["op"] else names
+
+
+def _own_name(pattern: Function) -> str:
+    own = getattr(pattern, "__name__", "")
+    return own if own.isidentifier() else "rule_of_functions"
+
+
+def _text(function: Function) -> str:
+    own = getattr(function, "__name__", "")
+    return f"{own if own.isidentifier() else 'f'}({', '.join(_parameters(function))})"
+
+
+def _method(parameters: Sequence[str], body: Callable[..., Any], first: Sequence[str] = ("op",)) -> Any:
+    """A method with these parameters by name: rules are asked for what they want by their signature."""
+
+    def method(self: Rule, *args: Any, **kwargs: Any) -> Any:
+        return body(*args, **kwargs)
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    named = [inspect.Parameter(n, kind) for n in ("self", *first, *parameters)]
+    method.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
+    return method
+
+
+def _pattern_method(pattern: Function, example_inputs: Sequence[Any]) -> Any:
+    if next(iter(inspect.signature(pattern).parameters), "") == "op":
+
+        def in_rules_language(self: Rule, *args: Any) -> Any:
+            return pattern(*args)
+
+        in_rules_language.__signature__ = _with_self(pattern)  # type: ignore[attr-defined]
+        return in_rules_language
+    return _method([], lambda op: _as_pattern(pattern, example_inputs))
+
+
+def _with_self(function: Function) -> inspect.Signature:
+    signature = inspect.signature(function, eval_str=True)
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return signature.replace(parameters=[own, *signature.parameters.values()])
+
+
+def _as_pattern(function: Function, example_inputs: Sequence[Any]) -> Any:
+    """The operations that a plain function calls, as a pattern."""
+    traced = _traced(function)
+    if example_inputs:
+        compute_facts(traced, example_inputs, "example_value", None, False)
+    notes = inspect.signature(function, eval_str=True).parameters
+    made: dict[Node, Pattern] = {}
+
+    def of(value: Any) -> Pattern:
+        if isinstance(value, Node):
+            return made[value]
+        if isinstance(value, (list, tuple)):
+            return ListOf(tuple(of(v) for v in value))
+        return Constant(value)
+
+    for node in traced.graph.nodes:
+        if node.op == "output":
+            returned = node.args[0]
+            return tuple(of(r) for r in returned) if isinstance(returned, (list, tuple)) else of(returned)
+        if node.op == "placeholder":
+            note = notes[node.name].annotation
+            made[node] = Capture(node.name, restriction(Tensor if note is inspect.Parameter.empty else note))
+            continue
+        call = read(node) if node.op != "get_attr" else None
+        if call is None or call.mutates:
+            raise TriptychError(f"a pattern cannot contain {node.format_node()}")
+        made[node] = Operation(call.op, {key: of(value) for key, value in call.args.items()})
+    raise TriptychError("the pattern returns nothing")
+
+
+def _traced(function: Function) -> GraphModule:
+    try:
+        return symbolic_trace(function)
+    except Exception as error:
+        own = getattr(function, "__name__", str(function))
+        raise TriptychError(f"{own} could not be traced for a rule: {error}") from error
+
+
+def _rewrite_method(replacement: Function) -> Any:
+    parameters = _parameters(replacement)
+    if next(iter(inspect.signature(replacement).parameters), "") == "op":
+        return _method(parameters, lambda op, **given: replacement(op, **given))
+    return _method(parameters, lambda op, **given: _emit(op, replacement, given))
+
+
+def _emit(op: Emitter, function: Function, given: Mapping[str, Any]) -> Any:
+    """Put the operations of a plain function into the graph, as they are or, in an ATen graph, as ATen."""
+    operands = {name: value.node if isinstance(value, Value) else value for name, value in given.items()}
+    traced = _in_aten(op, function, operands) if op.program.dialect == ATEN else _traced(function)
+    inputs = iter(operands.values())
+    now: dict[Node, Any] = {}
+    for node in traced.graph.nodes:
+        if node.op == "placeholder":
+            now[node] = next(inputs)
+            continue
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: now[n])
+        if node.op == "output":
+            returned = args[0]
+            return tuple(returned) if isinstance(returned, (list, tuple)) else returned
+        if node.op == "get_attr":
+            now[node] = op.constant(getattr(traced, str(node.target)))
+        else:
+            now[node] = op.node(node.op, node.target, args, kwargs).node
+    return None
+
+
+def _in_aten(op: Emitter, function: Function, operands: Mapping[str, Any]) -> GraphModule:
+    facts = [fact(value) if isinstance(value, Node) else value for value in operands.values()]
+    with op.program.computing(op.anchor), torch.no_grad():
+        return make_fx(function)(*facts)
+
+
+def _check_method(check: Callable[..., None]) -> Any:
+    names = list(inspect.signature(check).parameters)
+    return _method(names[1:], lambda m, **given: check(m, **given), first=("m",))
+
+

@@ -1,0 +1,211 @@
+"""The user's own rules: given in `add_rules` or a hook, made of two functions, and asked about with `why_not`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import triptych
+from triptych.cache import cache_key
+from triptych.cli import main
+
+EAGER = {"codegen": "eager"}
+
+
+class SiluByHand(triptych.Rule):
+    """x * sigmoid(x) -> silu(x)"""
+
+    exact = False
+
+    def pattern(self, op, x):
+        return op.mul(op.sigmoid(x), x)
+
+    def rewrite(self, op, x):
+        return op.silu(x)
+
+
+def gated(x, y):
+    return torch.relu(x + y) * 2 + torch.sigmoid(x) * x
+
+
+RELU_OF_SUM = triptych.rule(
+    lambda x, y: torch.relu(x + y), lambda x, y: torch.clamp_min(x + y, 0), name="relu_of_sum"
+)
+INPUTS = torch.randn(4, 8), torch.randn(4, 8)
+
+
+def fired(explanation, stage=None):
+    found = {}
+    for record in explanation.passes:
+        if record.name == "add_rules" and stage in (None, record.stage):
+            found |= record.fired
+    return dict(found)
+
+
+@pytest.mark.parametrize("rule", [SiluByHand, SiluByHand()], ids=["class", "instance"])
+@pytest.mark.parametrize("train", [False, True])
+def test_an_added_rule_runs_with_the_others(rule, train):
+    x, y = (t.clone().requires_grad_(train) for t in INPUTS)
+    options = {**EAGER, "add_rules": [rule, RELU_OF_SUM], "verify": "each"}
+    seen = triptych.explain(gated, x, y, train=train, options=options)
+    assert fired(seen, "pre_grad") == {"silu_by_hand": 1, "relu_of_sum": 1}
+    compiled = torch.compile(gated, backend="triptych", options=options)
+    torch.testing.assert_close(compiled(x, y), gated(x, y))
+    if train:
+        wants = torch.autograd.grad(gated(x, y).sum(), (x, y))
+        torch.testing.assert_close(torch.autograd.grad(compiled(x, y).sum(), (x, y)), wants)
+
+
+def test_a_rule_runs_in_the_stages_that_it_names():
+    class Late(SiluByHand):
+        """x * sigmoid(x) -> silu(x)"""
+
+        stages = ("joint",)
+
+    seen = triptych.explain(gated, *INPUTS, options={**EAGER, "add_rules": Late})
+    assert fired(seen, "pre_grad") == {} and fired(seen, "joint") == {"late": 1}
+
+
+def test_an_added_rule_is_removed_by_name():
+    options = {**EAGER, "add_rules": [SiluByHand], "remove_passes": "silu_by_hand"}
+    assert fired(triptych.explain(gated, *INPUTS, options=options)) == {}
+
+
+def test_a_function_is_no_rule():
+    with pytest.raises(triptych.TriptychError, match="add_rules takes a Rule .*, not function"):
+        triptych.Options.make({"add_rules": [gated]})
+
+
+def test_the_cache_key_covers_added_rules():
+    keys = [cache_key({"add_rules": rules}) for rules in ([], [SiluByHand], [RELU_OF_SUM], [SiluByHand, RELU_OF_SUM])]
+    assert None not in keys and len(set(keys)) == 4
+
+
+def test_the_first_hook_sees_the_graph_as_it_was_captured():
+    seen = []
+
+    def look(graph):
+        seen.extend(str(node.target) for node in graph.nodes if node.op == "call_method")
+
+    triptych.explain(lambda x: x.mul(2).t(), INPUTS[0], options={**EAGER, "pre_grad_custom_pre_pass": look})
+    assert seen == ["mul", "t"]
+
+
+# ---- rules made of functions ----
+
+
+def applied(rule, program, *inputs, **options):
+    """The rules that fired, after the result was compared with eager."""
+    options = {**EAGER, "add_rules": [rule], "verify": "each", **options}
+    torch.testing.assert_close(torch.compile(program, backend="triptych", options=options)(*inputs), program(*inputs))
+    return fired(triptych.explain(program, *inputs, options=options))
+
+
+def test_functions_in_the_language_of_rules():
+    rule = triptych.rule(lambda op, x: op.exp(op.log(x)), lambda op, x: x, name="exp_of_log")
+    assert applied(rule, lambda x: torch.exp(torch.log(x + 2)) * 3, torch.rand(4)) == {"exp_of_log": 1}
+
+
+def test_a_rule_of_functions_in_the_joint_graph():
+    rule = triptych.rule(
+        lambda x, y: torch.relu(x + y), lambda x, y: (x + y).clamp(min=0), name="clamped", stages=["joint"]
+    )
+    assert applied(rule, gated, *INPUTS) == {"clamped": 1}
+
+
+def test_example_inputs_tell_the_rank():
+    rule = triptych.rule(
+        lambda x: x.t().sum(-1), lambda x: x.sum(0), name="sum_of_rows", example_inputs=[torch.empty(3, 5)]
+    )
+    assert applied(rule, lambda x: x.transpose(0, 1).sum(dim=1), INPUTS[0]) == {"sum_of_rows": 1}
+
+
+def test_a_check_declines_with_its_reason():
+    def check(m, x):
+        m.require(x.dtype == torch.float64, "only for double precision")
+
+    rule = triptych.rule(lambda x: torch.sigmoid(x) * x, lambda x: torch.nn.functional.silu(x), name="silu", check=check)
+    seen = triptych.explain(gated, *INPUTS, options={**EAGER, "add_rules": [rule]})
+    assert fired(seen) == {}
+    assert any("only for double precision" in d.reason for r in seen.passes for d in r.declines)
+    assert applied(rule, gated, *(t.double() for t in INPUTS)) == {"silu": 1}
+
+
+def test_several_results():
+    rule = triptych.rule(
+        lambda x, y: (torch.exp(x) * y, torch.exp(x) + y), lambda x, y: (y * torch.exp(x), y + torch.exp(x)), name="swap"
+    )
+    gm = triptych.explain(lambda x, y: (x.exp() * y, x.exp() + y), *INPUTS, options=EAGER).graphs["dynamo"]
+    assert len(rule.pattern(None)) == 2 and triptych.find(rule, gm) is not None
+
+
+def test_functions_of_different_parameters():
+    with pytest.raises(triptych.TriptychError, match="different parameters"):
+        triptych.rule(lambda x: x.relu(), lambda x, y: x + y)
+
+
+def test_a_pattern_that_writes():
+    rule = triptych.rule(lambda x: x.add_(1), lambda x: x + 1)
+    with pytest.raises(triptych.TriptychError, match="a pattern cannot contain"):
+        triptych.find(rule, triptych.explain(gated, *INPUTS, options=EAGER).graphs["dynamo"])
+
+
+# ---- why_not ----
+
+
+def attention(q, k, v):
+    return torch.softmax(q @ k.transpose(-1, -2), -1) @ v
+
+
+def test_why_not_takes_the_name_of_a_pass_and_begins_with_where_it_fires():
+    answer = triptych.why_not("remove_noop_pass", lambda x: (x.view(4, 8) + 1).view(2, 16), INPUTS[0])
+    assert [one.rule for one in answer.fires] == ["noop_reshape"]
+    assert "test_user_rules.py" in answer.fires[0].source
+    assert str(answer).startswith("noop_reshape at ")
+
+
+def test_why_not_asks_a_users_rule_in_training():
+    x = INPUTS[0].clone().requires_grad_()
+    answer = triptych.why_not(SiluByHand, lambda x: torch.sigmoid(x) * x, x, train=True)
+    assert [(one.rule, one.graph) for one in answer.fires] == [("silu_by_hand", "pre_grad")]
+
+
+def test_why_not_says_that_it_fires_everywhere_and_that_nothing_is_there():
+    assert "fires everywhere it could" in str(triptych.why_not(SiluByHand, lambda x: torch.sigmoid(x) * x, INPUTS[0]))
+    assert "none of its operations is here" in str(triptych.why_not(SiluByHand, lambda x: x + 1, INPUTS[0]))
+
+
+def test_why_not_takes_keyword_arguments_and_options():
+    answer = triptych.why_not("noop_reshape", gated, INPUTS[0], y=INPUTS[1], options={"remove_passes": "noop_reshape"})
+    assert not answer.fires
+
+
+FILE = """
+import torch, triptych
+
+class SiluByHand(triptych.Rule):
+    "x * sigmoid(x) -> silu(x)"
+    exact = False
+    def pattern(self, op, x):
+        return op.mul(op.sigmoid(x), x)
+    def rewrite(self, op, x):
+        return op.silu(x)
+
+class Gate(torch.nn.Module):
+    def forward(self, x):
+        return torch.sigmoid(x) * x
+
+def make():
+    return Gate(), (torch.randn(4),)
+"""
+
+
+def test_why_not_on_the_command_line_with_a_rule_of_a_file(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(FILE)
+    result = CliRunner().invoke(main, ["why-not", f"{file}:SiluByHand", f"{file}:make", "--option", "verify=each"])
+    assert result.exit_code == 0, result.output
+    assert "silu_by_hand at " in result.output and "fires everywhere it could" in result.output
+    wrong = CliRunner().invoke(main, ["why-not", f"{file}:SiluByHnd", f"{file}:make"])
+    assert "did you mean 'SiluByHand'?" in wrong.output
