@@ -13,8 +13,9 @@ from triptych.errors import TriptychError, UnknownName
 from triptych.explain.diff import aligned, folded, unified
 from triptych.explain.explanation import Explanation
 from triptych.options import Options
-from triptych.passes.record import Decline, Listing, PassRecord
+from triptych.passes.record import Listing, PassRecord
 from triptych.passes.session import Session
+from triptych.rewrite.record import Decline
 
 EAGER = {"codegen": "eager"}
 

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 import triptych
 from triptych.cli import main
-from triptych.explain.repro import repro_of, write_repro
 from triptych.explain.source import load
+from triptych.repro.write import repro_of, write_repro
 
 
 def captured(model, *args, **kwargs):

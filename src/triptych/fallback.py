@@ -16,9 +16,9 @@ from torch.fx import GraphModule
 
 from . import _private
 from .errors import TriptychError
-from .explain.repro import write_repro
 from .options import Options
 from .passes.session import Session
+from .repro.write import write_repro
 
 log = logging.getLogger("triptych")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -23,6 +23,10 @@ HOOKS = (
     "post_grad_custom_pre_pass", "post_grad_custom_post_pass",
 )  # fmt: skip
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+NAMES: dict[str, Callable[[], frozenset[str]]] = {}
+"""The names of all passes, rules and pass options, by which of them; the pipeline, which knows them, fills it in."""
 
 
 def _doc(text: str, **kwargs: Any) -> Any:
@@ -91,7 +95,7 @@ class Options:
             elif name in known:
                 plain[name] = value
             else:
-                raise UnknownName("option", name, known | set(_pass_option_names()))
+                raise UnknownName("option", name, known | NAMES["pass options"]())
         if mode is not None:
             plain["mode"] = mode
         dotted.update(plain.pop("pass_options", {}))
@@ -100,19 +104,11 @@ class Options:
         return made
 
     def check_names(self) -> None:
-        """Pass names and pass options must exist; asked late, because the pipeline imports this module."""
-        from .pipeline import option_names, pass_names, rule_names
-
-        for name in self.add_passes:
-            if name not in pass_names():
-                raise UnknownName("pass", name, pass_names())
-        own = {one.rule_name() for one in self.custom_passes(ADD_RULES)}
-        for name in self.remove_passes:
-            if name not in pass_names() | rule_names() | own:
-                raise UnknownName("pass or rule", name, pass_names() | rule_names() | own)
-        for name in self.pass_options:
-            if name not in option_names():
-                raise UnknownName("option", name, option_names())
+        """Names of passes and rules, and the options of passes, must exist."""
+        passes, own = NAMES["passes"](), {one.rule_name() for one in self.custom_passes(ADD_RULES)}
+        _require_known("pass", self.add_passes, passes)
+        _require_known("pass or rule", self.remove_passes, passes | NAMES["rules"]() | own)
+        _require_known("option", self.pass_options, NAMES["pass options"]())
 
     def custom_passes(self, hook: str) -> tuple[CustomPass, ...]:
         """The user's passes of one hook, in the order given."""
@@ -143,11 +139,10 @@ def name_list(names: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _one_of(kind: str, value: Any, known: Sequence[str]) -> None:
-    if value not in known:
-        raise UnknownName(kind, value, known)
+    _require_known(kind, [value], known)
 
 
-def _pass_option_names() -> list[str]:
-    from .pipeline import option_names
-
-    return list(option_names())
+def _require_known(kind: str, names: Iterable[str], known: Collection[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise UnknownName(kind, name, known)

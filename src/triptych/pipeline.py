@@ -15,7 +15,7 @@ from .joint.pass_patterns import PassPatterns
 from .joint.remove_noop_ops import RemoveNoopOps
 from .joint.replace_random_passes import ReplaceRandomPasses
 from .joint.stable_topological_sort import StableTopologicalSort
-from .options import ADD_RULES, Options
+from .options import ADD_RULES, NAMES, Options
 from .passes.base import Pass
 from .post_grad.eliminate_dead_code import EliminateDeadCode
 from .post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
@@ -212,3 +212,6 @@ def option_names() -> frozenset[str]:
         if not isinstance(entry, Hook)
         for option in entry.option_fields()
     )
+
+
+NAMES.update({"passes": pass_names, "rules": rule_names, "pass options": option_names})

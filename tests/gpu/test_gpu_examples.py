@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from triptych.passes.record import Decision
+from triptych.rewrite.record import Decision
 from triptych.testing.check import run_example
 from triptych.testing.subjects import subjects
 

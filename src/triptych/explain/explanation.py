@@ -15,8 +15,9 @@ from torch.fx import GraphModule
 
 from ..errors import UnknownName
 from ..ir.text import text
-from ..passes.record import Decline, PassRecord
+from ..passes.record import PassRecord
 from ..passes.session import Session
+from ..rewrite.record import Decline
 from .diff import unified
 
 if TYPE_CHECKING:

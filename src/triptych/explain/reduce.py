@@ -16,10 +16,10 @@ from ..ir.copies import snapshot
 from ..options import Options
 from ..passes.culprit import Rewrite, first_bad
 from ..passes.session import Session
-from .input_source import inputs_like
-from .python_source import NotPython
+from ..repro.input_source import inputs_like
+from ..repro.python_source import NotPython
+from ..repro.write import Repro, mark_weights, save
 from .replay import Failure, Subject, run_model
-from .repro import Repro, mark_weights, save
 from .subgraph import Part, Values, effects, extract, is_region, resized, stand_in, with_facts
 
 MOST_CHECKS = 150

@@ -10,8 +10,8 @@ import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from ..ir.alias import Aliasing
-from .input_source import Input, input_like
-from .python_source import NotPython
+from ..repro.input_source import Input, input_like
+from ..repro.python_source import NotPython
 
 REGIONS = ("_enter_autocast", "_exit_autocast", "_set_grad_enabled", "set_grad_enabled")
 

@@ -11,7 +11,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..passes.record import Decision, PassRecord
+from ..passes.record import PassRecord
+from ..rewrite.record import Decision
 from .wording import CHANGED, FAILED, count, duration, place, summary, title
 
 if TYPE_CHECKING:

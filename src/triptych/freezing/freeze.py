@@ -15,8 +15,9 @@ from ..codegen.eager import boxed
 from ..ir.facts import fact
 from ..ir.origins import Origins
 from ..ir.text import lines, source_line
-from ..passes.record import Decline, Listing, PassRecord
+from ..passes.record import Listing, PassRecord
 from ..passes.session import Session
+from ..rewrite.record import Decline
 from .constants import Constants
 from .split import Split, Steady, split_constants
 

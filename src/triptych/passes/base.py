@@ -16,10 +16,10 @@ from ..options import Options
 from ..rewrite.checks import PLAIN, Terms
 from ..rewrite.driver import Tally, run_rules
 from ..rewrite.emit import Emitter
+from ..rewrite.record import Decision, Decline
 from ..rewrite.refusal import Refused
 from ..rewrite.rewriter import Rewriter
 from ..rewrite.rule import Rule
-from .record import Decision, Decline
 
 
 @dataclass

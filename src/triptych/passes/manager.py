@@ -24,11 +24,12 @@ from ..ir.verify import Contract, contract, verify
 from ..joint.stable_topological_sort import StableTopologicalSort
 from ..pipeline import Hook, steps
 from ..rewrite.driver import Tally
+from ..rewrite.record import Decline
 from ..rewrite.rewriter import Rewriter
 from .base import Pass, PassRun, pass_with_options
 from .culprit import Rewrite, first_bad, last_rewrite
 from .custom import call_custom, custom_steps, name_of
-from .record import Decline, Listing, PassRecord
+from .record import Listing, PassRecord
 from .session import Session
 
 log = logging.getLogger("triptych")

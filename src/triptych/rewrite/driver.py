@@ -14,7 +14,7 @@ from torch.fx import Node
 from ..errors import RuleError
 from ..ir.text import line, source_line
 from ..match.matcher import Matcher
-from ..passes.record import Decision, Decline, Firing
+from .record import Decision, Decline, Firing
 from .refusal import NotConcerned, Refused
 from .rewriter import Rewriter
 from .rule import CompiledRule, Match, Rule, compiled

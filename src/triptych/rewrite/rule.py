@@ -22,7 +22,7 @@ from ..ir.program import Program, Value
 from ..ir.text import line
 from ..match.matcher import Found, Matcher
 from ..match.pattern import Pattern, build_pattern
-from ..passes.record import Decision
+from .record import Decision
 from .refusal import NotConcerned, Refused
 
 _Accepted = TypeVar("_Accepted")

@@ -22,7 +22,7 @@ from ..options import Options
 from .input_source import Input, inputs_like, make_inputs
 from .option_source import OptionSource
 from .python_source import NotPython, Source, python_source
-from .replay import with_weights
+from .weights import with_weights
 
 WIDTH = 118
 
@@ -82,7 +82,9 @@ class Repro:
         option_source = OptionSource()
         options = option_source.options(self.options)
         imports = ["import sys", "", "import torch", "", *source.imports(), *option_source.imports]
-        imports = [*imports, f"from triptych.explain.replay import run_repro{', with_weights' * bool(self.weights)}"]
+        imports = [*imports, "from triptych.explain.replay import run_repro"]
+        if self.weights:
+            imports.append("from triptych.repro.weights import with_weights")
         wanted = [name for name in ("train", "dynamic") if getattr(self, name)]
         settings = "".join(f", {name}={name}" for name in wanted)
         inputs = [f"    {one.expression()},  # {name}" for name, one in self.all_inputs(source).items()]

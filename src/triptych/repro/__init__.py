@@ -1,0 +1,1 @@
+"""A captured program written as a Python file that anybody can run."""
