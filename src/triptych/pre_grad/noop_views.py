@@ -169,7 +169,8 @@ class NoopTo(Noop):
         ),
         fires(lambda x: torch.ops.prims.convert_element_type(x, f32) + 1, "f32[4, 8]", dialects=("aten",)),
         declines(lambda x: x.to(f64) + 1, "f32[4, 8]"),
-        declines(lambda x: x.to(f32, copy=True), "f32[4, 8]"),
+        declines(lambda x: x.to(f32, copy=True), "f32[4, 8]", dialects=("torch",)),
+        declines(lambda x: x.to(f32, copy=True), "f32[4, 8]", because="share other memory", dialects=("aten",)),
         declines(lambda x: torch.ops.aten._to_copy(x, dtype=f32), "f32[4, 8]", dialects=("aten",), because="leaves"),
         # the strides of a size-1 dim decide the memory format of the convolution's result
         declines(lambda x, w: F.conv2d(x.to(memory_format=channels_last), w), "f32[2, 1, 4, 5]", "f32[3, 1, 2, 2]"),

@@ -136,7 +136,13 @@ def _check_outcome(subject: Any, example: Example, outcome: Outcome) -> None:
         assert outcome.rewrites, f"{subject.name} did not fire; declined: {outcome.reasons}{listing}"
         return
     assert not outcome.rewrites, f"{subject.name} fired {dict(outcome.tally.fired)}{listing}"
-    if example.because:
+    if not example.because:
+        looked_at = outcome.tally.matched or outcome.reasons
+        assert not looked_at, (
+            f"{subject.name} declined with a reason that the example does not name (`because=`): "
+            f"{outcome.reasons}{listing}"
+        )
+    else:
         assert any(example.because in r for r in outcome.reasons), (
             f"{subject.name} declined, but not because of {example.because!r}: {outcome.reasons}{listing}"
         )

@@ -25,7 +25,7 @@ class Example:
     inputs: tuple[Any, ...]
     fires: bool
     because: str = ""
-    """Part of the reason given where the rule declines; empty if the pattern does not match at all."""
+    """Part of the reason given where the rule declines; empty: the pattern must not match at all."""
     dialects: Sequence[str] = BOTH
     dynamic: bool = False
     options: dict[str, Any] = field(default_factory=dict)
