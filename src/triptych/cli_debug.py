@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from .cli import command, parse_option, working
+from .cli_base import command, parse_option, working
 from .errors import TriptychError
 
 DIFFERS = 1

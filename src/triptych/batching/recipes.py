@@ -10,10 +10,10 @@ import torch
 from torch.fx import Node
 
 from ..cost import DeviceModel, bytes_of
-from ..cost.sizes import elements, size_hint
 from ..ir.calls import Call
 from ..ir.facts import tensor_fact
 from ..ir.program import Program, Value
+from ..ir.sizes import elements, size_hint
 from ..ir.text import type_of
 from ..ir.traits import is_pointwise, is_random
 from ..kernels.group_linear import MOST

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from ..cost import device_model
-from ..cost.sizes import elements
 from ..ir.facts import is_static, tensor_fact
 from ..ir.program import ATEN, Program
+from ..ir.sizes import elements
 from ..kernels import triton_is_there
 from ..kernels.registry import KERNEL_DTYPES
 from ..passes.base import Pass, PassRun

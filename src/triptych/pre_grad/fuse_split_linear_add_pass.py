@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch.fx import Node
 
 from ..cost import bytes_of, device_model, size_hint
-from ..cost.sizes import elements
 from ..ir.facts import known_equal, tensor_fact
 from ..ir.program import Program
+from ..ir.sizes import elements
 from ..match.pattern import Tensor
 from ..passes.base import Pass
 from ..pieces.read import only_used_by, way_of

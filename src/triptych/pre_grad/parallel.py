@@ -11,9 +11,9 @@ import torch
 from torch.fx import Node
 
 from ..cost import device_model, size_hint
-from ..cost.sizes import bytes_of, elements
 from ..ir.facts import fact, tensor_fact
 from ..ir.program import ATEN, Program
+from ..ir.sizes import bytes_of, elements
 from ..rewrite.copying import copied_as
 from ..rewrite.emit import Emitter
 from ..rewrite.layout import follow

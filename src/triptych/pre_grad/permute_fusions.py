@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch.fx import Node
 
 from ..cost import bytes_of, device_model, size_hint
-from ..cost.sizes import elements
 from ..ir.facts import known, known_equal, same_layout, tensor_fact
 from ..ir.program import Value
+from ..ir.sizes import elements
 from ..match.pattern import Ints, Tensor
 from ..passes.base import Pass
 from ..rewrite.emit import Emitter

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from ..cost import size_hint
 from ..ir.facts import same_layout, tensor_fact
 from ..ir.program import Value
+from ..ir.sizes import size_hint
 from .emit import Emitter
 
 

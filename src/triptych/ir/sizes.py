@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..ir.facts import number
+from .facts import number
 
 UNKNOWN_SIZE = 64
 """Taken for a size that no run has shown yet."""
