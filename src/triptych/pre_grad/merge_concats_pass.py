@@ -13,11 +13,9 @@ from torch.fx import Node
 
 from ..ir.facts import tensor_fact
 from ..ir.program import Program
-from ..passes.base import Pass, PassRun
+from ..passes.base import Pass
 from ..pieces.nested import MOST_USERS, Nested, joined_operands
-from ..rewrite.checks import PlainTerms
-from ..rewrite.emit import Emitter
-from ..rewrite.rule import Rule
+from ..rewrite.rule import Match, Rule
 from ..testing import declines, fires
 
 
@@ -61,39 +59,30 @@ def _write_after_cat(a: Any, b: Any) -> Any:
     return torch.cat([inner, b])
 
 
-RULES: Sequence[Rule] = (CatOfCat(),)
+class CatHeldByAnother(Rule):
+    """cat([a, b, c]) and cat([b, c]) -> the second is a slice of the first"""
 
+    keeps_strides = False
 
-@dataclass(frozen=True)
-class MergeConcatsPass(Pass):
-    """Makes one cat of a cat of cats, and a slice of a cat whose operands another one holds side by side."""
+    def sites(self, program: Program) -> Iterator[Match]:
+        for node in list(program.graph.nodes):
+            call = None if node._erased else program.call(node)
+            dim = call.get("dim") if call is not None and call.op == "cat" else None
+            operands = None if dim is None else joined_operands(program, node, "cat", dim)
+            if operands is None or not node.users:
+                continue
+            for other, part in _holders(program, node, operands, dim):
+                place, covers = (node, [other]) if other < node else (other.next, [])
+                yield Match.at(program, node, covers=covers, before=place, other=other, dim=dim, part=part)
+                if node._erased or program.aliasing.is_output(node):
+                    break
 
-    name: ClassVar[str] = "merge_concats_pass"
+    def check(self, m):
+        leaves = m.program.aliasing.is_output(m.root.node)
+        m.require(not leaves, "the value leaves the graph, and would be a part of a larger one")
 
-    def rules(self) -> Sequence[Rule]:
-        return RULES
-
-    def run(self, run: PassRun) -> None:
-        run.run_rules(self.rules())
-        for node in list(run.program.graph.nodes):
-            self._held_by_another(run, node)
-
-    def _held_by_another(self, run: PassRun, node: Node) -> None:
-        """cat([a, b, c]) and cat([b, c]) -> the second is a slice of the first"""
-        call = run.program.call(node)
-        dim = call.get("dim") if call is not None and call.op == "cat" else None
-        operands = None if dim is None else joined_operands(run.program, node, "cat", dim)
-        if operands is None or not node.users:
-            return
-        for other, at in _holders(run.program, node, operands, dim):
-            what = "cat_held_by_another"
-            if run.program.aliasing.is_output(node):
-                run.declined(what, node, "the value leaves the graph, and would be a part of a larger one")
-                return
-            place, covered = (node, [node, other]) if other < node else (other.next, [node])
-            make = _slice_of(other, operands, at, dim)
-            if run.replace(what, node, make, before=place, covered=covered, terms=PlainTerms(keeps_strides=False)):
-                return
+    def rewrite(self, op, other, dim, part):
+        return op.slice(other, dim, part.start, part.stop) if part is not None else other
 
     examples = [
         fires(lambda a, b, c: (torch.cat([a, b, c]).sum(), torch.concat([b, c]) * 2),
@@ -126,31 +115,35 @@ def _write_between_cats(a: Any, b: Any) -> Any:
     return first + torch.cat([a, b])
 
 
-def _holders(program: Program, node: Node, operands: Sequence[Any], dim: Any) -> Iterator[tuple[Node, int]]:
-    """Cats that hold these operands side by side, and from which operand on."""
-    for user in itertools.islice(operands[0].users, MOST_USERS):
+def _holders(
+    program: Program, node: Node, operands: Sequence[Any], dim: Any
+) -> Iterator[tuple[Node, slice | None]]:
+    """Cats that hold these operands side by side, and which part of them the operands are; None: all of it."""
+    for user in list(itertools.islice(operands[0].users, MOST_USERS)):
         held = joined_operands(program, user, "cat", dim) if user is not node else None
         if held is None or (held == operands and not user < node):
             continue  # of two alike the later one goes
-        for at in range(len(held) - len(operands) + 1):
-            if held[at : at + len(operands)] == operands:
-                yield user, at
-                break
-
-
-def _slice_of(other: Node, operands: Sequence[Any], at: int, dim: Any) -> Any:
-    def make(op: Emitter) -> Any:
-        held = joined_operands(op.program, other, "cat", dim)
-        assert held is not None
-        if held == operands:
-            return other
-        start, end = (_length(held[:count], dim) for count in (at, at + len(operands)))
-        return op.slice(other, dim, start, None if at + len(operands) == len(held) else end)
-
-    return make
+        count = len(operands)
+        at = next((i for i in range(len(held) - count + 1) if held[i : i + count] == operands), None)
+        if at is not None:
+            end = None if at + count == len(held) else _length(held[: at + count], dim)
+            yield user, None if held == operands else slice(_length(held[:at], dim), end)
 
 
 def _length(tensors: Sequence[Any], dim: Any) -> Any:
     """The size that tensors have together along a dim; empty vectors, which a cat skips, have none."""
     known = [tensor_fact(t) for t in tensors]
     return sum(t.shape[dim] for t in known if t is not None and t.dim() > dim)
+
+
+RULES: Sequence[Rule] = (CatOfCat(), CatHeldByAnother())
+
+
+@dataclass(frozen=True)
+class MergeConcatsPass(Pass):
+    """Makes one cat of a cat of cats, and a slice of a cat whose operands another one holds side by side."""
+
+    name: ClassVar[str] = "merge_concats_pass"
+
+    def rules(self) -> Sequence[Rule]:
+        return RULES

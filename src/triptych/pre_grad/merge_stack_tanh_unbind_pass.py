@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any, ClassVar
@@ -14,17 +14,14 @@ from ..ir.effects import node_operands
 from ..ir.facts import known_equal
 from ..ir.program import Program
 from ..ir.traits import is_pointwise
-from ..passes.base import Pass, PassRun
+from ..passes.base import Pass
 from ..pieces.index_map import IndexMap
 from ..pieces.join import Block, neighbours_joined
 from ..pieces.nested import joined_operands
 from ..pieces.plan import Step, build, plan
 from ..pieces.read import Way, way_of
-from ..rewrite.checks import PlainTerms
-from ..rewrite.emit import Emitter
+from ..rewrite.rule import Match, Rule
 from ..testing import declines, fires
-
-WHAT = "merge_stack_tanh_unbind"
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +35,8 @@ class _Site:
     ways: list[Way]
     part: Sequence[Step]
     """How the part of the source that the pieces make up is had."""
+    dim: int
+    """The dim of the source that the pieces lie along."""
     are_rows: bool
     """The pieces have a dim less than the source: unbound, or split off one by one and squeezed."""
 
@@ -80,7 +79,7 @@ def _site(program: Program, unbind: Node) -> _Site | None:
         return None
     blocks = neighbours_joined([Block(m, (w,)) for m, w in zip(maps, ways)], dim)
     part = plan(blocks[0].map) if len(blocks) == 1 else None
-    return None if part is None else _Site(unbind, applied, at, ways, part, are_rows)
+    return None if part is None else _Site(unbind, applied, at, ways, part, dim, are_rows)
 
 
 def _is_cut_along(piece: IndexMap, dim: int) -> bool:
@@ -89,44 +88,31 @@ def _is_cut_along(piece: IndexMap, dim: int) -> bool:
     return len(shape) == len(sizes) and all(d == dim or known_equal(shape[d], sizes[d]) for d in range(len(sizes)))
 
 
-def _pieces_of_the_whole(program: Program, site: _Site, users: Sequence[Node]) -> Callable[[Emitter], list[Any]]:
-    taken = program.call(site.ways[0].nodes[-1])
-    assert taken is not None
+class MergeStackTanhUnbind(Rule):
+    """unbind(tanh(stack(split(x)))) -> split(tanh(x)), for any pointwise operations; unbind(x) likewise"""
 
-    def make(op: Emitter) -> list[Any]:
-        value = op.program.value(site.ways[0].source)
-        value = build(op, value, site.part)
+    keeps_strides = False
+
+    def sites(self, program: Program) -> Iterator[Match]:
+        for node in list(program.graph.nodes):
+            site = None if node._erased else _site(program, node)
+            users = [] if site is None else list(node.users)
+            if site is not None and users and all(u.target is getitem for u in users):
+                yield Match.at(program, *users, covers=site.covered, before=node, site=site)
+
+    def rewrite(self, op, m, site):
+        value = build(op, m.program.value(site.ways[0].source), site.part)
         before = site.stack
         for node in reversed(site.applied):
             value = op.again(node, {before: value.node})
             before = node
-        dim = taken.get("dim")
         if site.are_rows:
-            pieces = op.unbind(value, dim=dim)
+            pieces = op.unbind(value, dim=site.dim)
         else:
-            pieces = op.split(value, [w.map.shape[dim] for w in site.ways], dim=dim)
-        return [op.getitem(pieces, user.args[1] % len(site.ways)) for user in users]  # type: ignore[operator]
+            pieces = op.split(value, [w.map.shape[site.dim] for w in site.ways], dim=site.dim)
+        return tuple(op.getitem(pieces, user.node.args[1] % len(site.ways)) for user in m.roots)
 
-    return make
-
-
-@dataclass(frozen=True)
-class MergeStackTanhUnbindPass(Pass):
-    """Pieces of a value that are stacked, put through tanh (or any pointwise operation) and unbound again are the
-    pieces of tanh of the value."""
-
-    name: ClassVar[str] = "merge_stack_tanh_unbind_pass"
-
-    def run(self, run: PassRun) -> None:
-        for node in list(run.program.graph.nodes):
-            site = None if node._erased else _site(run.program, node)
-            users = [] if site is None else list(node.users)
-            if site is None or not users or not all(u.target is getitem for u in users):
-                continue
-            make = _pieces_of_the_whole(run.program, site, users)
-            run.replace(WHAT, users, make, node, site.covered, PlainTerms(keeps_strides=False))
-
-    examples: ClassVar[list[Any]] = [
+    examples = [
         fires(lambda x: [r + 1 for r in torch.stack(x.split(2)).tanh().unbind()], "f32[6, 4]"),
         fires(lambda x: [r + 1 for r in torch.unbind(torch.tanh(torch.stack(x.unbind()[1:])))], "f32[6, 4]"),
         fires(lambda x: [r + 1 for r in torch.stack(x.chunk(3)).mul(2).relu().unbind(0)[:2]], "f32[6]"),
@@ -153,3 +139,14 @@ def _write_between(pieces: Any, x: Any) -> Any:
     stacked = torch.stack(pieces)
     x.add_(1)
     return [row + 1 for row in stacked.tanh().unbind()]
+
+
+@dataclass(frozen=True)
+class MergeStackTanhUnbindPass(Pass):
+    """Pieces of a value that are stacked, put through tanh (or any pointwise operation) and unbound again are the
+    pieces of tanh of the value."""
+
+    name: ClassVar[str] = "merge_stack_tanh_unbind_pass"
+
+    def rules(self) -> Sequence[Rule]:
+        return (MergeStackTanhUnbind(),)
