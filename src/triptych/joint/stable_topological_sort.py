@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,9 @@ from torch.fx import Graph, Node
 
 from ..ir.order import predecessors
 from ..ir.program import Program
-from ..passes.base import Pass, PassRun
+from ..passes.base import Pass
+from ..rewrite.edits import Move, Reorder
+from ..rewrite.rule import Match, Rule
 from ..testing.examples import declines, fires
 
 CYCLE = "no order has every value before its uses and keeps writes, draws and regions where they are"
@@ -27,6 +29,32 @@ def _out_of_order(graph: Graph) -> None:
     next(iter(first.users)).append(first)
 
 
+class MoveUp(Rule):
+    """use(y); y = f(x) -> y = f(x); use(y)
+
+    All values that stand after their first use move in one step: an order is right only as a whole.
+    """
+
+    def sites(self, program: Program) -> Iterator[Match]:
+        moves = needed_moves(program)
+        if moves is None:
+            last = next(iter(reversed(program.graph.nodes)))
+            yield Match.at(program, last, problem=CYCLE)
+        elif moves:
+            nodes = [node for node, _ in moves]
+            yield Match.at(program, *nodes, names=[self.name] * len(moves), moves=[Move(*move) for move in moves])
+
+    def rewrite(self, op, moves):
+        return Reorder(moves)
+
+    examples = [
+        fires(lambda x: (x + 1).relu(), "f32[4]", prepare=_out_of_order),
+        fires(lambda x, y: torch.cat([x * 2, y, x.exp()]), "f32[4]", "f32[2]", prepare=_out_of_order),
+        declines(lambda x: (x + 1).relu(), "f32[4]"),
+        declines(_add_in_place, "f32[4]", dialects=("torch",)),
+    ]
+
+
 @dataclass(frozen=True)
 class StableTopologicalSort(Pass):
     """Moves a value that is used before it is computed up to its first use; everything else stays in place.
@@ -36,24 +64,8 @@ class StableTopologicalSort(Pass):
 
     name = "stable_topological_sort"
 
-    def run(self, run: PassRun) -> None:
-        moves = needed_moves(run.program)
-        if moves is None:
-            last = next(iter(reversed(run.program.graph.nodes)))
-            run.declined("sort", last, CYCLE)
-            return
-        if not run.rewriter.has_room(len(moves)):  # an order is right only as a whole
-            return
-        for node, anchor in moves:
-            run.rewriter.move_before(node, anchor)
-            run.fired("move_up")
-
-    examples = [
-        fires(lambda x: (x + 1).relu(), "f32[4]", prepare=_out_of_order),
-        fires(lambda x, y: torch.cat([x * 2, y, x.exp()]), "f32[4]", "f32[2]", prepare=_out_of_order),
-        declines(lambda x: (x + 1).relu(), "f32[4]"),
-        declines(_add_in_place, "f32[4]", dialects=("torch",)),
-    ]
+    def rules(self) -> Sequence[Rule]:
+        return (MoveUp(),)
 
 
 def needed_moves(program: Program) -> list[tuple[Node, Node]] | None:

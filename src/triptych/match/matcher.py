@@ -14,7 +14,7 @@ from ..ir.program import Program
 from ..ir.schema import REQUIRED, same_constant
 from ..ir.text import source_line
 from ..ir.traits import is_commutative
-from .pattern import Capture, Constant, Each, Either, ListOf, Operation, Pattern, Such, Through
+from .pattern import CallOf, Capture, Constant, Each, Either, ListOf, Operation, Pattern, Such, Through
 
 
 @dataclass(frozen=True)
@@ -153,6 +153,16 @@ class Matcher:
                 return iter(())
         return self._match_arguments(pattern, call, value)
 
+    def _match_call_of(self, pattern: CallOf, value: Any) -> Iterator[None]:
+        call = self.program.call(value) if isinstance(value, Node) else None
+        wanted = call is not None and (not pattern.ops or call.op in pattern.ops)
+        if call is None or not wanted or (call.mutates and not pattern.writes):
+            self._miss(value, pattern, _what(value, call))
+            return
+        self._nodes.append(value)
+        yield
+        self._nodes.pop()
+
     def _match_arguments(self, pattern: Operation, call: Call, value: Node) -> Iterator[None]:
         self._nodes.append(value)
         for pairs in self._argument_orders(pattern, call):
@@ -222,6 +232,7 @@ class Matcher:
 
 _BY_KIND: dict[type[Pattern], Callable[..., Iterator[None]]] = {
     Operation: Matcher._match_operation,
+    CallOf: Matcher._match_call_of,
     Capture: Matcher._match_capture,
     Constant: Matcher._match_constant,
     Such: Matcher._match_such,

@@ -138,6 +138,22 @@ class Operation(Pattern):
 
 
 @dataclass(frozen=True, eq=False)
+class CallOf(Pattern):
+    """Any call of some operations, whatever its arguments."""
+
+    ops: frozenset[str]
+    """Empty: any operation."""
+    writes: bool = False
+    """Calls that write in place too."""
+
+    def root_ops(self) -> frozenset[str]:
+        return self.ops
+
+    def __str__(self) -> str:
+        return " or ".join(sorted(self.ops)) or "any operation"
+
+
+@dataclass(frozen=True, eq=False)
 class Either(Pattern):
     """The first alternative that matches."""
 
@@ -233,6 +249,10 @@ class PatternBuilder:
             return Operation(name, {k: as_pattern(v) for k, v in bound.items()})
 
         return build
+
+    def call_of(self, *ops: str, writes: bool = False) -> Pattern:
+        """Any call of these operations, or of any if none is named: `check` reads the arguments in `m.root.call`."""
+        return CallOf(frozenset(ops), writes)
 
     def any_of(self, *options: Any) -> Pattern:
         return Either(tuple(as_pattern(o) for o in options))

@@ -23,7 +23,7 @@ from ..ir.text import lines, text
 from ..ir.verify import Contract, contract, verify
 from ..joint.stable_topological_sort import StableTopologicalSort
 from ..pipeline import Hook, steps
-from ..rewrite.driver import Tally
+from ..rewrite.driver import Tally, run_rules
 from ..rewrite.record import Decline
 from ..rewrite.rewriter import Rewriter
 from .base import Pass, PassRun, pass_with_options
@@ -176,8 +176,7 @@ class _StageRunner:
 
     def _put_in_order(self) -> None:
         """A user's pass may leave a value after its first use: that is mended, not held against it."""
-        rewriter = Rewriter(self._new_program(), StableTopologicalSort.name)
-        StableTopologicalSort().run(PassRun(rewriter, self.session.options, self.is_inference))
+        run_rules(Rewriter(self._new_program(), StableTopologicalSort.name), StableTopologicalSort().rules())
 
     def _open(self, name: str) -> PassRecord:
         record = PassRecord(self.stage, name, self.graph, nodes_before=len(self.gm.graph.nodes))

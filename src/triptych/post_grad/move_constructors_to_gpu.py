@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,12 +11,61 @@ from torch.fx import Node
 
 from ..ir.devices import computes_alike, not_taken_over, unlike_elsewhere
 from ..ir.facts import tensor_fact
-from ..passes.base import Pass, PassRun
+from ..ir.program import Program
+from ..passes.base import Pass
+from ..rewrite.edits import Erase, ReplaceAll, Together
 from ..rewrite.emit import Emitter
-from ..testing.examples import declines
+from ..rewrite.rewriter import Replacement
+from ..rewrite.rule import Match, Rule
+from ..testing.examples import declines, fires
 
 CONSTRUCTORS = frozenset("full arange scalar_tensor eye tril_indices triu_indices prims.iota".split())
 """Built from numbers alone, and the same to the bit on every device."""
+
+
+META: dict[str, Any] = {"same_values": False, "dialects": ("aten",)}
+
+
+class BuildOnGpu(Rule):
+    """to(f(full(...)), gpu), x[f(arange(...))] -> the same with the constructor, and f, on the GPU
+
+    Constructors and what is computed from them move together, where nothing on the CPU uses any of it and f gives the
+    same bits on the GPU.
+    """
+
+    def sites(self, program: Program) -> Iterator[Match]:
+        for group in _groups(program):
+            if not group.devices:
+                continue
+            if group.problem is None and len(group.devices) > 1:
+                group.problem = "it is used on several devices"
+            if group.problem is not None:
+                yield Match.at(program, group.nodes[0], problem=group.problem)
+            else:
+                names = [self.name] * len(group.ends)
+                yield Match.at(program, *group.ends, covers=group.nodes, names=names, group=group)
+
+    def rewrite(self, op, group):
+        (device,) = group.devices
+        twins: dict[Node, Node] = {}
+        for node in _needed(group):
+            extra = {} if any(o in twins for o in node.all_input_nodes) else {"device": device}
+            twins[node] = again_elsewhere(op.at(node), node, twins, extra)
+        ends = [(end, op.at(end)) for end in group.ends]
+        replaced = [Replacement((end,), end_elsewhere(end, twins, at), at, (end,)) for end, at in ends]
+        return Together([ReplaceAll(replaced), Erase(sorted(group.nodes, reverse=True), if_unused=True)])
+
+    examples = [
+        fires(lambda x: x + torch.arange(8).to("meta"), torch.empty(4, 8, device="meta"), **META),
+        fires(lambda x: (x + (i := (torch.arange(8) * 2).to("meta")), i.sin()), torch.empty(4, 8, device="meta"),
+              **META),
+        fires(lambda x: x[torch.arange(2) + 1], torch.empty(4, 8, device="meta"), **META),
+        declines(lambda x: (i := torch.arange(2), x[i]), torch.empty(4, 8, device="meta"), because="is returned",
+                 **META),
+        declines(lambda x: x + torch.arange(0, 1, 0.125).to("meta"), torch.empty(4, 8, device="meta"), because="steps",
+                 **META),
+        declines(lambda x: x[torch.arange(2)] + torch.full((), 2.0), "f32[4, 8]"),
+    ]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -25,20 +74,8 @@ class MoveConstructorsToGpu(Pass):
 
     name = "move_constructors_to_gpu"
 
-    def run(self, run: PassRun) -> None:
-        for group in _groups(run):
-            if not group.devices:
-                continue
-            if group.problem is None and len(group.devices) > 1:
-                group.problem = "it is used on several devices"
-            if group.problem is not None:
-                run.declined("build_on_gpu", group.nodes[0], group.problem)
-            elif not run.spent:
-                _move(run, group)
-
-    examples = [
-        declines(lambda x: x[torch.arange(2)] + torch.full((), 2.0), "f32[4, 8]"),
-    ]
+    def rules(self) -> Sequence[Rule]:
+        return (BuildOnGpu(),)
 
 
 @dataclass
@@ -52,24 +89,24 @@ class _Group:
     problem: str | None = None
 
 
-def _groups(run: PassRun) -> list[_Group]:
+def _groups(program: Program) -> list[_Group]:
     """Found in one walk: a value that hangs on several groups makes one of them."""
     belongs: dict[Node, _Group] = {}
-    for node in run.program.graph.nodes:
-        found, call = tensor_fact(node), run.program.call(node)
+    for node in program.graph.nodes:
+        found, call = tensor_fact(node), program.call(node)
         if found is None or call is None or call.mutates or found.device.type != "cpu":
             continue
         operands = node.all_input_nodes
         if call.op in CONSTRUCTORS:
             if all(tensor_fact(o) is None for o in operands):
                 belongs[node] = _Group([node], problem=unlike_elsewhere(call, found))
-        elif any(o in belongs for o in operands) and computes_alike(run.program, node, call, found):
+        elif any(o in belongs for o in operands) and computes_alike(program, node, call, found):
             if all(o in belongs or tensor_fact(o) is None for o in operands):
                 group = _joined(belongs, [o for o in operands if o in belongs])
                 group.nodes.append(node)
                 belongs[node] = group
     for node, group in belongs.items():
-        _look_at_users(run, node, group, belongs)
+        _look_at_users(program, node, group, belongs)
     return list({id(g): g for g in belongs.values()}.values())
 
 
@@ -85,17 +122,17 @@ def _joined(belongs: dict[Node, _Group], operands: list[Node]) -> _Group:
     return first
 
 
-def _look_at_users(run: PassRun, node: Node, group: _Group, belongs: dict[Node, _Group]) -> None:
-    aliasing = run.program.aliasing
+def _look_at_users(program: Program, node: Node, group: _Group, belongs: dict[Node, _Group]) -> None:
+    aliasing = program.aliasing
     if aliasing.written(node) or not aliasing.effects(node).pure:
         group.problem = f"{node.name} is written"
     for user in node.users:
         if belongs.get(user) is group:
             continue
-        call, result = run.program.call(user), tensor_fact(user)
+        call, result = program.call(user), tensor_fact(user)
         if user.op == "output":
             group.problem = f"{node.name} is returned"
-        elif call is None or call.mutates or result is None or result.device.type in ("cpu", "meta"):
+        elif call is None or call.mutates or result is None or result.device.type == "cpu":
             group.problem = f"{user.name} uses it on the CPU"
         else:
             group.ends[user] = None
@@ -103,18 +140,17 @@ def _look_at_users(run: PassRun, node: Node, group: _Group, belongs: dict[Node, 
             group.problem = group.problem or not_taken_over(call, user, node)
 
 
-def _move(run: PassRun, group: _Group) -> None:
-    (device,) = group.devices
-    twins: dict[Node, Node] = {}
-    for node in sorted(group.nodes):
-        op = run.rewriter.emitter(node, "build_on_gpu")
-        extra = {} if any(o in twins for o in node.all_input_nodes) else {"device": device}
-        twins[node] = again_elsewhere(op, node, twins, extra)
-    for end in group.ends:
-        run.replace("build_on_gpu", end, functools.partial(end_elsewhere, end, twins))
-    for node in sorted((*twins, *twins.values()), reverse=True):
-        if not node.users:
-            run.rewriter.erase(node)
+def _needed(group: _Group) -> list[Node]:
+    """The nodes of a group that a GPU operation depends on, in the order of the graph."""
+    members = set(group.nodes)
+    work = [operand for end in group.ends for operand in end.all_input_nodes]
+    needed: set[Node] = set()
+    while work:
+        node = work.pop()
+        if node in members and node not in needed:
+            needed.add(node)
+            work += node.all_input_nodes
+    return sorted(needed)
 
 
 def again_elsewhere(op: Emitter, node: Node, twins: dict[Node, Node], extra: dict[str, Any]) -> Node:

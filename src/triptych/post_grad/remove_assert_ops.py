@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,9 @@ from torch.fx import Node
 
 from ..ir.calls import Call
 from ..ir.facts import fact, known_equal
-from ..passes.base import Pass, PassRun
+from ..passes.base import Pass
+from ..rewrite.edits import Erase
+from ..rewrite.rule import Rule
 from ..testing.examples import declines, fires
 
 check_metadata = torch.ops.aten._assert_tensor_metadata.default
@@ -31,29 +34,34 @@ def _user_assert(x):
     return x.relu()
 
 
-@dataclass(frozen=True)
-class RemoveAssertOps(Pass):
-    """Drops asserts on shape, stride, dtype, device or layout that the facts prove; user asserts stay."""
+class DropMetadataAssert(Rule):
+    """_assert_tensor_metadata(x, shape, stride, dtype, device, layout) -> nothing, where the facts prove all of them"""
 
-    name = "remove_assert_ops"
+    def pattern(self, op):
+        return op.call_of("_assert_tensor_metadata")
 
-    def run(self, run: PassRun) -> None:
-        for node in list(run.program.graph.nodes):
-            call = run.program.call(node)
-            if call is None or call.op != "_assert_tensor_metadata" or run.spent:
-                continue
-            problem = unproved(call)
-            if problem:
-                run.declined("drop_metadata_assert", node, problem)
-            else:
-                run.rewriter.erase(node)
-                run.fired("drop_metadata_assert")
+    def check(self, m):
+        problem = unproved(m.root.call)
+        m.require(problem is None, str(problem))
+
+    def rewrite(self, op, m):
+        return Erase([m.root.node])
 
     examples = [
         fires(_proved, "f32[4, 8]", dialects=("aten",)),
         fires(_any_size, "f32[4, 8]", dialects=("aten",), dynamic=True),
         declines(_user_assert, "f32[4, 8]", dialects=("aten",)),
     ]
+
+
+@dataclass(frozen=True)
+class RemoveAssertOps(Pass):
+    """Drops asserts on shape, stride, dtype, device or layout that the facts prove; user asserts stay."""
+
+    name = "remove_assert_ops"
+
+    def rules(self) -> Sequence[Rule]:
+        return (DropMetadataAssert(),)
 
 
 def unproved(call: Call) -> str | None:

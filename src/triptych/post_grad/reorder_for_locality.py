@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 import operator
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.fx import Node
 
 from ..ir.facts import fact
-from ..passes.base import Pass, PassRun
+from ..ir.program import Program
+from ..passes.base import Pass
+from ..rewrite.edits import Move, Together
+from ..rewrite.rule import Match, Rule
 from ..testing.examples import declines, fires
 
 
@@ -42,17 +45,18 @@ def _over_a_draw(x, y):
     return b + y, a + x
 
 
-@dataclass(frozen=True)
-class ReorderForLocality(Pass):
-    """In inference, moves a value down to just before its first use; never over a write of what it reads, a
-    region's border or a wait. Writes and random draws stay where they are."""
+class MoveDown(Rule):
+    """y = f(x); ...; use(y) -> ...; y = f(x); use(y), in inference
 
-    name = "reorder_for_locality"
+    A value crosses no write of what it reads, no border of a region and no wait.
+    """
 
-    def run(self, run: PassRun) -> None:
-        if not run.is_inference:
-            return
-        _Mover(run).walk()
+    def sites(self, program: Program) -> Iterator[Match]:
+        if program.is_inference:
+            yield from _Walk(program).sites()
+
+    def rewrite(self, op, m, anchor):
+        return Together([Move(node, anchor.node) for node in m.nodes])
 
     examples = [
         fires(_far, "f32[4]", "f32[4]"),
@@ -64,18 +68,29 @@ class ReorderForLocality(Pass):
     ]
 
 
-class _Mover:
+@dataclass(frozen=True)
+class ReorderForLocality(Pass):
+    """In inference, moves a value down to just before its first use; never over a write of what it reads, a
+    region's border or a wait. Writes and random draws stay where they are."""
+
+    name = "reorder_for_locality"
+
+    def rules(self) -> Sequence[Rule]:
+        return (MoveDown(),)
+
+
+class _Walk:
     """Visits nodes from the last to the first; every value waits for the earliest of its users."""
 
-    def __init__(self, run: PassRun) -> None:
-        self.run = run
-        self.nodes = list(run.program.graph.nodes)
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.nodes = list(program.graph.nodes)
         self.place = {node: i for i, node in enumerate(self.nodes)}
         """Where a node stands among those that do not move; one that moved stands where its anchor does."""
         self.origin = dict(self.place)
         self.borders: list[int] = []
         self.writes: dict[Node, list[int]] = {}
-        aliasing = run.program.aliasing
+        aliasing = program.aliasing
         for i, node in enumerate(self.nodes):
             seen = aliasing.effects(node)
             if seen.barrier:
@@ -86,13 +101,13 @@ class _Mover:
         self.waiting: dict[Node, int] = {}
         """How many users of a unit the walk has still to come by."""
 
-    def walk(self) -> None:
+    def sites(self) -> Iterator[Match]:
         node = self.nodes[-1]
         while node.op != "root":
-            self._bring_operands(node)
+            yield from self._operands_of(node)
             node = node.prev
 
-    def _bring_operands(self, user: Node) -> None:
+    def _operands_of(self, user: Node) -> Iterator[Match]:
         """Operands line up before their user in the order they have; the walk comes to them next."""
         leaders = {_leader(operand) for operand in user.all_input_nodes} - {_leader(user)}
         anchor = user
@@ -101,8 +116,15 @@ class _Mover:
             self.waiting[leader] -= 1
             if user.op == "output":  # what only leaves the graph gains nothing by leaving late
                 continue
-            if _line_up(unit, anchor) or (self.waiting[leader] == 0 and self._move(unit, anchor)):
-                anchor = leader
+            if not _line_up(unit, anchor):
+                if self.waiting[leader] != 0 or not self._may_move(leader):
+                    continue
+                problem = self._obstacle(unit, anchor)
+                yield Match.at(self.program, leader, covers=unit, problem=problem, anchor=anchor)
+                if not _line_up(unit, anchor):
+                    continue
+                self.place.update(dict.fromkeys(unit, self.place[anchor]))
+            anchor = leader
 
     def _unit(self, leader: Node) -> list[Node]:
         """What moves together: a value, or an operation of several results with what takes them apart."""
@@ -112,35 +134,22 @@ class _Mover:
             self.waiting[leader] = len({u for n in unit for u in n.users} - set(unit))
         return self.units[leader]
 
-    def _move(self, unit: list[Node], anchor: Node) -> bool:
-        leader = unit[0]
-        if (
-            leader.op in ("placeholder", "get_attr")
-            or "unbacked_bindings" in leader.meta
-            or _takes_apart(leader)
-        ):
+    def _may_move(self, leader: Node) -> bool:
+        if leader.op in ("placeholder", "get_attr") or "unbacked_bindings" in leader.meta or _takes_apart(leader):
             return False
-        if not self.run.program.aliasing.effects(leader).pure or self.run.spent:
-            return False
-        if problem := self._obstacle(unit, anchor):
-            self.run.declined("move_down", leader, problem)
-            return False
-        for node in unit:
-            self.run.rewriter.move_before(node, anchor)
-            self.place[node] = self.place[anchor]
-        self.run.fired("move_down")
-        return True
+        return self.program.aliasing.effects(leader).pure
 
-    def _obstacle(self, unit: list[Node], anchor: Node) -> str | None:
+    def _obstacle(self, unit: list[Node], anchor: Node) -> str:
+        """What stands between a unit and the place it would move to; empty if nothing does."""
         first, last = self.origin[unit[0]], self.place[anchor]
         if _any_between(self.borders, first, last):
             return "a region begins or ends, or a collective runs, in between"
         if self.writes:
-            aliasing = self.run.program.aliasing
+            aliasing = self.program.aliasing
             memories = {aliasing.memory(n) for n in (*unit, *unit[0].all_input_nodes)}
             if any(_any_between(self.writes.get(m, ()), first, last) for m in memories):
                 return "memory that it reads is written in between"
-        return None
+        return ""
 
 
 def _takes_apart(node: Node) -> bool:

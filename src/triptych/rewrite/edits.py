@@ -1,7 +1,8 @@
 """What a rewrite may return instead of new values: an edit of another kind. The rewriter makes all of them.
 
-`Respell` and `SetArguments` write a call another way, `Erase` removes nodes that nobody uses, `Move` changes the order,
-`ReplaceAll` makes several replacements that hang together, and `Together` makes several edits one rewrite.
+`Respell` and `SetArguments` write a call another way, `Erase` removes nodes that nobody uses, `Move` and
+`Reorder` change the order, `ReplaceAll` makes several replacements that hang together, and `Together` makes several
+edits one rewrite.
 """
 
 from __future__ import annotations
@@ -61,11 +62,14 @@ class Erase(Edit):
     """Nodes that nobody uses, or only each other: users before their operands."""
 
     nodes: Sequence[Node]
+    if_unused: bool = False
+    """Leave those alone that are still used."""
 
     def make(self, rewriter: Rewriter, op: Emitter) -> None:
         rewriter.require_room()
         for node in self.nodes:
-            rewriter.erase(node)
+            if not (self.if_unused and node.users):
+                rewriter.erase(node)
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,18 @@ class Move(Edit):
     def make(self, rewriter: Rewriter, op: Emitter) -> None:
         rewriter.require_room()
         rewriter.move_before(self.node, self.before)
+
+
+@dataclass(frozen=True)
+class Reorder(Edit):
+    """Several moves, in turn, that are right only as a whole; each counts as a rewrite."""
+
+    moves: Sequence[Move]
+
+    def make(self, rewriter: Rewriter, op: Emitter) -> None:
+        rewriter.require_room(len(self.moves))
+        for move in self.moves:
+            move.make(rewriter, op)
 
 
 @dataclass(frozen=True)
