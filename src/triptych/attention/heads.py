@@ -1,4 +1,4 @@
-"""Heads that share keys and values: told to the kernel, instead of keys and values repeated for each."""
+"""Keys and values that are repeated for several heads each, and which kernels take them as they are."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from torch.fx import Node
 
 from ..ir.facts import known, known_equal, tensor_fact
 from ..ir.program import Program, Value
-from ..passes.base import PassRun
-from ..rewrite.checks import PlainTerms
-from ..rewrite.copying import copied_as
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
 from .layout import groups
@@ -20,41 +17,8 @@ WIDEST = 256
 """The widest head that the kernels for grouped heads take."""
 
 
-def group_heads(run: PassRun, node: Node, anywhere: bool) -> None:
-    """sdpa(q, repeat(k), repeat(v)) -> sdpa(q, k, v, enable_gqa=True), where a kernel takes heads in groups"""
-    call = run.program.call(node)
-    if call is None or call.op != "scaled_dot_product_attention" or call.get("enable_gqa"):
-        return
-    found = [_unrepeated(run.program, call.args[name]) for name in ("key", "value")]
-    key, value = found
-    if key is None or value is None:
-        return
-    what = "grouped_heads"
-    query = tensor_fact(call.args["query"])
-    if query is None or query.dim() != 4 or not known_equal(key.shape[:3], value.shape[:3]):
-        return
-    if problem := None if anywhere else _without_kernel(query, value, call.get("attn_mask")):
-        run.declined(what, node, problem)
-        return
-
-    def make(op: Emitter) -> Value:
-        k, v = key.made(op), value.made(op)
-        rest = {n: a for n, a in call.args.items() if n not in ("query", "key", "value")}
-        return op.scaled_dot_product_attention(call.args["query"], k, v, **rest, enable_gqa=True)
-
-    def make_as_it_lay(op: Emitter) -> Value:
-        old = tensor_fact(node)
-        assert old is not None
-        return copied_as(op, make(op), old)
-
-    for way in (make, make_as_it_lay):  # another kernel may lay its result out otherwise
-        terms = PlainTerms(takes_random=True, keeps_strides=False)
-        if run.replace(what, node, way, covered=[*key.nodes, *value.nodes], terms=terms):
-            run.tally.declines.pop((what, node.name), None)
-            return
-
-
-def _without_kernel(query: torch.Tensor, value: Repeated, mask: Any) -> str | None:
+def without_kernel(query: torch.Tensor, value: Repeated, mask: Any) -> str | None:
+    """Why no kernel gains by heads in groups; None if one does."""
     if query.device.type != "cuda":
         return "heads in groups save nothing here"
     if mask is not None:
@@ -77,7 +41,8 @@ class Repeated:
         return value if known_equal(self.shape, value.shape) else op.reshape(value, self.shape)
 
 
-def _unrepeated(program: Program, node: Any) -> Repeated | None:
+def unrepeated(program: Program, node: Any) -> Repeated | None:
+    """The keys or values that a node repeats for several heads, as `repeat_interleave` along the heads does."""
     known_value, call = tensor_fact(node), program.call(node) if isinstance(node, Node) else None
     if known_value is None or known_value.dim() != 4 or call is None or call.mutates:
         return None

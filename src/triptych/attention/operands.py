@@ -90,20 +90,20 @@ def four_axes(op: Emitter, value: Value, batch: Sequence[Any], broadcast: bool =
     return op.reshape(value, [numel(lead), *rest])
 
 
-def lies_across(held: torch.Tensor, columns: Any) -> bool:
+def lies_across(held: torch.Tensor, columns: Any, device: str = "cuda") -> bool:
     """Is this an operand or a mask that the kernels of a GPU cannot read, since its columns do not lie side by side?
 
     With it there would be no kernel but the plain products, or one that refuses it at run time.
     """
-    if held.device.type != "cuda" or held.dim() == 0 or held.dtype == torch.float64:
+    if held.device.type != device or held.dim() == 0 or held.dtype == torch.float64:
         return False
     one_for_all = known(held.shape[-1] == 1) and not known(columns == 1)
     return one_for_all or known(held.stride(-1) != 1)
 
 
-def laid_out(op: Emitter, value: Value, columns: Any) -> Value:
+def laid_out(op: Emitter, value: Value, columns: Any, device: str = "cuda") -> Value:
     """An operand or a mask as it is, or a copy of it whose columns lie side by side."""
-    if value.tensor is None or not lies_across(value.tensor, columns):
+    if value.tensor is None or not lies_across(value.tensor, columns, device):
         return value
     if not known_equal(value.shape[-1], columns):
         value = op.expand(value, [*value.shape[:-1], columns])

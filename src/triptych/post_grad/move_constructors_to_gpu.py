@@ -13,7 +13,7 @@ from ..ir.devices import computes_alike, not_taken_over, unlike_elsewhere
 from ..ir.facts import tensor_fact
 from ..ir.program import Program
 from ..passes.base import Pass
-from ..rewrite.edits import Erase, ReplaceAll, Together
+from ..rewrite.edits import EraseUnused, ReplaceAll, Together
 from ..rewrite.emit import Emitter
 from ..rewrite.rewriter import Replacement
 from ..rewrite.rule import Match, Rule
@@ -53,7 +53,7 @@ class BuildOnGpu(Rule):
             twins[node] = again_elsewhere(op.at(node), node, twins, extra)
         ends = [(end, op.at(end)) for end in group.ends]
         replaced = [Replacement((end,), end_elsewhere(end, twins, at), at, (end,)) for end, at in ends]
-        return Together([ReplaceAll(replaced), Erase(sorted(group.nodes, reverse=True), if_unused=True)])
+        return Together([ReplaceAll(replaced), EraseUnused(sorted(group.nodes))])
 
     examples = [
         fires(lambda x: x + torch.arange(8).to("meta"), torch.empty(4, 8, device="meta"), **META),

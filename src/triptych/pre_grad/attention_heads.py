@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
 
-from ..attention.heads import group_heads
-from ..ir.program import ATEN
-from ..passes.base import Pass, PassRun
+from ..attention.heads import Repeated, unrepeated, without_kernel
+from ..ir.facts import known_equal
+from ..ir.program import ATEN, Value
+from ..passes.base import Pass
+from ..rewrite.copying import copied_as
+from ..rewrite.rule import FirstOf, Rule
 from ..testing.examples import declines, fires
 
 GROUPED = ["bf16[2, 4, 6, 8]", "bf16[2, 2, 6, 8]", "bf16[2, 2, 6, 8]"]
-ANYWHERE: dict[str, Any] = {"dialects": ["torch"], "options": {"attention_heads.anywhere": True}}
+ANYWHERE: dict[str, Any] = {"dialects": ["torch"], "settings": {"anywhere": True}}
 
 
 def _interleaved(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
@@ -32,20 +36,45 @@ def _repeated_whole(q: Any, k: Any, v: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class AttentionHeads(Pass):
-    """Keys and values repeated for several heads are given to attention as they are, with `enable_gqa`, where a kernel
-    takes them so: on a GPU, in half precision, without a mask. Up to rounding."""
+class GroupedHeads(Rule):
+    """attention(q, repeat(k), repeat(v)) -> attention(q, k, v, enable_gqa=True), where a kernel takes heads in groups
+    (up to rounding)"""
 
     anywhere: bool = False
     """Also where no kernel gains by it."""
-    name: ClassVar[str] = "attention_heads"
-    exact: ClassVar[bool] = False
 
-    def run(self, run: PassRun) -> None:
-        if run.program.dialect == ATEN and not run.program.has_composites:
-            return  # the choice of kernel is made
-        for node in list(run.program.graph.nodes):
-            group_heads(run, node, self.anywhere)
+    exact = False
+    mixed_dtypes = True
+    takes_random = True  # dropout stays what it was, in the same place
+    keeps_strides = False
+
+    def pattern(self, op, q, k, v, mask, dropout, causal, scale):
+        return op.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=False)
+
+    def check(self, m, q, mask):
+        m.applies(m.program.dialect != ATEN or m.program.has_composites, "the kernel is chosen already")
+        key, value = self._repeated(m)
+        m.applies(key is not None and value is not None, "keys and values are not repeated")
+        m.applies(isinstance(q, Value) and q.is_tensor and q.rank == 4)
+        m.applies(known_equal(key.shape[:3], value.shape[:3]))
+        reason = None if self.anywhere else without_kernel(q.tensor, value, mask)
+        m.require(reason is None, reason)
+        m.cover([*key.nodes, *value.nodes])
+
+    def rewrite(self, op, m):
+        key, value = self._repeated(m)
+
+        def attend() -> Value:
+            return op.scaled_dot_product_attention(
+                **{**m.root.call.args, "key": key.made(op), "value": value.made(op), "enable_gqa": True}
+            )
+
+        # another kernel may give its result other strides
+        return FirstOf(attend, lambda: copied_as(op, attend(), m.root.tensor))
+
+    def _repeated(self, m: Any) -> tuple[Repeated | None, Repeated | None]:
+        args = m.root.call.args
+        return unrepeated(m.program, args["key"]), unrepeated(m.program, args["value"])
 
     examples = [
         fires(_interleaved, *GROUPED, **ANYWHERE),
@@ -56,3 +85,16 @@ class AttentionHeads(Pass):
         declines(_repeated_whole, *GROUPED, **ANYWHERE),
         declines(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), *["bf16[2, 4, 6, 8]"] * 3, **ANYWHERE),
     ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class AttentionHeads(Pass):
+    """Keys and values repeated for several heads are given to attention as they are, with `enable_gqa`, where a kernel
+    takes them so: on a GPU, in half precision, without a mask. Up to rounding."""
+
+    anywhere: bool = False
+    """Also where no kernel gains by it."""
+    name: ClassVar[str] = "attention_heads"
+
+    def rules(self) -> Sequence[Rule]:
+        return (GroupedHeads(self.anywhere),)

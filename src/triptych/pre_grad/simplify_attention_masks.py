@@ -9,28 +9,28 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.fx import Node
 
 from ..attention.operands import laid_out, lies_across
 from ..ir.facts import known_equal, tensor_fact
 from ..ir.program import Program, Value
 from ..ir.values import Knowledge, knowledge
 from ..match.pattern import PatternBuilder, Tensor
-from ..passes.base import Pass, PassRun
-from ..rewrite.checks import PlainTerms
-from ..rewrite.emit import Emitter
+from ..passes.base import Pass
+from ..rewrite.edits import EraseUnused, ReplaceAll, Together
+from ..rewrite.rewriter import Replacement
 from ..rewrite.rule import Match, Rule
 from ..testing.examples import declines, fires
 
 ATTENTION = "scaled_dot_product_attention"
 
 TORCH = ("torch",)
+ON_CPU = {"device": "cpu"}
 INF = float("inf")
 
 
@@ -117,6 +117,11 @@ class MaskRule(Rule, ABC):
     @abstractmethod
     def rewrite(self, op, m): ...
 
+    def without_mask(self, op: Any, m: Match, is_causal: bool = False) -> Together:
+        """Attention without the mask, which goes with all that was computed for it alone."""
+        attention = Replacement((m.root.node,), (self.attend(op, m, is_causal=is_causal),), op, m.nodes, self)
+        return Together([ReplaceAll([attention]), EraseUnused([m["mask"].node])])
+
     def about(self, m: Match, mask: Any) -> Knowledge:
         m.applies(isinstance(mask, Value) and mask.is_tensor, "no mask")
         m.require(not mask.tensor.requires_grad, "the mask has a gradient")
@@ -141,8 +146,8 @@ class DropFullMask(MaskRule):
         m.applies(mask.dtype == torch.bool)
         m.require(about.is_all_true(mask.node), "the mask is not known to be true everywhere")
 
-    def rewrite(self, op: Any, m: Match) -> Value:
-        return self.attend(op, m)
+    def rewrite(self, op: Any, m: Match) -> Together:
+        return self.without_mask(op, m)
 
     examples = [
         fires(_full_mask, "f32[2, 4, 6, 8]", "f32[2, 4, 6, 8]", "f32[2, 4, 6, 8]", dialects=TORCH),
@@ -167,8 +172,8 @@ class DropZeroBias(MaskRule):
         m.applies(mask.is_float)
         m.require(about.is_zero(mask.node), "the bias is not known to be 0")
 
-    def rewrite(self, op: Any, m: Match) -> Value:
-        return self.attend(op, m)
+    def rewrite(self, op: Any, m: Match) -> Together:
+        return self.without_mask(op, m)
 
     examples = [
         fires(_with_zeros, "f32[2, 4, 6, 8]", "f32[2, 4, 9, 8]", "f32[2, 4, 9, 8]", dialects=TORCH),
@@ -193,8 +198,8 @@ class CausalMask(MaskRule):
         m.require(same and known_equal(q.shape[-2], k.shape[-2]), "queries and keys are not known to be as many")
         m.require(triangle(mask.node), "the mask is not known to be the lower triangle")
 
-    def rewrite(self, op: Any, m: Match) -> Value:
-        return self.attend(op, m, is_causal=True)
+    def rewrite(self, op: Any, m: Match) -> Together:
+        return self.without_mask(op, m, is_causal=True)
 
     examples = [
         fires(_lower, "f32[2, 4, 6, 8]", "f32[2, 4, 6, 8]", "f32[2, 4, 6, 8]", dialects=TORCH),
@@ -292,7 +297,52 @@ class BiasAndZero(MaskRule):
     ]  # fmt: skip
 
 
-RULES: tuple[Rule, ...] = (DropFullMask(), DropZeroBias(), CausalMask(), BooleanMask(), KeptBias(), BiasAndZero())
+@dataclass(frozen=True)
+class LayOutMask(Rule):
+    """attention(q, k, v, mask) -> attention(q, k, v, copy of mask), where the mask is not contiguous along the keys"""
+
+    device: str = "cuda"
+    """The kind of device whose kernels cannot read such a mask."""
+
+    exact = False
+    takes_random = True  # dropout stays what it was, in the same place
+    keeps_strides = False
+
+    def sites(self, program: Program) -> Iterator[Match]:
+        for node in list(program.graph.nodes):
+            call = None if node._erased else program.call(node)
+            if call is None or call.op != ATTENTION:
+                continue
+            mask, key = (tensor_fact(call.args.get(name)) for name in ("attn_mask", "key"))
+            if mask is not None and key is not None and lies_across(mask, key.shape[-2], self.device):
+                yield Match.at(program, node)
+
+    def rewrite(self, op, m):
+        args = m.root.call.args
+        mask, key = (Value(op.program, args[name]) for name in ("attn_mask", "key"))
+        return op.scaled_dot_product_attention(**{**args, "attn_mask": laid_out(op, mask, key.shape[-2], self.device)})
+
+    examples = [
+        fires(lambda q, mask: F.scaled_dot_product_attention(q, q, q, mask.mT), "f32[2, 6, 8]", "f32[6, 6]",
+              dialects=TORCH, settings=ON_CPU),
+        fires(lambda q, mask: F.scaled_dot_product_attention(q, q, q, mask), "f32[2, 6, 8]", "bool[6, 1]",
+              dialects=TORCH, settings=ON_CPU),
+        declines(lambda q, mask: F.scaled_dot_product_attention(q, q, q, mask), "f32[2, 6, 8]", "f32[6, 6]",
+                 dialects=TORCH, settings=ON_CPU),
+        declines(lambda q, mask: F.scaled_dot_product_attention(q, q, q, mask.mT), "f32[2, 6, 8]", "f32[6, 6]",
+                 dialects=TORCH),
+    ]  # fmt: skip
+
+
+RULES: tuple[Rule, ...] = (
+    DropFullMask(),
+    DropZeroBias(),
+    CausalMask(),
+    BooleanMask(),
+    KeptBias(),
+    BiasAndZero(),
+    LayOutMask(),  # what the others have left
+)
 
 
 @dataclass(frozen=True)
@@ -304,43 +354,3 @@ class SimplifyAttentionMasks(Pass):
 
     def rules(self) -> Sequence[Rule]:
         return RULES
-
-    def run(self, run: PassRun) -> None:
-        masks = _masks(run.program)
-        run.run_rules(self.rules())
-        if run.tally.fired:
-            _erase_unused(run, masks)
-        for node in list(run.program.graph.nodes):
-            _lay_out_mask(run, node)
-
-
-def _lay_out_mask(run: PassRun, node: Node) -> None:
-    call = run.program.call(node)
-    if call is None or call.op != ATTENTION:
-        return
-    mask, key = (tensor_fact(call.args.get(name)) for name in ("attn_mask", "key"))
-    if mask is None or key is None or not lies_across(mask, key.shape[-2]):
-        return
-
-    def make(op: Emitter) -> Value:
-        readable = laid_out(op, run.program.value(call.args["attn_mask"]), key.shape[-2])
-        return op.scaled_dot_product_attention(**{**call.args, "attn_mask": readable})
-
-    run.replace("lay_out_mask", node, make, terms=PlainTerms(takes_random=True, keeps_strides=False))
-
-
-def _masks(program: Program) -> list[Node]:
-    calls = [c for n in program.graph.nodes if (c := program.call(n)) is not None and c.op == ATTENTION]
-    return [mask for c in calls if isinstance(mask := c.args.get("attn_mask"), Node)]
-
-
-def _erase_unused(run: PassRun, nodes: Sequence[Node]) -> None:
-    """What built the masks, where nobody uses it any more."""
-    work = list(nodes)
-    while work:
-        node = work.pop()
-        if node._erased or node.users or node.op in ("placeholder", "output"):
-            continue
-        if run.program.aliasing.effects(node).pure:
-            work += node.all_input_nodes
-            run.rewriter.erase(node)

@@ -1,6 +1,6 @@
 """What a rewrite may return instead of new values: an edit of another kind. The rewriter makes all of them.
 
-`Respell` and `SetArguments` write a call another way, `Erase` removes nodes that nobody uses, `Move` and
+`Respell` and `SetArguments` write a call another way, `Erase` and `EraseUnused` remove nodes that nobody uses, `Move` and
 `Reorder` change the order, `ReplaceAll` makes several replacements that hang together, and `Together` makes several
 edits one rewrite.
 """
@@ -62,13 +62,28 @@ class Erase(Edit):
     """Nodes that nobody uses, or only each other: users before their operands."""
 
     nodes: Sequence[Node]
-    if_unused: bool = False
-    """Leave those alone that are still used."""
 
     def make(self, rewriter: Rewriter, op: Emitter) -> None:
         rewriter.require_room()
         for node in self.nodes:
-            if not (self.if_unused and node.users):
+            rewriter.erase(node)
+
+
+@dataclass(frozen=True)
+class EraseUnused(Edit):
+    """Those of the nodes that nobody uses any more and nothing can notice, and then what nobody but they used."""
+
+    nodes: Sequence[Node]
+
+    def make(self, rewriter: Rewriter, op: Emitter) -> None:
+        rewriter.require_room()
+        work = list(self.nodes)
+        while work:
+            node = work.pop()
+            if node._erased or node.users or node.op in ("placeholder", "output"):
+                continue
+            if rewriter.program.aliasing.effects(node).pure:
+                work += node.all_input_nodes
                 rewriter.erase(node)
 
 
