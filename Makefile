@@ -8,12 +8,14 @@ BIN := $(VENV)/bin
 TEST_ENV := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 TOKENIZERS_PARALLELISM=false
 WORKERS ?= 2
 
-.PHONY: help demo test test-kernels conformance sweep fuzz releases lint docs bench clean
+.PHONY: help demo test test-fast test-all test-kernels conformance sweep fuzz releases lint docs bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo    compile a small transformer, show what each pass did, check it against eager'
 	@echo 'make test    run the tests (WORKERS=2 processes, PYTEST_ARGS=...)'
+	@echo 'make test-fast  those of the matcher, the rewriter, the stages and the flow, and a sample of the examples: two minutes'
+	@echo 'make test-all   also those marked slow, which repeat in breadth what others show'
 	@echo 'make sweep   every operator of torch against eager (WORKERS=2 processes, SWEEP_ARGS=..., see --help); takes hours'
 	@echo 'make test-kernels  every firing example of every rule through kernels, and the programs in tests/kernels'
 	@echo 'make fuzz    random programs against eager, for TIME=600 seconds (FIRST=0, SEED=, WORKERS=2, CODEGEN=eager|inductor|both)'
@@ -28,14 +30,22 @@ help:
 demo: $(VENV)/.installed
 	$(BIN)/triptych demo
 
+PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
 test: $(VENV)/.installed
-	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
+
+test-fast: $(VENV)/.installed
+	$(PYTEST) -m 'fast and not slow' $(PYTEST_ARGS)
+
+test-all: $(VENV)/.installed
+	$(PYTEST) $(PYTEST_ARGS)
 
 sweep: $(VENV)/.installed
 	$(TEST_ENV) $(BIN)/python -m tests.sweep --workers $(WORKERS) $(SWEEP_ARGS)
 
 test-kernels: $(VENV)/.installed
-	ALL_KERNELS=1 $(TEST_ENV) $(BIN)/python -m pytest tests/kernels -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+	ALL_KERNELS=1 $(PYTEST) tests/kernels $(PYTEST_ARGS)
 
 # SEED=17 shows and judges one program; otherwise a campaign over the seeds from FIRST on. Finds go to fuzz-found/.
 TIME ?= 600

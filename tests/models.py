@@ -77,33 +77,33 @@ class LSTM(nn.Module):
 class Encoder(nn.Module):
     """Sequence first: with the batch first, a layer in inference is one opaque operation."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, layers: int) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0)
-        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)
 
 
 class Decoder(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, layers: int) -> None:
         super().__init__()
         layer = nn.TransformerDecoderLayer(
             width, 4, 2 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
         )
-        self.layers = nn.TransformerDecoder(layer, 2, norm=nn.LayerNorm(width))
+        self.layers = nn.TransformerDecoder(layer, layers, norm=nn.LayerNorm(width))
 
     def forward(self, target: Tensor, memory: Tensor) -> Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1], target.device, target.dtype)
         return self.layers(target, memory, tgt_mask=mask, tgt_is_causal=True)
 
 
-def mlp(width: int) -> Case:
+def mlp(width: int, layers: int) -> Case:
     return Case(MLP(width), Call((torch.randn(5, width),)), Call((torch.randn(9, width),)))
 
 
-def conv_batchnorm(width: int) -> Case:
+def conv_batchnorm(width: int, layers: int) -> Case:
     # Inductor fixes the size of an image when it lowers the backward of a convolution: only the batch may
     # change
     return Case(
@@ -113,18 +113,18 @@ def conv_batchnorm(width: int) -> Case:
     )
 
 
-def lstm_cell(width: int) -> Case:
+def lstm_cell(width: int, layers: int) -> Case:
     # the loop is unrolled, so its length is part of the program: only the batch may change
     return Case(LSTM(width), Call((torch.randn(3, 5, width),)), Call((torch.randn(3, 7, width),)))
 
 
-def encoder(width: int) -> Case:
-    return Case(Encoder(width), Call((torch.randn(7, 3, width),)), Call((torch.randn(11, 5, width),)))
+def encoder(width: int, layers: int) -> Case:
+    return Case(Encoder(width, layers), Call((torch.randn(7, 3, width),)), Call((torch.randn(11, 5, width),)))
 
 
-def decoder(width: int) -> Case:
+def decoder(width: int, layers: int) -> Case:
     return Case(
-        Decoder(width),
+        Decoder(width, layers),
         Call((torch.randn(3, 7, width), torch.randn(3, 9, width))),
         Call((torch.randn(5, 11, width), torch.randn(5, 6, width))),
     )
@@ -138,13 +138,13 @@ def _text(batch: int, length: int, **more: Tensor) -> Call:
     return Call(kwargs={"input_ids": _tokens(batch, length), **more})
 
 
-def bert(width: int) -> Case:
+def bert(width: int, layers: int) -> Case:
     from transformers import BertConfig, BertModel
 
     config = BertConfig(
         vocab_size=VOCABULARY,
         hidden_size=width,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         intermediate_size=2 * width,
         max_position_embeddings=128,
@@ -154,14 +154,14 @@ def bert(width: int) -> Case:
     return Case(BertModel(config), _text(3, 7), _text(5, 11))
 
 
-def gpt2(width: int) -> Case:
+def gpt2(width: int, layers: int) -> Case:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
         vocab_size=VOCABULARY,
         n_positions=128,
         n_embd=width,
-        n_layer=2,
+        n_layer=layers,
         n_head=4,
         resid_pdrop=0.0,
         embd_pdrop=0.0,
@@ -176,14 +176,14 @@ def gpt2(width: int) -> Case:
     return Case(model, _text(3, 7, labels=_tokens(3, 7)), _text(5, 11, labels=_tokens(5, 11)))
 
 
-def llama(width: int) -> Case:
+def llama(width: int, layers: int) -> Case:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=width,
         intermediate_size=2 * width,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=128,
@@ -192,7 +192,7 @@ def llama(width: int) -> Case:
     return Case(LlamaForCausalLM(config), _text(3, 7), _text(5, 11))
 
 
-def t5(width: int) -> Case:
+def t5(width: int, layers: int) -> Case:
     from transformers import T5Config, T5ForConditionalGeneration
 
     config = T5Config(
@@ -200,7 +200,7 @@ def t5(width: int) -> Case:
         d_model=width,
         d_kv=width // 4,
         d_ff=2 * width,
-        num_layers=2,
+        num_layers=layers,
         num_decoder_layers=1,
         num_heads=4,
         dropout_rate=0.0,
@@ -213,12 +213,12 @@ def t5(width: int) -> Case:
     )
 
 
-def vit(width: int) -> Case:
+def vit(width: int, layers: int) -> Case:
     from transformers import ViTConfig, ViTModel
 
     config = ViTConfig(
         hidden_size=width,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         intermediate_size=2 * width,
         hidden_dropout_prob=0.0,
@@ -234,17 +234,17 @@ def vit(width: int) -> Case:
     )
 
 
-MODELS: dict[str, Callable[[int], Case]] = {
+MODELS: dict[str, Callable[[int, int], Case]] = {
     builder.__name__: builder
     for builder in (mlp, conv_batchnorm, lstm_cell, encoder, decoder, bert, gpt2, llama, t5, vit)
 }
 
 
-def build(name: str, width: int = 32) -> Case:
-    """The model of that name, the same weights and inputs every time."""
+def build(name: str, width: int = 32, layers: int = 1) -> Case:
+    """The model of that name, the same weights and inputs every time; some have no layers to repeat."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        case = MODELS[name](width)
+        case = MODELS[name](width, layers)
         _stir(case.model, 0.6 / width**0.5)
     return case
 

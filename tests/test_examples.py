@@ -13,8 +13,17 @@ from triptych.testing.subjects import subjects
 from . import golden_text
 
 SUBJECTS = list(subjects())
+FIRST = {id(next(e for e in s.examples if e.fires is fires)) for s in SUBJECTS for fires in {e.fires for e in s.examples}}
+"""The first example of each rule and pass that fires, and the first that declines: the sample of `make test-fast`."""
+
 CASES = [
-    pytest.param(subject, example, dialect, id=f"{subject.name}-{number}-{dialect}")
+    pytest.param(
+        subject,
+        example,
+        dialect,
+        id=f"{subject.name}-{number}-{dialect}",
+        marks=pytest.mark.fast if id(example) in FIRST else (),
+    )
     for subject in SUBJECTS
     for number, example in enumerate(subject.examples)
     for dialect in example.dialects

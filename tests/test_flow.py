@@ -21,6 +21,8 @@ from triptych.backend import compile_fx, make_backend
 from triptych.codegen.inductor import make_random_lowerable
 from triptych.passes.session import watching
 
+pytestmark = pytest.mark.fast
+
 CODEGENS = ("eager", "inductor")
 aten = torch.ops.aten
 

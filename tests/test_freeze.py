@@ -506,8 +506,14 @@ def test_explain_shows_it():
     assert "computed_once" in str(exp) and "done once" in exp.to_json()
 
 
-@pytest.mark.parametrize("codegen", CODEGENS)
-@pytest.mark.parametrize("name", ["mlp", "conv_batchnorm", "encoder", "llama"])
+@pytest.mark.parametrize(
+    "name, codegen",
+    [
+        ("mlp", "eager"), ("conv_batchnorm", "eager"), ("encoder", "eager"), ("llama", "eager"),
+        ("conv_batchnorm", "inductor"), ("encoder", "inductor"),
+        *[pytest.param(name, "inductor", marks=pytest.mark.slow) for name in ("mlp", "llama")],
+    ],
+)  # fmt: skip
 def test_models(name, codegen):
     case = build(name)
     for dynamic, more in ((False, ()), (True, (case.other,))):

@@ -13,6 +13,8 @@ from triptych.testing.check import Outcome, run_example
 
 from . import golden_text
 
+pytestmark = pytest.mark.fast
+
 
 class ReluOfAbs(Rule):
     """relu(abs(x)) -> abs(x), of floats of one dimension"""

@@ -20,6 +20,8 @@ from triptych.ir.traits import traits
 from triptych.ir.verify import contract, verify
 from triptych.testing.capture import capture_aten, capture_torch
 
+pytestmark = pytest.mark.fast
+
 
 def calls(program, *inputs, dialect="torch"):
     gm, _ = (capture_torch if dialect == "torch" else capture_aten)(program, inputs)

@@ -11,6 +11,8 @@ from triptych import Rule
 from triptych.match.pattern import Int, Is, Number, Tensor
 from triptych.testing.capture import capture, capture_torch
 
+pytestmark = pytest.mark.fast
+
 X, Y = torch.randn(4, 6), torch.randn(4, 6)
 
 

@@ -1,6 +1,12 @@
-"""Whole models, compiled and eager: inference and training, both code generators, both kinds of shapes."""
+"""Whole models, compiled and eager: inference and training, both code generators, both kinds of shapes.
+
+By default each model runs with one layer and in four of the eight ways: any two of code generator, kind and shapes are
+there in every combination. The other four ways, with two layers, are marked slow.
+"""
 
 from __future__ import annotations
+
+from itertools import product
 
 import pytest
 
@@ -8,13 +14,22 @@ import triptych
 from tests import models
 from tests.compare import check_inference, check_training
 
+QUICK = {
+    ("eager", "inference", "dynamic"),
+    ("eager", "training", "static"),
+    ("inductor", "inference", "static"),
+    ("inductor", "training", "dynamic"),
+}
+CASES = [
+    pytest.param(name, 1 if way in QUICK else 2, *way, marks=() if way in QUICK else pytest.mark.slow, id="-".join([name, *way]))
+    for name in models.MODELS
+    for way in product(["eager", "inductor"], ["inference", "training"], ["static", "dynamic"])
+]
 
-@pytest.mark.parametrize("shapes", ["static", "dynamic"])
-@pytest.mark.parametrize("kind", ["inference", "training"])
-@pytest.mark.parametrize("codegen", ["eager", "inductor"])
-@pytest.mark.parametrize("name", models.MODELS)
-def test_equal_to_eager(name: str, codegen: str, kind: str, shapes: str) -> None:
-    case = models.build(name)
+
+@pytest.mark.parametrize("name, layers, codegen, kind, shapes", CASES)
+def test_equal_to_eager(name: str, layers: int, codegen: str, kind: str, shapes: str) -> None:
+    case = models.build(name, layers=layers)
     check = {"inference": check_inference, "training": check_training}[kind]
     check(
         case.model,
@@ -25,6 +40,6 @@ def test_equal_to_eager(name: str, codegen: str, kind: str, shapes: str) -> None
         dynamic=shapes == "dynamic",
         # a second call: with other sizes where they may change, else with what the first call left in weights
         # and buffers
-        more=[case.other if shapes == "dynamic" else models.build(name).call],
+        more=[case.other if shapes == "dynamic" else models.build(name, layers=layers).call],
         fullgraph=True,
     )

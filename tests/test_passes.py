@@ -18,6 +18,8 @@ from triptych.passes.session import Session
 from triptych.rewrite.rule import Rule
 from triptych.testing.capture import capture_aten
 
+pytestmark = pytest.mark.fast
+
 X = torch.randn(4, 6)
 
 

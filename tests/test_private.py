@@ -14,6 +14,8 @@ import triptych
 from tests.releases import RELEASES
 from triptych import _private, releases
 
+pytestmark = pytest.mark.fast
+
 PACKAGE = Path(_private.__file__).parent
 FILES = [p for p in sorted(PACKAGE.rglob("*.py")) if p.name != "_private.py"]
 

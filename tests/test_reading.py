@@ -10,6 +10,8 @@ from triptych.ir.calls import read
 from triptych.ir.effects import effects
 from triptych.testing.capture import capture_torch
 
+pytestmark = pytest.mark.fast
+
 
 def last_call(program, *shapes):
     gm, _ = capture_torch(program, [torch.randn(s) for s in shapes])

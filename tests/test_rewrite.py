@@ -18,6 +18,8 @@ from triptych.rewrite.rewriter import Rewriter
 from triptych.testing.capture import capture, capture_torch
 from triptych.testing.check import compare_graphs
 
+pytestmark = pytest.mark.fast
+
 X, Y = torch.randn(4, 6), torch.randn(4, 6)
 
 

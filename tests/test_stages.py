@@ -14,7 +14,10 @@ from triptych.errors import UnknownName
 from triptych.ir.text import text
 from triptych.testing.check import compare_graphs
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+pytestmark = [
+    pytest.mark.fast,
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
+]
 
 
 def dynamo_export(program, *inputs):

@@ -89,7 +89,7 @@ def assert_no_worse(reference: Outcome, eager: Outcome, compiled: Outcome) -> No
 
 def prepare(name: str, train: bool) -> tuple[nn.Module, nn.Module, nn.Module, models.Case]:
     """The model three times: in float32, and twice in bfloat16."""
-    case = models.build(name, WIDTH)
+    case = models.build(name, WIDTH, layers=2)
     case.model.train(train)
     return (
         on_gpu(case.model, torch.float32),
@@ -149,7 +149,7 @@ def reshuffled(call: Call) -> Call:
 
 @pytest.mark.parametrize("name", ["mlp", "llama"])
 def test_kernels_are_triton(name: str) -> None:
-    case = models.build(name, WIDTH)
+    case = models.build(name, WIDTH, layers=2)
     model = on_gpu(case.model.eval(), torch.bfloat16)
     call = moved(case.call, torch.bfloat16, train=False)
     with torch.no_grad():
