@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,12 +15,10 @@ from ..ir.program import ATEN, Program
 from ..ir.sizes import elements
 from ..kernels import triton_is_there
 from ..kernels.registry import KERNEL_DTYPES
-from ..passes.base import Pass, PassRun
-from ..rewrite.checks import PlainTerms
-from ..rewrite.emit import Emitter
+from ..passes.base import Pass
+from ..rewrite.rule import Match, Rule
 from ..testing import declines, fires
 from .parallel import (
-    Group,
     Member,
     copied_pieces,
     emit_linear,
@@ -30,12 +28,11 @@ from .parallel import (
     pieces_cost,
     placed,
     product_cost,
+    read_again,
+    runs_with_one_key,
     take_pieces,
     tensor_of,
-    undisturbed,
 )  # fmt: skip
-
-JOINED, KERNEL = "joined_weights", "own_pointers"
 
 
 def _key(program: Program, member: Member) -> tuple[Any, ...] | None:
@@ -50,6 +47,7 @@ def _key(program: Program, member: Member) -> tuple[Any, ...] | None:
     return member.x, member.turned, weight.dtype, y.dtype, weight.device, op, member.wants_gradient
 
 
+ALWAYS = {"own_pointers": True}
 QKV = ("f32[4, 6, 16]", "f32[16, 16]", "f32[8, 16]", "f32[8, 16]")
 BIASED = ("f32[4096, 64]", "f32[2]", "f32[64, 2]", "f32[3]", "f32[64, 3]")
 
@@ -77,113 +75,120 @@ class _Layers(torch.nn.Module):
         return sum(layer(x).relu().sum() for layer in self.layers)
 
 
-@dataclass(frozen=True)
-class FuseParallelLinearPass(Pass):
-    """Linear layers that share one input (query, key and value; gate and up) become one: over their weights side by
-    side, where that is done once or the work hides it, or in one launch that reads each weight where it lies.
+def _chained(x: Any, w: Any, v: Any) -> Any:
+    """For examples: layers over the result of one of the layers before."""
+    first, *others = (F.linear(x, weight) for weight in (w, v, v))
+    return sum(y.sum() for y in (*others, *(F.linear(first, weight) for weight in (w, v, v))))
 
-    Up to rounding: one product for several may sum in another order. Layers with and without bias are not joined,
-    since a bias of 0.0 would turn -0.0 into 0.0; the kernel that reads each weight for itself takes both.
+
+class OwnPointers(Rule):
+    """linear(x, w), linear(x, v) -> triptych.parallel_linear(x, [w, v]), in one launch; up to rounding
+
+    Each weight is read where it is, with a bias or without.
     """
 
-    name: ClassVar[str] = "fuse_parallel_linear_pass"
-    exact: ClassVar[bool] = False
+    exact = False
+    keeps_strides = False
 
-    most_rows: int = 64
-    """Up to so many rows one kernel that reads each weight for itself is as good as a product of joined weights."""
-    own_pointers: bool | None = None
-    """Use that kernel: always, never, or (None) on a GPU where it pays."""
+    def __init__(self, most_rows: int = 64, own_pointers: bool | None = None) -> None:
+        self.most_rows = most_rows
+        self.own_pointers = own_pointers
 
-    def run(self, run: PassRun) -> None:
-        found: dict[tuple[Any, ...], list[Member]] = {}
-        for node in run.program.graph.nodes:
-            member = member_of(run.program, node)
-            key = _key(run.program, member) if member is not None else None
-            if member is not None and key is not None:
-                found.setdefault(key, []).append(member)
-        for members in found.values():
-            if len(members) < 2:
-                continue
-            for part in undisturbed(run.program, members):
-                self._fuse(run, part)
+    def sites(self, program: Program) -> Iterator[Match]:
+        for members in runs_with_one_key(program, member_of, _key):
+            if len(members) > 1 and self._kernel_runs(program, members[0]):
+                group = placed(members)
+                if group is not None:
+                    yield group.site(program)
 
-    def _fuse(self, run: PassRun, members: list[Member]) -> None:
-        if len(members) < 2:
-            return run.declined(JOINED, members[0].node, "the input or a weight is written between the layers")
-        if self._kernel_runs(run, members[0]):
-            group = placed(members)
-            if group is not None and self._with_kernel(run, group):
-                return None
-        for biased in (True, False):
-            alike = [m for m in members if (m.bias is not None) == biased]
-            if len(alike) < 2:
-                if alike:
-                    run.declined(JOINED, alike[0].node, "no other layer over this input " + ("has" if biased else
-                                 "lacks") + " a bias")  # fmt: skip
-                continue
-            group = placed(alike)
-            if group is None:
-                run.declined(JOINED, alike[0].node, "a result is used before the weights of the next layer are there")
-            else:
-                self._with_joined_weights(run, group)
-        return None
-
-    # ---- in one launch, every weight where it lies ----
-
-    def _kernel_runs(self, run: PassRun, member: Member) -> bool:
+    def _kernel_runs(self, program: Program, member: Member) -> bool:
         x, y = tensor_fact(member.x), tensor_fact(member.node)
         if x is None or y is None or x.dtype != y.dtype:  # autocast: the kernel takes what it is given
             return False
         if self.own_pointers is not None:
             return self.own_pointers
-        on_gpu = x.device.type == "cuda" and run.options.codegen == "inductor" and triton_is_there()
+        on_gpu = x.device.type == "cuda" and program.options.codegen == "inductor" and triton_is_there()
         return on_gpu and x.dtype in KERNEL_DTYPES and elements(x.shape[:-1]) <= self.most_rows
 
-    def _with_kernel(self, run: PassRun, group: Group) -> bool:
-        program = run.program
-        if program.computed_once(*group.weights, *group.biases) and self.own_pointers is None:
-            return False  # the weights lie side by side before the first call
+    def check(self, m, group):
+        if self.own_pointers is not None:
+            return
+        once = m.program.computed_once(*group.weights, *group.biases)
+        m.applies(not once, "the weights are joined before the first call")
         # the gradients are products of their own either way
-        before = product_cost(group.members[0].x, group.sizes)
-        after = product_cost(group.members[0].x, [sum(group.sizes)])
-        if not run.options.cuda_graphs:
-            after = max(after, device_model(tensor_of(group.members[0].x).device).operator)
-        if self.own_pointers is None and not run.pays(KERNEL, group.anchor, before, after):
-            return False
+        x = group.members[0].x
+        before, after = product_cost(x, group.sizes), product_cost(x, [sum(group.sizes)])
+        if not m.program.options.cuda_graphs:
+            after = max(after, device_model(tensor_of(x).device).operator)
+        m.pays(before, after)
 
-        def make(op: Emitter) -> list[Any]:
-            weights = [op.permute(m.weight, [1, 0]) if m.turned else m.weight for m in group.members]
-            biased: Any = [i for i, m in enumerate(group.members) if m.bias is not None]
-            biased = biased if 0 < len(biased) < len(group.members) else None
-            target = torch.ops.triptych.parallel_linear.default
-            made = op.call(target, group.members[0].x, weights, group.biases, biased)
-            return [op.getitem(made, i) for i in range(len(group.members))]
+    def rewrite(self, op, group):
+        weights = [op.permute(m.weight, [1, 0]) if m.turned else m.weight for m in group.members]
+        biased = [i for i, m in enumerate(group.members) if m.bias is not None]
+        target = torch.ops.triptych.parallel_linear.default
+        which = biased if 0 < len(biased) < len(group.members) else None
+        results = op.call(target, group.members[0].x, weights, group.biases, which)
+        return tuple(op.getitem(results, i) for i in range(len(group.members)))
 
-        return self._replace(run, KERNEL, group, make, decided=self.own_pointers is None)
+    examples = [
+        fires(_Layers(256, 256, 64), "f32[2, 256]", dialects=["torch"], settings=ALWAYS),
+        fires(lambda x, w, v, b: F.linear(x, w).sum() + F.linear(x, v, b), "f32[2, 3, 16]", "f32[8, 16]",
+              "f32[4, 16]", "f32[4]", dialects=["torch"], settings=ALWAYS),
+        # each result has memory of its own, and may be returned
+        fires(lambda x, w, v: (F.linear(x, w), F.linear(x, v)), "f32[16]", "f32[8, 16]", "f32[8, 16]",
+              settings=ALWAYS, dialects=["torch"]),
+        fires(_chained, "f32[4, 16]", "f32[16, 16]", "f32[8, 16]", settings=ALWAYS, dialects=["torch"]),
+        declines(_Layers(256, 256, 64), "f32[2, 256]", dialects=["torch"]),
+        declines(lambda x, w: F.linear(x, F.linear(x, w)), "f32[16, 16]", "f32[16, 16]", dialects=["torch"],
+                 settings=ALWAYS),
+    ]  # fmt: skip
 
-    # ---- over the weights side by side ----
 
-    def _with_joined_weights(self, run: PassRun, group: Group) -> None:
-        program, x = run.program, group.members[0].x
-        known = tensor_fact(group.members[0].node)
-        assert known is not None
-        dim = known.dim() - 1
-        copied = copied_pieces(program, group, [*known.shape[:-1], sum(group.sizes)], dim)
+class JoinedWeights(Rule):
+    """linear(x, w), linear(x, v) -> split(linear(x, cat([w, v]))); up to rounding
+
+    Layers with and without bias are not joined, since a bias of 0.0 would turn -0.0 into 0.0.
+    """
+
+    exact = False
+    keeps_strides = False
+
+    def sites(self, program: Program) -> Iterator[Match]:
+        for members in runs_with_one_key(program, member_of, _key):
+            if len(members) < 2:
+                problem = "the input or a weight is written between the layers"
+                yield from (Match.at(program, m.node, problem=problem) for m in members)
+                continue
+            for biased in (True, False):
+                nodes = [m.node for m in members if (m.bias is not None) == biased]
+                yield from self._alike(program, read_again(program, nodes, member_of), biased)
+
+    def _alike(self, program: Program, members: Sequence[Member], biased: bool) -> Iterator[Match]:
+        """Layers that all have a bias, or none."""
+        group = placed(members) if len(members) > 1 else None
+        if group is not None:
+            shape = tensor_of(group.members[0].node).shape
+            copied = copied_pieces(program, group, [*shape[:-1], sum(group.sizes)], len(shape) - 1)
+            yield group.site(program, copied=copied)
+        elif members:
+            problem = "a result is used before the weights of the next layer are there"
+            if len(members) < 2:
+                problem = f"no other layer over this input {'has' if biased else 'lacks'} a bias"
+            yield Match.at(program, members[0].node, problem=problem)
+
+    def check(self, m, group, copied):
+        program, x = m.program, group.members[0].x
         before = product_cost(x, group.sizes, program.is_training)
         after = product_cost(x, [sum(group.sizes)], program.is_training)
         moved = joining_cost(program, group) + pieces_cost(program, group, copied)
-        if not run.pays(JOINED, group.anchor, before, after + moved, sure=not moved):
-            return
-        self._replace(run, JOINED, group, _joined(group, copied, dim))
+        m.pays(before, after + moved, sure=not moved)
 
-    def _replace(
-        self, run: PassRun, what: str, group: Group, make: Callable[[Emitter], list[Any]], decided: bool = True
-    ) -> bool:
-        terms = PlainTerms(keeps_strides=False)
-        done = run.replace(what, group.nodes, make, group.anchor, group.covered(), terms)
-        if not done and decided:
-            run.tally.decisions.pop()  # of a rewrite that was not made
-        return done
+    def rewrite(self, op, group, copied):
+        first = group.members[0]
+        weight = op.cat(group.weights, dim=1 if first.turned else 0)
+        bias = op.cat(group.biases) if group.biases else None
+        whole = emit_linear(op, first, first.x, weight, bias)
+        return take_pieces(op, whole, group, whole.rank - 1, copied)
 
     examples = [
         fires(lambda x, q, k, v: _attend(F.linear(x, q), F.linear(x, k), F.linear(x, v)), *QKV, dialects=["torch"]),
@@ -198,9 +203,6 @@ class FuseParallelLinearPass(Pass):
         fires(lambda x, q, k, v: _attend(F.linear(x, q), F.linear(x, k), F.linear(x, v)),
               "bf16[2, 6, 16]", "bf16[16, 16]", "bf16[16, 16]", "bf16[16, 16]", dialects=["torch"]),
         fires(lambda x, q, k, v: _heads(F.linear(x, q), F.linear(x, k), F.linear(x, v)), *QKV, dialects=["torch"]),
-        # returned values get memory of their own
-        fires(lambda x, w, v: (F.linear(x, w), F.linear(x, v)), "f32[16]", "f32[8, 16]", "f32[8, 16]",
-              options={"fuse_parallel_linear_pass.own_pointers": True}, dialects=["torch"]),
         fires(lambda x, w: (F.linear(x, w).relu() + F.linear(x, w)).sum(), "f32[4096, 64]", "f32[2, 64]",
               dialects=["torch"]),
         fires(lambda x, q, k, v: _attend(F.linear(x, q), F.linear(x, k), F.linear(x, v)),
@@ -208,11 +210,6 @@ class FuseParallelLinearPass(Pass):
         # weights that stay as they are lie side by side before the first call, and cost nothing
         fires(_Layers(256, 256, 64), "f32[2, 256]", dialects=["torch"], options={"freeze": True}),
         declines(_Layers(256, 256, 64), "f32[2, 256]", dialects=["torch"], because="would cost"),
-        # one launch, each weight where it lies, with a bias or without
-        fires(_Layers(256, 256, 64), "f32[2, 256]", dialects=["torch"],
-              options={"fuse_parallel_linear_pass.own_pointers": True}),
-        fires(lambda x, w, v, b: F.linear(x, w).sum() + F.linear(x, v, b), "f32[2, 3, 16]", "f32[8, 16]",
-              "f32[4, 16]", "f32[4]", dialects=["torch"], options={"fuse_parallel_linear_pass.own_pointers": True}),
         declines(lambda x, w, v, b: F.linear(x, w).sum() + F.linear(x, v, b), "f32[2, 3, 16]", "f32[8, 16]",
                  "f32[4, 16]", "f32[4]", dialects=["torch"], because="a bias"),
         declines(lambda x, y, w, v: F.linear(x, w).sum() + F.linear(y, v).sum(), "f32[4, 16]", "f32[4, 16]",
@@ -224,16 +221,25 @@ class FuseParallelLinearPass(Pass):
         declines(lambda x, w, v: (F.linear(x, w), F.linear(x, v)), "f32[64, 16]", "f32[64, 16]", "f32[64, 16]",
                  dialects=["torch"], because="would cost"),
         declines(lambda x, w, v: (x @ w).sum() + (x @ v).sum(), "f32[4, 6, 16]", "f32[4, 16, 8]", "f32[4, 16, 8]"),
+        fires(_chained, "f32[4, 6, 16]", "f32[16, 16]", "f32[8, 16]", dialects=["torch"]),
     ]  # fmt: skip
 
 
-def _joined(group: Group, copied: list[bool], dim: int) -> Callable[[Emitter], list[Any]]:
-    first = group.members[0]
+@dataclass(frozen=True)
+class FuseParallelLinearPass(Pass):
+    """Linear layers that share one input (query, key and value; gate and up) become one: over their weights side by
+    side, where that is done once or the work hides it, or in one launch that reads each weight where it lies.
 
-    def make(op: Emitter) -> list[Any]:
-        weight = op.cat(group.weights, dim=1 if first.turned else 0)
-        bias = op.cat(group.biases) if group.biases else None
-        whole = emit_linear(op, first, first.x, weight, bias)
-        return take_pieces(op, whole, group, dim, copied)
+    Up to rounding: one product for several may sum in another order. Layers with and without bias are not joined,
+    since a bias of 0.0 would turn -0.0 into 0.0; the kernel that reads each weight for itself takes both.
+    """
 
-    return make
+    name: ClassVar[str] = "fuse_parallel_linear_pass"
+
+    most_rows: int = 64
+    """Up to so many rows one kernel that reads each weight for itself is as good as a product of joined weights."""
+    own_pointers: bool | None = None
+    """Use that kernel: always, never, or (None) on a GPU where it pays."""
+
+    def rules(self) -> Sequence[Rule]:
+        return (OwnPointers(self.most_rows, self.own_pointers), JoinedWeights())

@@ -7,7 +7,7 @@ for several layers over one x.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,23 +19,21 @@ from ..cost import bytes_of, device_model, size_hint
 from ..ir.facts import is_static, known_equal, tensor_fact
 from ..ir.program import Program, Value
 from ..match.pattern import Tensor
-from ..passes.base import Pass, PassRun
-from ..rewrite.checks import PlainTerms
+from ..passes.base import Pass
 from ..rewrite.copying import copied_as
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
 from ..rewrite.rule import FirstOf, Match, Rule
 from ..testing import declines, fires
 from .parallel import (
-    Group,
     Member,
     copied_pieces,
     joining_cost,
     pieces_cost,
     placed,
+    runs_with_one_key,
     take_pieces,
     tensor_of,
-    undisturbed,
 )  # fmt: skip
 from .permute_fusions import each_batch
 
@@ -261,50 +259,38 @@ def _sums(*values: Any) -> Any:
     return [v.sum(1) for v in values]
 
 
-@dataclass(frozen=True)
-class UseMatmulFuseLceReplaceFirstLCE(Pass):
-    """Several linear layers over the feature axis of one x are one product with the weights one below the other,
-    taken apart along the features. Up to rounding."""
+class FusedLce(Rule):
+    """linear(x.mT, W).mT, linear(x.mT, V).mT -> split(cat([W, V]) @ x), along the features; up to rounding"""
 
-    name: ClassVar[str] = "use_matmul_fuse_lce_replace_first_LCE"
-    default: ClassVar[bool] = False
-    exact: ClassVar[bool] = False
+    exact = False
+    keeps_strides = False
 
-    def run(self, run: PassRun) -> None:
-        found: dict[tuple[Any, ...], list[Member]] = {}
-        for node in run.program.graph.nodes:
-            if (member := _member(run.program, node)) is not None:
-                weight = tensor_of(member.weight)
-                key = (member.x, member.bias is None, weight.dtype, weight.device, tensor_of(node).dtype)
-                found.setdefault((*key, member.wants_gradient), []).append(member)
-        for members in found.values():
-            for part in undisturbed(run.program, members):
-                group = placed(part) if len(part) > 1 else None
-                if group is not None:
-                    self._fuse(run, group)
-                elif len(members) > 1:
-                    run.declined("fused_lce", part[0].node, "something is written or used between the layers")
+    def sites(self, program: Program) -> Iterator[Match]:
+        for members in runs_with_one_key(program, _member, _key):
+            group = placed(members) if len(members) > 1 else None
+            if group is not None:
+                batch, _, places = tensor_of(group.members[0].x).shape
+                copied = copied_pieces(program, group, [batch, sum(group.sizes), places], 1)
+                yield group.site(program, copied=copied)
+            elif members:
+                problem = "something is written or used between the layers"
+                yield Match.at(program, members[0].node, problem=problem)
 
-    def _fuse(self, run: PassRun, group: Group) -> None:
-        program, x = run.program, tensor_of(group.members[0].x)
-        batch, inner, places = x.shape
-        copied = copied_pieces(program, group, [batch, sum(group.sizes), places], 1)
+    def check(self, m, group, copied):
+        program, x = m.program, tensor_of(group.members[0].x)
         model = device_model(x.device)
-        sizes = [size_hint(s) for s in (places, inner, batch)]
-        before = sum(model.gemm(out, sizes[0], sizes[1], x.dtype, batch=sizes[2]) for out in group.sizes)
+        batch, inner, places = (size_hint(s) for s in x.shape)
+        before = sum(model.gemm(out, places, inner, x.dtype, batch=batch) for out in group.sizes)
         if any(tensor_of(w).requires_grad for w in group.weights):  # torch then folds the batch into rows, with a copy
             before += len(group.members) * model.copy(2 * bytes_of(x))
-        after = model.gemm(sum(group.sizes), sizes[0], sizes[1], x.dtype, batch=sizes[2])
+        after = model.gemm(sum(group.sizes), places, inner, x.dtype, batch=batch)
         after += joining_cost(program, group) + pieces_cost(program, group, copied)
-        if not run.pays("fused_lce", group.anchor, before, after):
-            return
+        m.pays(before, after)
 
-        def make(op: Emitter) -> list[Any]:
-            bias = op.cat(group.biases) if group.biases else None
-            whole = product(op, group.members[0].x, op.cat(group.weights), bias)
-            return take_pieces(op, whole, group, 1, copied)
-
-        run.replace("fused_lce", group.nodes, make, group.anchor, group.covered(), PlainTerms(keeps_strides=False))
+    def rewrite(self, op, group, copied):
+        bias = op.cat(group.biases) if group.biases else None
+        whole = product(op, group.members[0].x, op.cat(group.weights), bias)
+        return take_pieces(op, whole, group, 1, copied)
 
     examples = [
         fires(lambda x, w, v, u: _sums(F.linear(x.mT, w).mT, F.linear(x.mT, v).mT, F.linear(x.mT, u).mT), *SEVERAL,
@@ -325,6 +311,12 @@ class UseMatmulFuseLceReplaceFirstLCE(Pass):
     ]  # fmt: skip
 
 
+def _key(program: Program, member: Member) -> tuple[Any, ...]:
+    """What layers must have in common."""
+    weight, y = tensor_of(member.weight), tensor_of(member.node)
+    return member.x, member.bias is None, weight.dtype, weight.device, y.dtype, member.wants_gradient
+
+
 def _member(program: Program, node: Node) -> Member | None:
     """A layer over features, turned back."""
     back = program.call(node)
@@ -342,3 +334,15 @@ def _member(program: Program, node: Node) -> Member | None:
         return None
     inside = (inner, call.args["input"])
     return Member(node, there.args["self"], call.args["weight"], call.args.get("bias"), inner=inside)
+
+
+@dataclass(frozen=True)
+class UseMatmulFuseLceReplaceFirstLCE(Pass):
+    """Several linear layers over the feature axis of one x are one product with the weights one below the other,
+    taken apart along the features. Up to rounding."""
+
+    name: ClassVar[str] = "use_matmul_fuse_lce_replace_first_LCE"
+    default: ClassVar[bool] = False
+
+    def rules(self) -> Sequence[Rule]:
+        return (FusedLce(),)

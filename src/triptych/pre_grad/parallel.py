@@ -3,7 +3,7 @@ its result."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from ..rewrite.copying import copied_as
 from ..rewrite.emit import Emitter
 from ..rewrite.layout import follow
 from ..rewrite.refusal import Refused
+from ..rewrite.rule import Match
 from .normalized_nodes import linear_parts, turned_matrix
 
 
@@ -118,6 +119,38 @@ class Group:
             if all(user in gone for user in node.users):
                 gone.add(node)
         return [n for n in gone if n not in self.nodes]
+
+    def site(self, program: Program, **plan: Any) -> Match:
+        """Where a rule replaces the members, with what else it knows of them."""
+        return Match.at(program, *self.nodes, covers=self.covered(), before=self.anchor, group=self, **plan)
+
+
+Read = Callable[[Program, Node], "Member | None"]
+
+
+def runs_with_one_key(
+    program: Program, read: Read, key: Callable[[Program, Member], Any]
+) -> Iterator[list[Member]]:
+    """Members that have a key in common, cut into the runs that `undisturbed` gives; None is no key.
+
+    The graph may be rewritten between one run and the next, so members are read again when their turn comes: an input
+    or a weight may be the result of layers that have been joined meanwhile.
+    """
+    nodes: dict[Any, list[Node]] = {}
+    for node in program.graph.nodes:
+        member = read(program, node)
+        common = key(program, member) if member is not None else None
+        if common is not None:
+            nodes.setdefault(common, []).append(node)
+    for alike in nodes.values():
+        if len(alike) > 1:
+            for run in undisturbed(program, read_again(program, alike, read)):
+                yield read_again(program, [m.node for m in run], read)
+
+
+def read_again(program: Program, nodes: Iterable[Node], read: Read) -> list[Member]:
+    """The members at these nodes as the graph is now."""
+    return [m for n in nodes if not n._erased and (m := read(program, n)) is not None]
 
 
 def undisturbed(program: Program, members: Sequence[Member]) -> list[list[Member]]:
