@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,9 +12,12 @@ from torch.fx import Node
 from ..ir.calls import Call
 from ..ir.facts import fact, known_equal, tensor_fact
 from ..ir.program import Program
-from ..passes.base import Pass, PassRun
+from ..passes.base import Pass
+from ..rewrite.edits import Erase, ReplaceAll, Together
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
+from ..rewrite.rewriter import Replacement
+from ..rewrite.rule import Match, Rule
 from ..testing import declines, fires
 
 WIDE = (torch.float32, torch.float64)
@@ -31,50 +34,43 @@ class Draw:
     noise: Node
 
 
-@dataclass(frozen=True)
-class ApplyGumbelMaxTrick(Pass):
-    """Samples from logits as they are: argmax(softmax(x) / q), q drawn from the exponential distribution, becomes
-    argmax(x - log(q)) with the same draw.
+class GumbelMax(Rule):
+    """argmax(softmax(x) / q) -> argmax(x - log(q)), q drawn from the exponential distribution; near ties may differ
 
-    The same sample but for near ties that round the other way, and for rows with a NaN or +inf, of which the softmax
-    is all NaN and the first element is taken: that is why it runs only if added.
+    A draw that asks the softmax for its shape, empty_like(softmax(x)), asks x instead.
     """
 
-    name: ClassVar[str] = "apply_gumbel_max_trick"
-    default: ClassVar[bool] = False
-    exact: ClassVar[bool] = False
+    exact = False
 
-    def run(self, run: PassRun) -> None:
-        for node in list(run.program.graph.nodes):
-            call = run.program.call(node)
-            if call is None or call.op != "argmax" or run.spent:
+    def sites(self, program: Program) -> Iterator[Match]:
+        for node in list(program.graph.nodes):
+            call = None if node._erased else program.call(node)
+            if call is None or call.op != "argmax":
                 continue
-            try:
-                draw = _draw(run.program, node, call)
-                if draw is not None:
-                    self._rewrite(run, draw)
-            except Refused as refused:
-                run.declined("gumbel_max", node, refused.reason)
+            draw = _draw(program, node, call)
+            if draw is not None:
+                asking = _asking_for_the_shape(program, draw.softmax)
+                names = (*["shape_of_logits"] * len(asking), self.name)
+                yield Match.at(program, node, names=names, dim=call.args.get("dim"), draw=draw, asking=asking)
 
-    def _rewrite(self, run: PassRun, draw: Draw) -> None:
-        _require_replaceable(run.program, draw)
-        self._free_the_softmax(run, draw)
-        _require_unused(draw.softmax, [draw.quotient])
+    def check(self, m, draw, dim):
+        softmax = m.program.call(draw.softmax)
+        m.require(dim == softmax.args["dim"], "the sample is taken along another dim than the softmax")
+        _require_replaceable(m.program, draw)
 
-        def make(op: Emitter) -> Any:
-            x: Any = draw.logits
-            if fact(x).dtype != fact(draw.softmax).dtype:
-                x = op.to(x, dtype=fact(draw.softmax).dtype)
-            noisy = op.sub(x, op.log(draw.noise))
-            return op.again(draw.argmax, {draw.quotient: noisy.node})
-
-        if run.replace("gumbel_max", draw.argmax, make, covered=(draw.quotient,)) and not draw.softmax.users:
-            run.rewriter.erase(draw.softmax)
-
-    def _free_the_softmax(self, run: PassRun, draw: Draw) -> None:
-        """empty_like(softmax(x)) -> empty_like(x): what is drawn asks for the shape alone"""
-        for user in _asking_for_the_shape(run.program, draw.softmax):
-            run.replace("shape_of_logits", user, functools.partial(_empty_like, node=user, draw=draw))
+    def rewrite(self, op, m, draw, asking):
+        softmax_dtype, x = fact(draw.softmax).dtype, m.program.value(draw.logits)
+        edits = []
+        for user in asking:
+            beside = op.at(user.node, "shape_of_logits")
+            empty = _empty_like(beside, user.node, draw)
+            edits.append(Replacement((user.node,), empty, beside, (user.node,)))
+        if x.dtype != softmax_dtype:
+            x = op.to(x, dtype=softmax_dtype)
+        noisy = op.sub(x, op.log(draw.noise))
+        sample = op.again(draw.argmax, {draw.quotient: noisy.node})
+        edits.append(Replacement((draw.argmax,), sample, op, (draw.argmax, draw.quotient)))
+        return Together([ReplaceAll(edits), Erase([draw.softmax])])
 
     examples = [
         fires(lambda x: _sample(torch.softmax(x, -1)), "f32[4, 50]"),
@@ -112,7 +108,7 @@ def _written_logits(x: Any) -> Any:
 
 
 def _draw(program: Program, argmax: Node, call: Call) -> Draw | None:
-    """The sample that an argmax takes; None if it takes none, Refused if it cannot be taken otherwise."""
+    """The sample that an argmax takes, if it takes one."""
     quotient = call.args["self"]
     divided = program.call(quotient) if isinstance(quotient, Node) else None
     if divided is None or divided.op != "div" or divided.mutates or divided.args.keys() != {"self", "other"}:
@@ -121,8 +117,6 @@ def _draw(program: Program, argmax: Node, call: Call) -> Draw | None:
     of, drawn = (program.call(n) if isinstance(n, Node) else None for n in (softmax, noise))
     if of is None or drawn is None or of.op != "softmax" or drawn.op not in ("exponential", "exponential_"):
         return None
-    if call.args.get("dim") != of.args["dim"]:
-        raise Refused("the sample is taken along another dim than the softmax")
     return Draw(argmax, quotient, softmax, of.args["self"], noise)
 
 
@@ -159,3 +153,19 @@ def _empty_like(op: Emitter, node: Node, draw: Draw) -> Any:
         dtype = {}
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: draw.logits if n is draw.softmax else n)
     return op.node(node.op, node.target, args, {**kwargs, **dtype})
+
+
+@dataclass(frozen=True)
+class ApplyGumbelMaxTrick(Pass):
+    """Samples from logits as they are: argmax(softmax(x) / q), q drawn from the exponential distribution, becomes
+    argmax(x - log(q)) with the same draw.
+
+    The same sample but for near ties that round the other way, and for rows with a NaN or +inf, of which the softmax
+    is all NaN and the first element is taken: that is why it runs only if added.
+    """
+
+    name: ClassVar[str] = "apply_gumbel_max_trick"
+    default: ClassVar[bool] = False
+
+    def rules(self) -> Sequence[Rule]:
+        return (GumbelMax(),)
