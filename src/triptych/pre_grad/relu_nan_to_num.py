@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,9 +17,9 @@ from ..ir.facts import tensor_fact
 from ..ir.gradients import gradient_wanted
 from ..ir.program import Program
 from ..match.pattern import Tensor
-from ..passes.base import Pass, PassRun
+from ..passes.base import Pass
+from ..rewrite.edits import Respell
 from ..rewrite.emit import Emitter
-from ..rewrite.refusal import Refused
 from ..rewrite.rule import Match, Rule
 from ..rewrite.spelling import Spelling
 from ..testing import declines, fires
@@ -113,6 +113,7 @@ class ReluOfNanToNum(Rule):
         fires(lambda x: x.nan_to_num().relu(), "f32[4, 8]", dynamic=True),
         fires(lambda x: x.nan_to_num().relu(), "f32[0, 8]"),
         fires(lambda x: x.t().nan_to_num().relu(), "f32[]"),
+        fires(lambda x: x.nan_to_num().relu().nan_to_num(posinf=1.0), MANY),
         declines(lambda x: x.nan_to_num(neginf=1.0).relu(), MANY, because="-inf becomes 1.0"),
         declines(lambda x: x.nan_to_num(nan=-0.0).relu(), MANY, because="-0.0"),
         declines(lambda x: (y := x.nan_to_num(), y.relu()), "f32[4]", because="outside the pattern"),
@@ -217,60 +218,32 @@ class NanToNumOfRelu(Rule):
     ]
 
 
-RULES: Sequence[Rule] = (ReluOfNanToNum(), NanToNumTwice(), NoNanInIntegers(), NanToNumOfRelu(), Idempotent())
+class StabilizeRelu(Rule):
+    """relu(x) -> nan_to_num(relu(x), posinf=inf), with the option stabilize_relu: other results on NaN
 
-
-@dataclass(frozen=True)
-class ReluNanToNum(Pass):
-    """Folds `nan_to_num` beside `relu` into the cheapest form that is exact in value and gradient; with the
-    option `stabilize_relu`, which changes results on NaN, replaces NaN after every relu by 0.
-
-    `nan_to_num(relu(x))` is a choice between x, cut off at the largest number, and 0; with a gradient it stays two
-    operations, of which a code generator makes one kernel. What is stabilized has the gradient 0 at NaN and at inf, as
-    `nan_to_num` has it.
+    `x.relu_()` is written where it was, from values of their own, which autograd may keep.
     """
 
-    name: ClassVar[str] = "relu_nan_to_num"
+    def sites(self, program: Program) -> Iterator[Match]:
+        for node in list(program.graph.nodes) if program.options.stabilize_relu else ():
+            call = program.call(node)
+            if call is None or call.op not in ("relu", "relu_"):
+                continue
+            known = tensor_fact(node)
+            if known is None or known.dtype.is_floating_point:
+                yield Match.at(program, node, call=call)
 
-    def rules(self) -> Sequence[Rule]:
-        return RULES
+    def check(self, m, call):
+        m.require(not _is_guarded(m.program, m.root.node, call), "a nan_to_num stands beside it already")
 
-    def run(self, run: PassRun) -> None:
-        if run.options.stabilize_relu:  # first: the rules may leave no relu to see
-            for node in list(run.program.graph.nodes):
-                self._stabilize(run, node)
-        run.run_rules(self.rules())
-
-    def _stabilize(self, run: PassRun, node: Node) -> None:
-        """relu(x) -> nan_to_num(relu(x), posinf=inf)"""
-        call = run.program.call(node)
-        if call is None or call.op not in ("relu", "relu_"):
-            return
-        known = tensor_fact(node)
-        if known is not None and not known.dtype.is_floating_point:
-            return
-        if _is_guarded(run.program, node, call):
-            run.declined("stabilize_relu", node, "a nan_to_num stands beside it already")
-            return
-
-        def stable(op: Emitter) -> Any:
-            return op.nan_to_num(op.relu(call.args["self"]), posinf=INFINITY)
-
+    def rewrite(self, op, m, call):
+        x = call.args["self"]
+        stable = op.nan_to_num(op.relu(x), posinf=INFINITY)
         if call.op == "relu":
-            run.replace("stabilize_relu", node, stable)
-            return
-        op = run.rewriter.emitter(node, "stabilize_relu")
-        try:  # written where relu wrote, from values of their own, which autograd may keep
-            made = stable(op)
-            run.rewriter.respell(node, Spelling("call_method", "copy_", (call.args["self"], made.node), {}))
-        except Refused as refused:
-            op.discard()
-            run.declined("stabilize_relu", node, refused.reason)
-        else:
-            run.fired("stabilize_relu")
+            return stable
+        return Respell(m.root.node, Spelling("call_method", "copy_", (x, stable.node), {}))
 
     examples = [
-        fires(lambda x: x.nan_to_num().relu().nan_to_num(posinf=1.0), MANY),
         fires(lambda x: x.relu() + 1, "f32[4, 8]", options={"stabilize_relu": True}),
         fires(lambda x: x.relu(), MANY[MANY.isfinite()], options={"stabilize_relu": True}),
         fires(lambda x: F.relu(x * 2, inplace=True) + 1, "f32[4, 8]", options={"stabilize_relu": True}),
@@ -307,3 +280,29 @@ def _replaces_nan(program: Program, node: Node) -> bool:
         return False
     nan = call.get("nan")
     return nan is None or type(nan) in (int, float) and not math.isnan(nan)
+
+
+RULES: Sequence[Rule] = (
+    StabilizeRelu(),  # first: the others may leave no relu to see
+    ReluOfNanToNum(),
+    NanToNumTwice(),
+    NoNanInIntegers(),
+    NanToNumOfRelu(),
+    Idempotent(),
+)
+
+
+@dataclass(frozen=True)
+class ReluNanToNum(Pass):
+    """Folds `nan_to_num` beside `relu` into the cheapest form that is exact in value and gradient; with the
+    option `stabilize_relu`, which changes results on NaN, replaces NaN after every relu by 0.
+
+    `nan_to_num(relu(x))` is a choice between x, cut off at the largest number, and 0; with a gradient it stays two
+    operations, of which a code generator makes one kernel. What is stabilized has the gradient 0 at NaN and at inf, as
+    `nan_to_num` has it.
+    """
+
+    name: ClassVar[str] = "relu_nan_to_num"
+
+    def rules(self) -> Sequence[Rule]:
+        return RULES
