@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -17,13 +17,13 @@ from ..ir.facts import known_equal
 from ..ir.program import Value
 from ..ir.schema import same_constant
 from ..ir.traits import is_commutative, is_gemm, is_pointwise, is_random
-from ..passes.base import Pass, PassRun
+from ..passes.base import Pass
 from ..pieces.join import Block, neighbours_joined
 from ..pieces.plan import plan
 from ..pieces.read import way_of
 from ..rewrite.emit import Emitter
 from ..rewrite.rule import Match, Rule
-from ..testing import declines, fires
+from ..testing.examples import Example, declines, fires
 
 EXACT = frozenset(
     "relu neg abs sign sqrt reciprocal square floor ceil round trunc add sub mul div clamp leaky_relu threshold "
@@ -38,11 +38,8 @@ NOT_SUNK = frozenset("clone fill copy where dropout".split())
 class Sink(Rule, ABC):
     """cat([f(a), f(b)], dim) -> f(cat([a, b], dim)); the same for stack"""
 
-    def __init__(self, fused: bool = False, allowed: bool = True) -> None:
-        self.fused = fused
-        """The code generator computes a pointwise operation into its place in the cat, which then costs nothing."""
-        self.allowed = allowed
-        """Other last bits are asked for, or there are none."""
+    allowed: bool = True
+    """Other last bits are asked for, or there are none."""
 
     @abstractmethod
     def takes(self, call: Call) -> bool:
@@ -71,12 +68,14 @@ class Sink(Rule, ABC):
     def _require_profit(self, m: Match, own: Sequence[Value], made: Sequence[Value]) -> None:
         """One kernel saves the start of the others; what is no product and lies apart has to be copied first."""
         copy = device_model(m.root.device).copy
+        # a code generator computes a pointwise operation into its place in the cat, which then costs nothing
+        fused = m.program.options.codegen != "eager"
         reads, writes = ([bytes_of(t) for v in values if (t := v.tensor) is not None] for values in (own, made))
         apart = sum(copy(r + w) for r, w in zip(reads, writes))
         once = copy(sum(reads) + sum(writes))
         if _lie_side_by_side(m, own):
-            m.pays(apart if self.fused else apart + copy(2 * sum(writes)), once)
-        elif self.fused:  # a GEMM writes into the cat as well
+            m.pays(apart if fused else apart + copy(2 * sum(writes)), once)
+        elif fused:  # a GEMM writes into the cat as well
             m.pays(apart, once + sum(copy(2 * r) for a, r in zip(own, reads) if not is_gemm(a.op or "")))
         else:
             m.pays(apart + copy(2 * sum(writes)), once + copy(2 * sum(reads)))
@@ -145,6 +144,11 @@ def _require_no_change(m: Match, own: Sequence[Value], made: Sequence[Value]) ->
     m.require(not narrower, f"{own[0].dtype} would be moved instead of {m.root.dtype}")
 
 
+def _eager(examples: Sequence[Example]) -> list[Example]:
+    """Where every operation is a kernel of its own, with a launch to save."""
+    return [replace(e, options={**e.options, "codegen": "eager"}) for e in examples]
+
+
 class SinkJoin(Sink):
     """cat([f(a), f(b)], dim) -> f(cat([a, b], dim)), for f that rounds alike everywhere; the same for stack"""
 
@@ -152,7 +156,7 @@ class SinkJoin(Sink):
         plain = "alpha" not in call.args and (call.op != "to" or call.args.keys() == {"self", "dtype"})
         return call.op in EXACT and plain
 
-    examples = [
+    examples = _eager([
         fires(lambda a, b: torch.cat([a.relu(), b.relu()]), "f32[3, 4]", "f32[2, 4]"),
         fires(lambda a, b: torch.cat((F.relu(a), torch.relu(b)), -1), "f32[4, 3]", "f32[4, 2]"),
         fires(lambda a, b: torch.stack([a * 2, 2 * b], dim=1), "f32[3, 4]", "f32[3, 4]"),
@@ -185,6 +189,14 @@ class SinkJoin(Sink):
         declines(lambda a, b: (y := a.relu(), z := b.relu(), a.add_(1), torch.cat([y, z]))[-1], "f32[3]", "f32[2]",
                  dialects=["torch"], because="in between"),
         declines(lambda a, b: torch.cat([a.relu_(), b.relu_()]), "f32[3]", "f32[2]", dialects=["torch"]),
+    ]) + [
+        # a code generator fuses each with the cat already, which is free
+        fires(lambda a, b, w: torch.cat([(a @ w).relu(), (b @ w).relu()]), "f32[3, 4]", "f32[2, 4]", "f32[4, 5]"),
+        fires(lambda x: torch.cat([p.relu() for p in x.split(2, 1)], 1), "f32[4, 6]"),
+        fires(lambda x: torch.stack([row * 2 for row in x.unbind()[1:]]), "f32[4, 6]"),
+        declines(lambda a, b: torch.cat([a.relu(), b.relu()]), "f32[3, 4]", "f32[2, 4]", because="would cost"),
+        declines(lambda x: torch.cat([p.relu() for p in reversed(x.split([2, 4], 1))], 1), "f32[4, 6]",
+                 because="would cost"),
     ]  # fmt: skip
 
 
@@ -193,11 +205,14 @@ class SinkJoinUpToRounding(Sink):
 
     exact = False
 
+    def __init__(self, rounding: bool = True) -> None:
+        self.allowed = rounding
+
     def takes(self, call: Call) -> bool:
         plain = call.op != "to" and call.op not in NOT_SUNK
         return plain and call.op not in EXACT and is_pointwise(call.op) and not is_random(call.op)
 
-    examples = [
+    examples = _eager([
         fires(lambda a, b: torch.cat([a.sigmoid(), b.sigmoid()]), "f32[3]", "f32[2]"),
         fires(lambda a, b: torch.cat([F.gelu(a, approximate="tanh"), F.gelu(b, approximate="tanh")], 1),
               "f32[4, 3]", "f32[4, 2]"),
@@ -207,7 +222,10 @@ class SinkJoinUpToRounding(Sink):
                  because="different arguments", dialects=["torch"]),
         declines(lambda a, b: torch.cat([F.dropout(a), F.dropout(b)]), "f32[3]", "f32[2]", dialects=["torch"]),
         declines(lambda a, b: torch.cat([a.tanh(), b.tanh().relu()]), "f32[3]", "f32[2]"),
-    ]  # fmt: skip
+        fires(lambda a, b: torch.cat([a.tanh(), b.tanh()]), torch.zeros(3), torch.zeros(2)),
+        declines(lambda a, b: torch.cat([a.tanh(), b.tanh()]), "f32[3]", "f32[2]", settings={"rounding": False},
+                 because="the option rounding"),
+    ])  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -219,22 +237,4 @@ class SinkCatAfterPointwise(Pass):
     rounding: bool = False
 
     def rules(self) -> Sequence[Rule]:
-        return (SinkJoin(), SinkJoinUpToRounding())
-
-    def run(self, run: PassRun) -> None:
-        fused = run.options.codegen != "eager"
-        run.run_rules((SinkJoin(fused), SinkJoinUpToRounding(fused, self.rounding)))
-
-    examples = [
-        fires(lambda a, b, w: torch.cat([(a @ w).relu(), (b @ w).relu()]), "f32[3, 4]", "f32[2, 4]", "f32[4, 5]"),
-        fires(lambda a, b: torch.cat([a.relu(), b.relu()]), "f32[3, 4]", "f32[2, 4]", options={"codegen": "eager"}),
-        fires(lambda a, b: torch.cat([a.tanh(), b.tanh()]), torch.zeros(3), torch.zeros(2),
-              options={"sink_cat_after_pointwise.rounding": True, "codegen": "eager"}),
-        declines(lambda a, b: torch.cat([a.relu(), b.relu()]), "f32[3, 4]", "f32[2, 4]", because="would cost"),
-        fires(lambda x: torch.cat([p.relu() for p in x.split(2, 1)], 1), "f32[4, 6]"),
-        fires(lambda x: torch.stack([row * 2 for row in x.unbind()[1:]]), "f32[4, 6]"),
-        declines(lambda a, b: torch.cat([a.tanh(), b.tanh()]), "f32[3]", "f32[2]", options={"codegen": "eager"},
-                 because="the option rounding"),
-        declines(lambda x: torch.cat([p.relu() for p in reversed(x.split([2, 4], 1))], 1), "f32[4, 6]",
-                 because="would cost"),
-    ]  # fmt: skip
+        return (SinkJoin(), SinkJoinUpToRounding(self.rounding))
