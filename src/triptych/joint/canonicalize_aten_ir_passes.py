@@ -1,89 +1,126 @@
 """`canonicalize_aten_ir_passes`: one spelling for ATen calls that mean the same.
 
-Calls are respelled in place: nothing about their values changes, so none is computed, and a node that is as
-it should be costs a look-up. The forms of quantization are in `quantization_form.py`.
+Calls are respelled in place: nothing about their values changes, so none is computed, and each rule looks only at
+calls of the overloads it respells. The forms of quantization are in `quantization_form.py`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from .. import _private
 from ..ir.facts import is_static, known_equal, storage, tensor_fact
+from ..ir.program import Program
 from ..ir.schema import signature
-from ..passes.base import Pass, PassRun
+from ..passes.base import Pass
+from ..rewrite.edits import SetArguments
+from ..rewrite.rule import Match, Rule
 from ..testing import declines, fires
-from .quantization_form import QUANTIZED, quantization_form, quantize_by_numbers
+from .quantization_form import QuantizationForm, QuantizeByNumbers
 
 aten = torch.ops.aten
 
-
-@dataclass
-class Spelled:
-    """A call about to be written another way."""
-
-    node: Node
-    target: Any
-    args: list[Any]
-    kwargs: dict[str, Any]
+ATEN: dict[str, Any] = {"dialects": ("aten",)}
 
 
-Step = Callable[[PassRun, Spelled], bool]
-"""Changes the spelling in hand and says whether it did."""
+class _Spelling(Rule, ABC):
+    """Another way to write calls of some overloads."""
+
+    overloads: ClassVar[Sequence[Any]] = ()
+
+    def sites(self, program: Program) -> Iterator[Match]:
+        for overload in self.overloads:
+            for node in program.graph.find_nodes(op="call_function", target=overload):
+                if (spelled := self.respelled(program, node)) is not None:
+                    yield Match.at(program, node, spelled=spelled)
+
+    @abstractmethod
+    def respelled(self, program: Program, node: Node) -> SetArguments | None:
+        """The call as it should be written; None if it is written so, or cannot be."""
+
+    def rewrite(self, op, spelled):
+        return spelled
+
 
 # ---- numbers: one overload ----
 
-TAKES_NUMBERS = {
+TAKES_NUMBERS: dict[Any, Any] = {
     aten.add.Scalar: aten.add.Tensor, aten.sub.Scalar: aten.sub.Tensor, aten.mul.Scalar: aten.mul.Tensor,
     aten.div.Scalar: aten.div.Tensor, aten.div.Scalar_mode: aten.div.Tensor_mode,
 }  # fmt: skip
 """AOTAutograd writes a number into the `.Tensor` overload, so that `x * 2` and `x * y` are one operation."""
 
 
-def scalar_overload(run: PassRun, call: Spelled) -> bool:
+class ScalarOverload(_Spelling):
     """mul.Scalar(x, 2) -> mul.Tensor(x, 2)"""
-    call.target = TAKES_NUMBERS[call.target]
-    if len(call.args) > 2:  # alpha goes by keyword there
-        call.kwargs["alpha"] = call.args.pop()
-    return True
+
+    overloads = tuple(TAKES_NUMBERS)
+
+    def respelled(self, program: Program, node: Node) -> SetArguments | None:
+        args, kwargs = node.args, dict(node.kwargs)
+        if len(args) > 2:  # alpha goes by keyword there
+            kwargs["alpha"] = args[2]
+        return SetArguments(node, args[:2], kwargs, TAKES_NUMBERS[node.target])
+
+    examples = [
+        fires(lambda x: aten.mul.Scalar(x, 2), "f32[4, 8]", **ATEN),
+        fires(lambda x: aten.add.Scalar(x, 2, 3), "f32[4, 8]", **ATEN),
+        declines(lambda x: x * 2, "f32[4, 8]"),
+    ]
 
 
 # ---- operands: one order ----
 
-COMMUTATIVE = frozenset(
-    (
+
+class OperandOrder(_Spelling):
+    """add(2, x) -> add(x, 2); add(later, earlier) -> add(earlier, later)"""
+
+    overloads = (
         aten.add.Tensor, aten.mul.Tensor, aten.eq.Tensor, aten.ne.Tensor, aten.logical_and.default,
         aten.logical_or.default, aten.logical_xor.default, aten.bitwise_and.Tensor, aten.bitwise_or.Tensor,
         aten.bitwise_xor.Tensor, aten.maximum.default, aten.minimum.default,
     )  # fmt: skip
-)
+
+    def respelled(self, program: Program, node: Node) -> SetArguments | None:
+        if len(node.args) != 2 or node.kwargs:
+            return None
+        left: Any = node.args[0]
+        right: Any = node.args[1]
+        first, second = tensor_fact(left), tensor_fact(right)
+        if second is None or right is left:
+            return None
+        if first is not None and not (right < left and _order_does_not_show(node.target, first, second)):
+            return None
+        return SetArguments(node, (right, left))
+
+    examples = [
+        fires(lambda x, y: y + x, "f32[4, 8]", "f32[4, 8]", **ATEN),
+        fires(lambda x, y: y * x, "f32[4, 8]", "f32[]", **ATEN),
+        fires(lambda x, y: y + x, "f32[8]", "f32[4, 8]", **ATEN),
+        fires(lambda x, y: torch.maximum(y, x), "i64[4, 8]", "i64[4, 8]", **ATEN),
+        declines(lambda x, y: torch.add(y, x, alpha=2), "f32[4, 8]", "f32[4, 8]"),
+        declines(lambda x, y: y.t() + x, "f32[4, 4]", "f32[4, 4]", dialects=("torch",)),
+        declines(lambda x, y: y.permute(1, 0) + x, "f32[4, 4]", "f32[4, 4]"),  # the sum lies as y does
+        declines(lambda x, y: torch.maximum(y, x), torch.tensor([0.0]), torch.tensor([-0.0])),
+        declines(lambda x, y: torch.maximum(y, x), torch.tensor([-0.0]), torch.tensor([0])),
+        declines(lambda s, x: x * s, "f32[]", "f16[4, 8]"),
+        declines(lambda x, y: y - x, "f32[4, 8]", "f32[4, 8]"),
+        declines(lambda x, y: x + y, "f32[4, 8]", "f32[4, 8]"),
+    ]
 
 
-def operand_order(run: PassRun, call: Spelled) -> bool:
-    """add(2, x) -> add(x, 2); add(later, earlier) -> add(earlier, later)"""
-    if len(call.args) != 2 or call.kwargs:
-        return False
-    left, right = call.args
-    first, second = tensor_fact(left), tensor_fact(right)
-    if second is None or right is left:
-        return False
-    if first is not None and not (right < left and _order_does_not_show(call, first, second)):
-        return False
-    call.args.reverse()
-    return True
-
-
-def _order_does_not_show(call: Spelled, left: torch.Tensor, right: torch.Tensor) -> bool:
+def _order_does_not_show(target: Any, left: torch.Tensor, right: torch.Tensor) -> bool:
     """Where the operands lie differently in memory, the result lies as the first; and which zero is the larger of
     0.0 and -0.0 depends on the order too, as does the rounding of a single number of another dtype."""
     rounds = left.dtype.is_floating_point or right.dtype.is_floating_point
-    if rounds and call.target in (aten.maximum.default, aten.minimum.default):
+    if rounds and target in (aten.maximum.default, aten.minimum.default):
         return False
     if left.dim() == 0 or right.dim() == 0:
         # a number on the CPU keeps its own precision as the second operand, and is rounded first as the first
@@ -114,98 +151,150 @@ def _dim_parameters(overload: Any) -> tuple[tuple[str, int | None], ...]:
     )
 
 
-def negative_dims(run: PassRun, call: Spelled) -> bool:
-    """sum(x, -1) -> sum(x, 1)"""
-    changed = False
-    for name, position in _dim_parameters(call.target):
-        held: Any = call.kwargs if position is None or position >= len(call.args) else call.args
-        key: Any = name if held is call.kwargs else position
-        value = held[key] if held is call.args else held.get(key)
-        front = _from_front(call, value)
-        if front is not value:
-            held[key] = front
-            changed = True
-    return changed
-
-
-def _from_front(call: Spelled, value: Any) -> Any:
+def from_front(node: Node, value: Any) -> Any:
+    """A dim, or a list of them, counted from the front; the very same if it is so already or the rank is unknown."""
     if isinstance(value, int):
-        if value >= 0 or (rank := _rank(call)) is None:
+        if value >= 0 or (rank := _rank(node)) is None:
             return value
         return value + rank
     if not isinstance(value, (list, tuple)) or not any(isinstance(d, int) and d < 0 for d in value):
         return value
-    rank = _rank(call)
+    rank = _rank(node)
     return value if rank is None else [d + rank if isinstance(d, int) and d < 0 else d for d in value]
 
 
-def _rank(call: Spelled) -> int | None:
-    operand = call.args[0] if call.args else None
+def _rank(node: Node) -> int | None:
+    operand = node.args[0] if node.args else None
     operands = operand if isinstance(operand, (list, tuple)) else [operand]
     ranks = [known.dim() for o in operands if (known := tensor_fact(o)) is not None]
     if not ranks or len(ranks) != len(operands):
         return None
     # `cat` takes an empty tensor of one dim beside tensors of any: the largest rank counts
-    return max(max(ranks) + (call.target in ONE_MORE_DIM), 1)
+    return max(max(ranks) + (node.target in ONE_MORE_DIM), 1)
+
+
+class NegativeDims(_Spelling):
+    """sum(x, -1) -> sum(x, 1)"""
+
+    def sites(self, program: Program) -> Iterator[Match]:
+        for node in list(program.graph.nodes):
+            if isinstance(node.target, _private.OpOverload) and _dim_parameters(node.target):
+                if (spelled := self.respelled(program, node)) is not None:
+                    yield Match.at(program, node, spelled=spelled)
+
+    def respelled(self, program: Program, node: Node) -> SetArguments | None:
+        args, kwargs = list[Any](node.args), dict(node.kwargs)
+        changed = False
+        for name, position in _dim_parameters(node.target):
+            by_position = position is not None and position < len(args)
+            given: Any = args if by_position else kwargs
+            key: Any = position if by_position else name
+            value = args[key] if by_position else kwargs.get(key)
+            front = from_front(node, value)
+            if front is not value:
+                given[key] = front
+                changed = True
+        return SetArguments(node, tuple(args), kwargs) if changed else None
+
+    examples = [
+        fires(lambda x: x.sum(-1), "f32[4, 8]", **ATEN),
+        fires(lambda x: torch.cat([x, x], -1), "f32[4, 8]", **ATEN),
+        fires(lambda x, e: torch.cat([e, x], -1), "f32[4, 8]", "f32[0]", **ATEN),
+        fires(lambda x: x.unsqueeze(-1), "f32[4, 8]", **ATEN),
+        fires(lambda x: x.softmax(-1), "f32[4, 8]", **ATEN),
+        declines(lambda x: x.sum(1), "f32[4, 8]"),
+    ]
 
 
 # ---- views: one name ----
 
 
-def transpose_as_permute(run: PassRun, call: Spelled) -> bool:
+class TransposeAsPermute(_Spelling):
     """t(x), transpose(x, 0, 1) -> permute(x, [1, 0])"""
-    known = tensor_fact(call.args[0]) if call.args else None
-    if known is None or call.kwargs:
-        return False
-    dims = list(range(known.dim()))
-    if call.target is aten.t.default:
-        dims.reverse()
-    elif dims:
-        _, first, second = call.args
-        dims[first], dims[second] = dims[second], dims[first]
-    call.target, call.args = aten.permute.default, [call.args[0], dims]
-    return True
+
+    overloads = (aten.t.default, aten.transpose.int)
+
+    def respelled(self, program: Program, node: Node) -> SetArguments | None:
+        operand: Any = node.args[0] if node.args else None
+        known = tensor_fact(operand)
+        if known is None or node.kwargs:
+            return None
+        dims = list(range(known.dim()))
+        if node.target is aten.t.default:
+            dims.reverse()
+        elif dims:
+            first, second = (from_front(node, d) for d in node.args[1:])
+            dims[first], dims[second] = dims[second], dims[first]
+        return SetArguments(node, (operand, dims), {}, aten.permute.default)
+
+    examples = [
+        fires(lambda x: x.t() + 1, "f32[4, 8]", **ATEN),
+        fires(lambda x: x.transpose(-1, 0) + 1, "f32[4, 8]", dynamic=True, **ATEN),
+        declines(lambda x: x.permute(1, 0) + 1, "f32[4, 8]"),
+    ]
 
 
-def squeeze_one_dim(run: PassRun, call: Spelled) -> bool:
+class SqueezeOneDim(_Spelling):
     """squeeze(x, 1) -> squeeze(x, [1])"""
-    if len(call.args) != 2 or not isinstance(call.args[1], int):
-        return False
-    call.target, call.args = aten.squeeze.dims, [call.args[0], [call.args[1]]]
-    return True
+
+    overloads = (aten.squeeze.dim,)
+
+    def respelled(self, program: Program, node: Node) -> SetArguments | None:
+        if len(node.args) != 2 or not isinstance(node.args[1], int):
+            return None
+        return SetArguments(node, (node.args[0], [from_front(node, node.args[1])]), node.kwargs, aten.squeeze.dims)
+
+    examples = [
+        fires(lambda x: x.squeeze(-1) + 1, "f32[4, 1]", **ATEN),
+        declines(lambda x: x.squeeze() + 1, "f32[4, 1]"),
+    ]
 
 
-def unsafe_view(run: PassRun, call: Spelled) -> bool:
+class UnsafeView(_Spelling):
     """_unsafe_view(x, s) -> view(x, s), where x is an intermediate of which nobody outside hears"""
-    aliasing, operand = run.program.aliasing, call.args[0] if call.args else None
-    if not isinstance(operand, Node) or aliasing.is_input(operand) or aliasing.is_output(operand):
-        return False
-    if aliasing.written(operand) or aliasing.written(call.node):
-        return False
-    call.target = aten.view.default
-    return True
+
+    overloads = (aten._unsafe_view.default,)
+
+    def respelled(self, program: Program, node: Node) -> SetArguments | None:
+        aliasing, operand = program.aliasing, node.args[0] if node.args else None
+        if not isinstance(operand, Node) or aliasing.is_input(operand) or aliasing.is_output(operand):
+            return None
+        if aliasing.written(operand) or aliasing.written(node):
+            return None
+        return SetArguments(node, node.args, node.kwargs, aten.view.default)
+
+    examples = [
+        fires(lambda x: aten._unsafe_view(x.exp(), [32]), "f32[4, 8]", **ATEN),
+        declines(lambda x: aten._unsafe_view(x, [32]), "f32[4, 8]"),
+    ]
 
 
-def reshape_without_copy(run: PassRun, call: Spelled) -> bool:
+def _as_reshape(graph: Graph) -> None:
+    """For examples: a view, or a copy and a view of it, written as the composite that exported graphs have."""
+    for view in [n for n in graph.nodes if n.target in (aten.view.default, aten._unsafe_view.default)]:
+        view.target = aten.reshape.default
+        copy = view.args[0]
+        if copy.target is aten.clone.default:
+            view.replace_input_with(copy, copy.args[0])
+            graph.erase_node(copy)
+
+
+class ReshapeWithoutCopy(_Spelling):
     """reshape(x, s) -> view(x, s), where it does not copy"""
-    source, result = tensor_fact(call.args[0]) if call.args else None, tensor_fact(call.node)
-    place = storage(source)
-    if place is None or place != storage(result):
-        return False
-    call.target = aten.view.default
-    return True
 
+    overloads = (aten.reshape.default,)
 
-STEPS: dict[Any, tuple[Step, ...]] = {
-    **{overload: (scalar_overload,) for overload in TAKES_NUMBERS},
-    **{overload: (operand_order,) for overload in COMMUTATIVE},
-    aten.t.default: (transpose_as_permute,),
-    aten.transpose.int: (negative_dims, transpose_as_permute),
-    aten.squeeze.dim: (negative_dims, squeeze_one_dim),
-    aten._unsafe_view.default: (unsafe_view,),
-    aten.reshape.default: (reshape_without_copy,),
-}
-"""What is looked at, by overload; everything else has its dims counted from the front."""
+    def respelled(self, program: Program, node: Node) -> SetArguments | None:
+        operand: Any = node.args[0] if node.args else None
+        place = storage(tensor_fact(operand))
+        if place is None or place != storage(tensor_fact(node)):
+            return None
+        return SetArguments(node, node.args, node.kwargs, aten.view.default)
+
+    examples = [
+        fires(lambda x: x.reshape(32) + 1, "f32[4, 8]", prepare=_as_reshape, **ATEN),
+        declines(lambda x: x.t().reshape(32) + 1, "f32[4, 8]", prepare=_as_reshape, **ATEN),
+    ]
 
 
 @dataclass(frozen=True)
@@ -216,59 +305,14 @@ class CanonicalizeAtenIrPasses(Pass):
 
     name = "canonicalize_aten_ir_passes"
 
-    def run(self, run: PassRun) -> None:
-        for node in list(run.program.graph.nodes):
-            if node.op != "call_function":
-                continue
-            if run.spent:
-                return
-            if isinstance(node.target, _private.OpOverload):
-                if node.target.namespace == QUANTIZED:
-                    quantize_by_numbers(run, node)
-                self._respell(run, node)
-            elif node.target is _private.invoke_quant_packed:
-                quantization_form(run, node)
+    def rules(self) -> Sequence[Rule]:
+        return RULES
 
-    def _respell(self, run: PassRun, node: Node) -> None:
-        steps = STEPS.get(node.target)
-        if steps is None:
-            if not _dim_parameters(node.target):
-                return
-            steps = (negative_dims,)
-        call = Spelled(node, node.target, list(node.args), dict(node.kwargs))
-        changes = [step.__name__ for step in steps if step(run, call)]
-        if call.target in COMMUTATIVE and operand_order not in steps and operand_order(run, call):
-            changes.append(operand_order.__name__)
-        if not changes:
-            return
-        target = call.target if call.target is not node.target else None
-        run.rewriter.set_arguments(node, tuple(call.args), call.kwargs, target=target)
-        run.fired(changes[-1])
 
-    examples = [
-        fires(lambda x: aten.mul.Scalar(x, 2), "f32[4, 8]", dialects=("aten",)),
-        fires(lambda x: aten.add.Scalar(x, 2, 3), "f32[4, 8]", dialects=("aten",)),
-        fires(lambda x, y: y + x, "f32[4, 8]", "f32[4, 8]", dialects=("aten",)),
-        fires(lambda x, y: y * x, "f32[4, 8]", "f32[]", dialects=("aten",)),
-        fires(lambda x, y: y + x, "f32[8]", "f32[4, 8]", dialects=("aten",)),
-        fires(lambda x, y: torch.maximum(y, x), "i64[4, 8]", "i64[4, 8]", dialects=("aten",)),
-        fires(lambda x: x.sum(-1), "f32[4, 8]", dialects=("aten",)),
-        fires(lambda x: torch.cat([x, x], -1), "f32[4, 8]", dialects=("aten",)),
-        fires(lambda x, e: torch.cat([e, x], -1), "f32[4, 8]", "f32[0]", dialects=("aten",)),
-        fires(lambda x: x.unsqueeze(-1), "f32[4, 8]", dialects=("aten",)),
-        fires(lambda x: x.softmax(-1), "f32[4, 8]", dialects=("aten",)),
-        fires(lambda x: x.t() + 1, "f32[4, 8]", dialects=("aten",)),
-        fires(lambda x: x.transpose(-1, 0) + 1, "f32[4, 8]", dialects=("aten",), dynamic=True),
-        fires(lambda x: x.squeeze(-1) + 1, "f32[4, 1]", dialects=("aten",)),
-        fires(lambda x: aten._unsafe_view(x.exp(), [32]), "f32[4, 8]", dialects=("aten",)),
-        declines(lambda x, y: torch.add(y, x, alpha=2), "f32[4, 8]", "f32[4, 8]"),
-        declines(lambda x, y: y.t() + x, "f32[4, 4]", "f32[4, 4]", dialects=("torch",)),
-        declines(lambda x, y: y.permute(1, 0) + x, "f32[4, 4]", "f32[4, 4]"),  # the sum lies as y does
-        declines(lambda x, y: torch.maximum(y, x), torch.tensor([0.0]), torch.tensor([-0.0])),
-        declines(lambda x, y: torch.maximum(y, x), torch.tensor([-0.0]), torch.tensor([0])),
-        declines(lambda s, x: x * s, "f32[]", "f16[4, 8]"),
-        declines(lambda x, y: y - x, "f32[4, 8]", "f32[4, 8]"),
-        declines(lambda x, y: x + y, "f32[4, 8]", "f32[4, 8]"),
-        declines(lambda x: x.sum(1), "f32[4, 8]"),
-        declines(lambda x: aten._unsafe_view(x, [32]), "f32[4, 8]"),
-    ]
+RULES: Sequence[Rule] = (
+    ScalarOverload(),
+    OperandOrder(),  # after it: numbers and tensors are operands of one overload
+    TransposeAsPermute(), SqueezeOneDim(), UnsafeView(), ReshapeWithoutCopy(),
+    NegativeDims(),  # after the two that count dims from the front themselves
+    QuantizeByNumbers(), QuantizationForm(),
+)  # fmt: skip

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.fx import GraphModule, Node
 
 from .. import _private
-from ..ir.facts import fact, set_fact
+from ..ir.modules import attribute
+from ..ir.program import Program
 from ..ir.values import knowledge
-from ..passes.base import PassRun
-from ..rewrite.checks import PlainTerms
+from ..rewrite.edits import Annotate, Edit, Erase, SetArguments, TakeOutOfTuple, Together
+from ..rewrite.rule import Match, Rule
+from ..testing.examples import declines, fires
 
 QUANTIZED = "quantized_decomposed"
 """The namespace of quantization as exported programs write it."""
@@ -20,67 +24,107 @@ BY_TENSORS = {"tensor": 2, "tensor2": 4}
 """Overloads that take their parameters as tensors of one element, and how many: scale, zero point, both bounds."""
 
 
-def quantize_by_numbers(run: PassRun, node: Node) -> None:
+def _quantize(x, scale, zero_point):
+    import torch.ao.quantization.fx._decomposed  # noqa: F401  (registers the operators)
+
+    quantized = torch.ops.quantized_decomposed
+    return quantized.quantize_per_tensor.tensor(x, scale, zero_point, -128, 127, torch.int8)
+
+
+class QuantizeByNumbers(Rule):
     """quantize_per_tensor.tensor(x, scale, zero_point, ...) -> quantize_per_tensor(x, 0.1, 3, ...), of known tensors
 
     The overload for tensors reads their numbers and goes on as the one for numbers, which is what kernels and patterns
     know. `dequantize_per_tensor` likewise. Where the tensors come in from outside the two are different operations.
     """
-    target: Any = node.target
-    count = BY_TENSORS.get(target._overloadname)
-    if count is None or not target.overloadpacket.__name__.endswith("quantize_per_tensor") or len(node.args) < 6:
-        return
-    with _private.without_dispatch_modes():
-        found = [_number(run, operand) for operand in node.args[1 : 1 + count]]
-    if any(value is None for value in found):
-        run.declined("quantize_by_numbers", node, "scale and zero point are not known")
-        return
-    scale, *rest = found
-    if not all(isinstance(value, int) for value in rest):
-        run.declined("quantize_by_numbers", node, "a zero point that is no whole number")
-        return
-    args = (node.args[0], float(scale), *rest, *node.args[1 + count :])
-    run.rewriter.set_arguments(node, args, dict(node.kwargs), target=target.overloadpacket.default)
-    run.fired("quantize_by_numbers")
+
+    def sites(self, program: Program) -> Iterator[Match]:
+        for node in list(program.graph.nodes):
+            target: Any = node.target
+            if not isinstance(target, _private.OpOverload) or target.namespace != QUANTIZED or len(node.args) < 6:
+                continue
+            count = BY_TENSORS.get(target._overloadname)
+            if count is not None and target.overloadpacket.__name__.endswith("quantize_per_tensor"):
+                yield Match.at(program, node, count=count)
+
+    def check(self, m, count):
+        with _private.without_dispatch_modes():
+            numbers = [_number(m.program, operand) for operand in m.root.node.args[1 : 1 + count]]
+        m.require(None not in numbers, "scale and zero point are not known")
+        m.require(all(isinstance(n, int) for n in numbers[1:]), "a zero point that is no whole number")
+        m.bindings["numbers"] = numbers
+
+    def rewrite(self, op, m, count):
+        node = m.root.node
+        scale, *rest = m.bindings["numbers"]
+        args = (node.args[0], float(scale), *rest, *node.args[1 + count :])
+        return SetArguments(node, args, node.kwargs, target=node.target.overloadpacket.default)
+
+    examples = [
+        fires(lambda x: _quantize(x, torch.full((), 0.1), torch.full((), 3)), "f32[4, 8]", dialects=("aten",)),
+        declines(_quantize, "f32[4, 8]", torch.tensor(0.1), torch.tensor(3), because="not known", dialects=("aten",)),
+        declines(lambda x: _quantize(x, torch.full((), 0.1), torch.full((), 3.0)), "f32[4, 8]", because="whole number",
+                 dialects=("aten",)),
+    ]  # fmt: skip
 
 
-def _number(run: PassRun, operand: Any) -> Any:
+def _number(program: Program, operand: Any) -> Any:
     """The number a tensor is known to hold."""
     if not isinstance(operand, Node):
         return operand
-    value = knowledge(run.program).uniform(operand)
+    value = knowledge(program).uniform(operand)
     return None if value is None else value.item()
 
 
-def quantization_form(run: PassRun, node: Node) -> None:
+def _kept_whole(x, w, s):
+    def dequantize(w, s):
+        return w.to(torch.float32) * s
+
+    return x @ _private.InvokeQuant(codegen_low_precision=False)(dequantize, w, s, scheme="int8")
+
+
+class QuantizationForm(Rule):
     """invoke_quant_packed(f, x, options) -> invoke_quant(f, x), its options beside it, its result not in a tuple
 
     Code generation knows only the second form.
     """
-    options = node.kwargs.get("quant_options")
-    given = (options.args, options.kwargs) if isinstance(options, Node) else ((), {})
-    node.meta["quant_options"] = _private.InvokeQuant(*given[0], **given[1])
-    kwargs = {k: v for k, v in node.kwargs.items() if k != "quant_options"}
-    run.rewriter.set_arguments(node, node.args, kwargs, target=_private.invoke_quant)
-    if isinstance(options, Node) and not options.users:
-        run.rewriter.erase(options)
-    _take_out_of_tuple(run, node)
-    run.fired("quantization_form")
+
+    def sites(self, program: Program) -> Iterator[Match]:
+        for node in program.graph.find_nodes(op="call_function", target=_private.invoke_quant_packed):
+            yield Match.at(program, node)
+
+    def rewrite(self, op, m):
+        node = m.root.node
+        options = node.kwargs.get("quant_options")
+        given = (options.args, options.kwargs) if isinstance(options, Node) else ((), {})
+        kwargs = {k: v for k, v in node.kwargs.items() if k != "quant_options"}
+        edits: list[Edit] = [
+            SetArguments(node, node.args, kwargs, target=_private.invoke_quant),
+            Annotate(node, "quant_options", _private.InvokeQuant(*given[0], **given[1])),
+        ]
+        if isinstance(options, Node):
+            edits.append(Erase([options], if_unused=True))
+        if (taken := _only_result(m.program, node)) is not None:
+            edits.append(TakeOutOfTuple(node, *taken))
+        return Together(edits)
+
+    examples = [
+        fires(_kept_whole, "f32[4, 8]", "i8[8, 8]", "f32[8]", dialects=("torch",)),
+        declines(_kept_whole, "f32[4, 8]", "i8[8, 8]", "f32[8]", dialects=("aten",)),  # it is inlined there
+    ]
 
 
-def _take_out_of_tuple(run: PassRun, node: Node) -> None:
-    piece: Node | None = next(iter(node.users), None)
+def _only_result(program: Program, node: Node) -> tuple[Node, GraphModule] | None:
+    """The node that takes the one result out of the tuple, and the graph that is called, if nobody else calls it."""
+    element: Node | None = next(iter(node.users), None)
     function: Any = node.args[0]
-    if piece is None or len(node.users) != 1 or piece.target is not operator.getitem or piece.args[1] != 0:
-        return
-    body = getattr(run.program.gm, str(function.target)) if isinstance(function, Node) else None
-    if not isinstance(body, GraphModule) or not isinstance(function, Node) or len(function.users) != 1:
-        return
+    if element is None or len(node.users) != 1 or element.target is not operator.getitem or element.args[1] != 0:
+        return None
+    if not isinstance(function, Node) or len(function.users) != 1:
+        return None
+    body = attribute(program.gm, function.target)
+    if not isinstance(body, GraphModule):
+        return None
     (end,) = body.graph.find_nodes(op="output")
     results = end.args[0]
-    if not isinstance(results, (list, tuple)) or len(results) != 1:
-        return
-    end.args = (results[0],)
-    body.recompile()
-    set_fact(node, fact(piece), run.program.fact_key)
-    run.rewriter.replace(piece, node, run.rewriter.emitter(piece), terms=PlainTerms(returns_operand=True))
+    return (element, body) if isinstance(results, (list, tuple)) and len(results) == 1 else None

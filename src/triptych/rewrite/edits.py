@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from .spelling import Spelling
 
@@ -55,6 +55,30 @@ class SetArguments(Edit):
     def make(self, rewriter: Rewriter, op: Emitter) -> None:
         rewriter.require_room()
         rewriter.set_arguments(self.node, self.args, dict(self.kwargs), target=self.target)
+
+
+@dataclass(frozen=True)
+class Annotate(Edit):
+    """What code generation is told of a node beside its arguments."""
+
+    node: Node
+    key: str
+    value: Any
+
+    def make(self, rewriter: Rewriter, op: Emitter) -> None:
+        rewriter.annotate(self.node, self.key, self.value)
+
+
+@dataclass(frozen=True)
+class TakeOutOfTuple(Edit):
+    """`f(x)[0]` -> `f(x)`, where f is a graph of one result that nobody else calls: f returns the result itself."""
+
+    call: Node
+    element: Node
+    body: GraphModule
+
+    def make(self, rewriter: Rewriter, op: Emitter) -> None:
+        rewriter.take_out_of_tuple(self.call, self.element, self.body)
 
 
 @dataclass(frozen=True)

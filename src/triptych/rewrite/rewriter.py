@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
-from ..ir.facts import difference, fact, same_strides, storage, tensor_fact, update_fact
+from ..ir.facts import difference, fact, same_strides, set_fact, storage, tensor_fact, update_fact
 from ..ir.gradients import may_require_grad
 from ..ir.program import ATEN, Program
 from ..ir.text import RULE
@@ -255,6 +255,23 @@ class Rewriter(Checks):
             self.program.aliasing.refresh(node)
         self.program.changed(node)
         self.touched.append(node)
+
+    def annotate(self, node: Node, key: str, value: Any) -> None:
+        """Tell code generation something of a node beside its arguments."""
+        self.edited = True
+        node.meta[key] = value
+
+    def take_out_of_tuple(self, call: Node, element: Node, body: GraphModule) -> None:
+        """Let a graph that is called return its one result instead of a tuple of it."""
+        (end,) = body.graph.find_nodes(op="output")
+        ((result,),) = end.args
+        end.args = (result,)
+        body.recompile()
+        self.edited = True
+        set_fact(call, fact(element), self.program.fact_key)
+        self.program.respelled(call)
+        self._swap(element, call)
+        self.erase(element)
 
     # ---- counting ----
 
