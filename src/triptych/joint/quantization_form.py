@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from .. import _private
 from ..ir.modules import attribute
 from ..ir.program import Program
-from ..ir.values import knowledge
+from ..ir.values.knowledge import knowledge
 from ..rewrite.edits import Annotate, Edit, Erase, SetArguments, TakeOutOfTuple, Together
 from ..rewrite.rule import Match, Rule
 from ..testing.examples import declines, fires
