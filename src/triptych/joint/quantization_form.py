@@ -13,7 +13,7 @@ from .. import _private
 from ..ir.modules import attribute
 from ..ir.program import Program
 from ..ir.values.knowledge import knowledge
-from ..rewrite.edits import Annotate, Edit, Erase, SetArguments, TakeOutOfTuple, Together
+from ..rewrite.edits import Annotate, Edit, EraseUnused, SetArguments, TakeOutOfTuple, Together
 from ..rewrite.rule import Match, Rule
 from ..testing.examples import declines, fires
 
@@ -103,7 +103,7 @@ class QuantizationForm(Rule):
             Annotate(node, "quant_options", _private.InvokeQuant(*given[0], **given[1])),
         ]
         if isinstance(options, Node):
-            edits.append(Erase([options], if_unused=True))
+            edits.append(EraseUnused([options]))
         if (taken := _only_result(m.program, node)) is not None:
             edits.append(TakeOutOfTuple(node, *taken))
         return Together(edits)

@@ -1,8 +1,8 @@
 """What a rewrite may return instead of new values: an edit of another kind. The rewriter makes all of them.
 
-`Respell` and `SetArguments` write a call another way, `Erase` and `EraseUnused` remove nodes that nobody uses, `Move` and
-`Reorder` change the order, `ReplaceAll` makes several replacements that hang together, and `Together` makes several
-edits one rewrite.
+`Respell` and `SetArguments` write a call another way, `Erase` and `EraseUnused` remove nodes that nobody uses, `Move`
+and `Reorder` change the order, `ReplaceAll` makes several replacements that hang together, and `Together` makes
+several edits one rewrite.
 """
 
 from __future__ import annotations
