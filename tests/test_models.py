@@ -1,7 +1,8 @@
 """Whole models, compiled and eager: inference and training, both code generators, both kinds of shapes.
 
 By default each model runs with one layer and in four of the eight ways: any two of code generator, kind and shapes are
-there in every combination. The other four ways, with two layers, are marked slow.
+there in every combination. The other four ways, with two layers, are marked slow; so is training by kernels for models
+whose layers are much like those of another model, because the backward graph takes the C++ compiler longest.
 """
 
 from __future__ import annotations
@@ -20,8 +21,18 @@ QUICK = {
     ("inductor", "inference", "static"),
     ("inductor", "training", "dynamic"),
 }
+ALIKE = {"decoder": "encoder", "bert": "encoder", "vit": "encoder", "llama": "gpt2", "t5": "gpt2"}
+"""Models that are trained by kernels only among the slow tests, and the model that stands for them in the others."""
+
+
+def is_quick(name: str, way: tuple[str, str, str]) -> bool:
+    return way in QUICK and not (name in ALIKE and way[:2] == ("inductor", "training"))
+
+
 CASES = [
-    pytest.param(name, 1 if way in QUICK else 2, *way, marks=() if way in QUICK else pytest.mark.slow, id="-".join([name, *way]))
+    pytest.param(
+        name, 1 if way in QUICK else 2, *way, marks=() if is_quick(name, way) else pytest.mark.slow, id="-".join([name, *way])
+    )
     for name in models.MODELS
     for way in product(["eager", "inductor"], ["inference", "training"], ["static", "dynamic"])
 ]
