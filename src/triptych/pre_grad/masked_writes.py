@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -9,21 +10,38 @@ from torch.fx import Node
 
 from ..ir.calls import Call
 from ..ir.facts import known_equal, tensor_fact
-from ..ir.program import Value
-from ..passes.base import PassRun
+from ..ir.program import Program, Value
 from ..rewrite.copying import copied_as
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
+from ..rewrite.rule import Match, Rule
+from ..testing import declines, fires
+from .spellings import torch_level_nodes
 
 WHOLE = slice(None)
 
 
-def masked_write(run: PassRun, node: Node) -> None:
+class MaskedWrite(Rule):
     """index_put(x, [mask], number) -> masked_fill(x, mask, number)"""
-    call = run.program.call(node)
-    by_mask = writes_by_mask(call) if call is not None and not call.mutates else None
-    if call is not None and by_mask is not None:
-        run.replace("masked_write", node, lambda op: as_masked_fill(op, call, *by_mask))
+
+    def sites(self, program: Program) -> Iterator[Match]:
+        for node in torch_level_nodes(program):
+            call = program.call(node)
+            by_mask = writes_by_mask(call) if call is not None and not call.mutates else None
+            if by_mask is not None:
+                yield Match.at(program, node, call=call, by_mask=by_mask)
+
+    def rewrite(self, op, call, by_mask):
+        place, mask = by_mask
+        return as_masked_fill(op, call, place, mask.node)
+
+    examples = [
+        fires(lambda x, m: x.index_put((m,), x.new_tensor(2)), "f32[4, 8]", "bool[4]", dialects=["torch"]),
+        declines(lambda x, m, y: x.index_put((m,), y), "f32[4, 8]", "bool[4]", "f32[8]", dialects=["torch"],
+                 because="more than one number"),
+        declines(lambda x, i: x.index_put((i,), x.new_tensor(2)), "f32[4, 8]", "i64[4]", dialects=["torch"]),
+        declines(lambda x, m: x.index_put((m,), x.new_tensor(2)), "f32[4, 8]", "bool[4]", dialects=["aten"]),
+    ]  # fmt: skip
 
 
 def writes_by_mask(call: Call) -> tuple[int, Node] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,31 +11,47 @@ from torch.fx.proxy import GraphAppendingTracer, Proxy
 
 from .. import _private
 from ..ir.facts import fact
+from ..ir.program import Program
+from ..rewrite.edits import Respell
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
+from ..rewrite.rule import Match, Rule
 from ..rewrite.spelling import Spelling
+from ..testing import declines, fires
+from .spellings import torch_level_nodes
 
 
-def function_of_module(op: Emitter, node: Node) -> Spelling | None:
-    """What a `call_module` node calls, with the module's tensors as attributes of the graph.
+class ModuleToFunction(Rule):
+    """a call of nn.Linear(8, 4) -> linear(x, weight, bias), and every torch.nn module whose forward is one call"""
 
-    None for modules that are not torch.nn's own and for those that hand their input on; Refused where the
-    forward is no single call or the module does more than its forward.
-    """
-    module = op.program.gm.get_submodule(str(node.target))
-    if not type(module).__module__.startswith("torch.nn.modules."):
-        return None
-    if _private.has_hooks(module) or "forward" in vars(module):
-        raise Refused("the module has hooks")
-    if module.training and next(module.buffers(), None) is not None:
-        raise Refused("the module keeps statistics in training")
-    recorder = _Recorder(module, node)
-    made = recorder.forward()
-    if not isinstance(made, Proxy):
-        raise Refused("the module's forward is no single call")
-    if made.node.op == "placeholder":
-        return None
-    return recorder.spelling(made.node, op)
+    def sites(self, program: Program) -> Iterator[Match]:
+        for node in torch_level_nodes(program):
+            if node.op == "call_module":
+                module = program.gm.get_submodule(str(node.target))
+                if type(module).__module__.startswith("torch.nn.modules."):
+                    yield Match.at(program, node, module=module)
+
+    def check(self, m, module):
+        m.require(not _private.has_hooks(module) and "forward" not in vars(module), "the module has hooks")
+        statistics = module.training and next(module.buffers(), None) is not None
+        m.require(not statistics, "the module keeps statistics in training")
+
+    def rewrite(self, op, m, module):
+        recorder = _Recorder(module, m.root.node)
+        result = recorder.forward()
+        m.require(isinstance(result, Proxy), "the module's forward is no single call")
+        m.applies(result.node.op != "placeholder", "the module returns its input")
+        return Respell(m.root.node, recorder.spelling(result.node, op))
+
+    examples = [
+        fires(torch.nn.Sequential(torch.nn.Linear(8, 4)), "f32[2, 8]", dialects=["modules"]),
+        fires(torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.GELU()), "f32[2, 8]", dialects=["modules"]),
+        declines(torch.nn.Sequential(torch.nn.Identity()), "f32[2, 8]", dialects=["modules"]),
+        declines(torch.nn.Sequential(torch.nn.BatchNorm1d(8)), "f32[2, 8]", dialects=["modules"],
+                 because="statistics"),
+        declines(torch.nn.Sequential(torch.nn.Conv1d(4, 2, 3, padding=1, padding_mode="circular")), "f32[2, 4, 8]",
+                 dialects=["modules"], because="no single call"),
+    ]  # fmt: skip
 
 
 class _Recorder(GraphAppendingTracer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,48 +15,29 @@ from torch.fx import Node
 from .. import _private
 from ..ir.calls import METHOD_ORDER, is_torch_function
 from ..ir.facts import fact, tensor_fact
-from ..ir.program import ATEN
+from ..ir.program import ATEN, Program
 from ..ir.schema import REQUIRED, overloads, same_constant, signature
-from ..passes.base import Pass, PassRun
+from ..passes.base import Pass
 from ..rewrite.refusal import Refused
+from ..rewrite.rule import Match, Rule
 from ..rewrite.spelling import Spelling
 from ..testing import declines, fires
-from .spellings import makes_tensors, respell, wanted_spelling, writes_in_place
+from .spellings import WrittenAs, makes_tensors, wanted_spelling, writes_in_place
 
 DIMS = frozenset("dim dims dim0 dim1 dim2 axis0 axis1 start_dim end_dim source destination".split())
 
 
-@dataclass(frozen=True)
-class NormalizeNodeKwargsPass(Pass):
-    """Arguments in one agreed way: what must be given by position, the rest by keyword in the order of the
-    schema, defaults left out, dims counted from the front, torch's names for numpy's (`axis`, `keepdims`).
+class Arguments(WrittenAs):
+    """sum(x, axis=-1, keepdim=False) -> sum(x, dim=1), and the same for the arguments of every call"""
 
-    The function that is called stays what it is. In an ATen graph arguments go by position, as AOTAutograd
-    writes them, and nothing is left out: code generators count on that.
-    """
-
-    name: ClassVar[str] = "normalize_node_kwargs_pass"
-
-    def run(self, run: PassRun) -> None:
-        aten = run.program.dialect == ATEN
-        for node in list(run.program.graph.nodes):
+    def sites(self, program: Program) -> Iterator[Match]:
+        aten = program.dialect == ATEN
+        for node in list(program.graph.nodes):
             if node.op not in ("call_function", "call_method") or not makes_tensors(node):
                 continue
-            wanted = _aten_arguments(node) if aten else self._arguments(run, node)
+            wanted = _aten_arguments(node) if aten else _arguments(program, node)
             if wanted is not None and not wanted.same_arguments(Spelling.of(node)):
-                respell(run, "arguments", node, wanted)
-
-    def _arguments(self, run: PassRun, node: Node) -> Spelling | None:
-        call = run.program.call(node)
-        if call is not None and call.mutates and not writes_in_place(call):
-            return None
-        try:
-            wanted = wanted_spelling(run.program, node)
-        except Refused:
-            wanted = None
-        if wanted is not None and wanted.same_function(Spelling.of(node)):
-            return wanted
-        return _own_arguments(node)
+                yield Match.at(program, node, wanted=wanted)
 
     examples = [
         fires(lambda x: torch.sum(x, axis=-1), "f32[4, 8]", dialects=["torch"]),  # type: ignore[call-overload]
@@ -80,6 +61,20 @@ class NormalizeNodeKwargsPass(Pass):
         declines(lambda x: torch.sum(x.sin(), dim=0, keepdim=True), "f32[]", dialects=["torch"]),
         declines(lambda x: torch.ops.aten.sum.dim_IntList(x, [1], False), "f32[4, 8]", dialects=["aten"]),
     ]  # fmt: skip
+
+
+def _arguments(program: Program, node: Node) -> Spelling | None:
+    """The call as the emitter would write it, if that calls the same function; else by that function's signature."""
+    call = program.call(node)
+    if call is not None and call.mutates and not writes_in_place(call):
+        return None
+    try:
+        wanted = wanted_spelling(program, node)
+    except Refused:
+        wanted = None
+    if wanted is not None and wanted.same_function(Spelling.of(node)):
+        return wanted
+    return _own_arguments(node)
 
 
 def _own_arguments(node: Node) -> Spelling | None:
@@ -150,3 +145,18 @@ def _from_front(node: Node, name: str, value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [d + rank if isinstance(d, int) and d < 0 else d for d in value]
     return value + rank if isinstance(value, int) and value < 0 else value
+
+
+@dataclass(frozen=True)
+class NormalizeNodeKwargsPass(Pass):
+    """Arguments in one agreed way: what must be given by position, the rest by keyword in the order of the
+    schema, defaults left out, dims counted from the front, torch's names for numpy's (`axis`, `keepdims`).
+
+    The function that is called stays what it is. In an ATen graph arguments go by position, as AOTAutograd
+    writes them, and nothing is left out: code generators count on that.
+    """
+
+    name: ClassVar[str] = "normalize_node_kwargs_pass"
+
+    def rules(self) -> Sequence[Rule]:
+        return (Arguments(),)

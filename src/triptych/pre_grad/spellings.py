@@ -4,6 +4,8 @@ to mean the same."""
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 
 import torch
 from torch.fx import Node
@@ -12,11 +14,12 @@ from .. import _private
 from ..ir.calls import OPERATORS, Call
 from ..ir.effects import node_operands
 from ..ir.facts import fact
-from ..ir.program import Program
+from ..ir.program import ATEN, Program
 from ..ir.schema import overloads, packet_tags
 from ..ir.traits import is_pointwise
-from ..passes.base import PassRun
+from ..rewrite.edits import Respell
 from ..rewrite.refusal import Refused
+from ..rewrite.rule import Match, Rule
 from ..rewrite.spelling import Spelling, canonical_spelling
 
 NO_SPELLING = frozenset("getitem setitem getattr tensor_getitem to_like".split())
@@ -78,13 +81,21 @@ def _certain_without_facts(node: Node, call: Call | None, wanted: Spelling) -> b
     return all(name in tensors for name, value in call.args.items() if any(node_operands(value)))
 
 
-def respell(run: PassRun, what: str, node: Node, wanted: Spelling) -> bool:
-    """Write the node so, or note why not."""
-    try:
-        require_certain(run.program, node, wanted)
-        run.rewriter.respell(node, wanted)
-    except Refused as refused:
-        run.declined(what, node, refused.reason)
-        return False
-    run.fired(what)
-    return True
+def torch_level_nodes(program: Program) -> Iterator[Node]:
+    """The nodes of a torch-level graph, while it is rewritten; an ATen graph has one spelling already."""
+    for node in list(program.graph.nodes) if program.dialect != ATEN else ():
+        if not node._erased:
+            yield node
+
+
+class WrittenAs(Rule, ABC):
+    """f(x) -> the same call in the spelling `wanted`, which the site brings along"""
+
+    @abstractmethod
+    def sites(self, program: Program) -> Iterator[Match]: ...
+
+    def check(self, m, wanted):
+        require_certain(m.program, m.root.node, wanted)
+
+    def rewrite(self, op, m, wanted):
+        return Respell(m.root.node, wanted)
