@@ -112,7 +112,8 @@ def accept(subject: Rule | type[Pass], changes: Mapping[str, str]) -> None:
 
 def stale(subjects: Sequence[Rule | type[Pass]]) -> list[str]:
     """Files without a rule or pass, and sections without an example."""
-    titles = {subject.name: {title for _, _, title in sections_of(subject)} for subject in subjects}
+    shown = [s for s in subjects if s.examples]  # a pass may have the name of one of its rules, which has the examples
+    titles = {subject.name: {title for _, _, title in sections_of(subject)} for subject in shown}
     return [
         f"{path.name}: {title}"
         for path in sorted(FOLDER.glob("*.txt"))
@@ -122,11 +123,12 @@ def stale(subjects: Sequence[Rule | type[Pass]]) -> list[str]:
 
 
 def drop_stale(subjects: Sequence[Rule | type[Pass]]) -> None:
-    names = {subject.name for subject in subjects}
+    shown = [s for s in subjects if s.examples]
+    names = {subject.name for subject in shown}
     for path in FOLDER.glob("*.txt"):
         if path.stem not in names:
             path.unlink()
-    for subject in subjects:
+    for subject in shown:
         accept(subject, {})
 
 

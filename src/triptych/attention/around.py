@@ -1,50 +1,104 @@
-"""What is made ready around an attention: uses of the scores that ask for their shape alone, and torch's own layer."""
+"""Rules that clear the way for attention: uses of scores and probabilities that need not be, and torch's own layer."""
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.fx import Node
 
-from ..ir.facts import fact, set_fact, tensor_fact
+from ..ir.facts import fact, tensor_fact
 from ..ir.program import Program
-from ..passes.base import PassRun
-from ..rewrite.emit import Emitter
+from ..rewrite.edits import Erase, EraseUnused, ReplaceAll, SetArguments, Together
+from ..rewrite.rewriter import Replacement
+from ..rewrite.rule import Match
+from ..testing.examples import declines, fires
 from .build import softmax_call
 from .contraction import contraction_of
-from .layer import LAYER
+from .layer import asked_for_weights, layer_of_two_heads, only_result_read
 from .masks import one_number
+from .paths import paths
+from .probabilities import goes_into_product
+from .rule import AttentionRule, may_draw_otherwise
+
+QKV = ["f32[2, 6, 8]"] * 3
+LAYER_INPUTS = ["f32[6, 2, 16]", "f32[48, 16]", "f32[16, 16]"]
+T: dict[str, Any] = {"dialects": ["torch"]}
 
 
-def drop_unread(run: PassRun) -> None:
-    """What nobody reads is no use of scores and probabilities: as their mean over the heads, made and not returned"""
-    below: set[Node] = set()
-    for node in run.program.graph.nodes:
-        if contraction_of(run.program, node) is not None or not below.isdisjoint(node.all_input_nodes):
-            below.add(node)
-    for node in reversed(list(run.program.graph.nodes)):
-        if node.users or node.op == "output" or node not in below:
-            continue
-        if run.spent:
+def _without_autocast(q: Any, k: Any, v: Any) -> Any:
+    with torch.autocast("cpu", enabled=False):
+        scores = q @ k.mT
+    return scores.softmax(-1) @ v
+
+
+def _in_half_precision(q: Any, k: Any, v: Any) -> Any:
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = q @ k.mT
+    return scores.float().softmax(-1) @ v
+
+
+def _mean_unread(q: Any, k: Any, v: Any) -> Any:
+    weights = (q @ k.mT).softmax(-1)
+    weights.mean(0)
+    return weights @ v
+
+
+def _draw_unread(q: Any, k: Any, v: Any) -> Any:
+    weights = (q @ k.mT).softmax(-1)
+    F.dropout(weights, 0.5)
+    return weights @ v
+
+
+class IdleRegion(AttentionRule):
+    """with autocast: f(x) -> f(x), where all of f is computed as it would be without"""
+
+    exact = True
+
+    def sites_at(self, program: Program, node: Node) -> Iterator[Match]:
+        if getattr(node.target, "__name__", "") != "_enter_autocast" or len(node.users) != 1:
             return
-        if run.program.aliasing.effects(node).pure:
-            run.rewriter.erase(node)
-            run.fired("unread")
+        if _changes_nothing(program, node, next(iter(node.users))):
+            yield Match.at(program, node)
+
+    def rewrite(self, op, m):
+        return Erase([*m.root.node.users, m.root.node])
+
+    examples = [
+        fires(_without_autocast, *QKV, **T),
+        declines(_in_half_precision, *QKV, **T),
+        declines(lambda q, k, v: (q @ k.mT).softmax(-1) @ v, *QKV, **T),
+    ]  # fmt: skip
 
 
-def idle_regions(run: PassRun) -> None:
-    """A region of autocast in which all is computed as it would be without: nothing need stop at its ends"""
-    for node in list(run.program.graph.nodes):
-        if getattr(node.target, "__name__", "") != "_enter_autocast" or len(node.users) != 1 or run.spent:
-            continue
-        if _changes_nothing(run.program, node, next(iter(node.users))):
-            for end in [*node.users, node]:
-                run.rewriter.erase(end)
-            run.fired("idle_region")
+class Unread(AttentionRule):
+    """f(q @ k.mT) that nobody reads -> nothing, as the mean of the weights over the heads, computed and not returned"""
+
+    exact = True
+
+    def nodes(self, program: Program) -> list[Node]:
+        """What is computed from a product, the latest first."""
+        below: dict[Node, None] = {}
+        for node in program.graph.nodes:
+            if contraction_of(program, node) is not None or any(n in below for n in node.all_input_nodes):
+                below[node] = None
+        return list(reversed(below))
+
+    def sites_at(self, program: Program, node: Node) -> Iterator[Match]:
+        if not node.users and node.op != "output" and program.aliasing.effects(node).pure:
+            yield Match.at(program, node)
+
+    def rewrite(self, op, m):
+        return Erase([m.root.node])
+
+    examples = [
+        fires(_mean_unread, *QKV, **T),
+        declines(lambda q, k, v: (q @ k.mT).softmax(-1) @ v, *QKV, **T),
+        declines(_draw_unread, *QKV, **T),
+    ]  # fmt: skip
 
 
 def _changes_nothing(program: Program, start: Node, end: Node) -> bool:
@@ -71,82 +125,103 @@ def _dtype(value: Any) -> Any:
     return value.dtype if isinstance(value, torch.Tensor) else type(value)
 
 
-def shapes_of_their_own(run: PassRun, path: list[Node]) -> None:
-    """full_like(scores, 1) -> full(shape, 1) and scores.size(3) -> key.size(2): a shape needs no scores"""
-    for node in path:
-        for user in list(node.users):
-            call = run.program.call(user)
-            if call is None or call.mutates or call.args.get("self") is not node:
+class ShapeOfScores(AttentionRule):
+    """full_like(scores, 1) -> full(shape, 1), and scores.size(3) -> key.size(2): a shape needs no scores"""
+
+    exact = True
+
+    def sites_at(self, program: Program, node: Node) -> Iterator[Match]:
+        if softmax_call(program, node) is None or not goes_into_product(program, node):
+            return
+        above = dict.fromkeys(n for path in paths(program, node) for n in path)
+        for scores, user in [(n, user) for n in above for user in n.users]:
+            call = program.call(user) if not user._erased else None
+            if call is None or call.mutates or call.args.get("self") is not scores:
                 continue
             if call.op == "full_like" and not set(call.args) - {"self", "fill_value", "dtype", "device"}:
-                made, value = tensor_fact(user), call.args["fill_value"]
-                if made is not None and not isinstance(value, Node):
-                    run.replace("shape_of_scores", user, functools.partial(_full, made, value))
+                if tensor_fact(user) is not None and not isinstance(call.args["fill_value"], Node):
+                    yield Match.at(program, user, call=call)
             elif call.op == "size":
-                _size(run, user)
+                sizes = list(user.users) if isinstance(fact(user), tuple) else [user]
+                for size in sizes:
+                    if isinstance(fact(size), torch.SymInt):
+                        yield Match.at(program, size, call=call, size=user)
+
+    def rewrite(self, op, m, call, size):
+        if size is None:
+            made = m.root.tensor
+            return op.full(list(made.shape), call.args["fill_value"], dtype=made.dtype, device=made.device)
+        number = Replacement((m.root.node,), op.size_node(m.root.fact), op, m.nodes, self)
+        return Together([ReplaceAll([number]), EraseUnused([size.node])])
+
+    examples = [
+        fires(lambda q, k, v: (lambda s: torch.where(s > 0, s, torch.full_like(s, -1e9)).softmax(-1) @ v)(q @ k.mT),
+              *QKV, **T),
+        fires(lambda q, k, v: (lambda s: torch.where(s > 0, s, torch.full_like(s, -1e9)).softmax(-1) @ v)(q @ k.mT),
+              *QKV, **T, dynamic=True),
+        declines(lambda q, k, v: (lambda s: s.softmax(-1) @ v + torch.full_like(v, 1.0))(q @ k.mT), *QKV, **T),
+        declines(lambda q, k, v: (lambda s: s.softmax(-1).sum() + torch.full_like(s, 1.0))(q @ k.mT), *QKV, **T),
+    ]  # fmt: skip
 
 
-def _full(made: torch.Tensor, value: Any, op: Emitter) -> Any:
-    return op.full(list(made.shape), value, dtype=made.dtype, device=made.device)
-
-
-def _size(run: PassRun, node: Node) -> None:
-    sizes = [u for u in node.users if isinstance(fact(u), torch.SymInt)] if isinstance(fact(node), tuple) else [node]
-    for size in sizes:
-        symbol = fact(size)
-        if isinstance(symbol, torch.SymInt):
-            run.replace("shape_of_scores", size, functools.partial(_number, symbol))
-    if not node._erased and not node.users:
-        run.rewriter.erase(node)
-
-
-def _number(symbol: torch.SymInt, op: Emitter) -> Any:
-    return op.size_node(symbol)
-
-
-def zero_for_nan(run: PassRun, node: Node) -> None:
+class ZeroForNan(AttentionRule):
     """p.masked_fill(isnan(p), 0) -> nan_to_num(p, 0), which leaves infinity"""
-    call = run.program.call(node) if not node._erased else None
-    if call is None or call.mutates or call.op not in ("masked_fill", "where"):
-        return
-    names = ("self", "mask", "value") if call.op == "masked_fill" else ("other", "condition", "self")
-    if any(name not in call.args for name in names):  # `where(mask)` asks for places
-        return
-    value, mask, number = (call.args[name] for name in names)
-    test = run.program.call(mask) if isinstance(mask, Node) else None
-    found, made, zero = tensor_fact(value), tensor_fact(node), one_number(run.program, number)
-    if test is None or test.mutates or found is None or made is None or zero is None or zero[0] != 0:
-        return
-    is_nan = test.op == "isnan" or (test.op == "ne" and test.args.get("other") is value)
-    if not isinstance(value, Node) or softmax_call(run.program, value) is None:
-        return
-    if is_nan and test.args.get("self") is value:
 
-        def make(op: Emitter) -> Any:
-            return op.nan_to_num(value, 0.0, math.inf, -math.inf)
+    exact = True
 
-        run.replace("zero_for_nan", node, make, covered=[mask, *zero[1]])
+    def sites_at(self, program: Program, node: Node) -> Iterator[Match]:
+        call = program.call(node)
+        if call is None or call.mutates or call.op not in ("masked_fill", "where"):
+            return
+        names = ("self", "mask", "value") if call.op == "masked_fill" else ("other", "condition", "self")
+        if any(name not in call.args for name in names):  # `where(mask)` asks for places
+            return
+        value, mask, number = (call.args[name] for name in names)
+        test = program.call(mask) if isinstance(mask, Node) else None
+        zero = one_number(program, number)
+        if test is None or test.mutates or tensor_fact(node) is None or zero is None or zero[0] != 0:
+            return
+        is_nan = test.op == "isnan" or (test.op == "ne" and test.args.get("other") is value)
+        if not isinstance(value, Node) or softmax_call(program, value) is None:
+            return
+        if is_nan and test.args.get("self") is value:
+            yield Match.at(program, node, covers=[mask, *zero[1]], value=value)
+
+    def rewrite(self, op, value):
+        return op.nan_to_num(value, 0.0, math.inf, -math.inf)
+
+    examples = [
+        fires(lambda x: (lambda p: p.masked_fill(p.isnan(), 0.0))(x.softmax(-1)), "f32[2, 6]", **T),
+        fires(lambda x: (lambda p: torch.where(p != p, 0.0, p))(x.softmax(-1)), "f32[2, 6]", **T),
+        declines(lambda x: (lambda p: p.masked_fill(p.isnan(), 1.0))(x.softmax(-1)), "f32[2, 6]", **T),
+        declines(lambda x: x.masked_fill(x.isnan(), 0.0), "f32[2, 6]", **T),
+    ]  # fmt: skip
 
 
-def without_weights(run: PassRun, name: str, node: Node) -> None:
-    """nn.MultiheadAttention, asked for weights that nobody reads -> not asked for them: so it calls the fused kernel"""
-    call = run.program.call(node)
-    if call is None or call.op != LAYER or not call.args.get("need_weights") or not isinstance(fact(node), tuple):
-        return
-    users = list(node.users)
-    if len(users) != 1 or (read := run.program.call(users[0])) is None or read.op != "getitem":
-        return run.declined(name, node, "the weights are used")
-    if read.args["index"] != 0:
-        return run.declined(name, node, "the weights are used")
-    if any(call.args.get(k) is not None for k in ("attn_mask", "key_padding_mask")) or call.args.get("is_causal"):
-        return run.declined(name, node, "queries may be without a key")
-    draws = run.options.codegen == "inductor" and not run.options.fallback_random
-    if call.args.get("training") and call.args.get("dropout_p") and not draws:
-        return run.declined(name, node, "dropout would draw other numbers than eager")
+class WithoutWeights(AttentionRule):
+    """multi_head_attention_forward(..., need_weights=True)[0] -> the same with need_weights=False, which calls the
+    fused kernel"""
 
-    if run.spent:
-        return None
-    run.rewriter.set_arguments(node, (), {**call.args, "need_weights": False})
-    set_fact(node, (fact(node)[0], None), run.program.fact_key)
-    run.fired(name)
-    return None
+    takes_random = True
+
+    def sites_at(self, program: Program, node: Node) -> Iterator[Match]:
+        if (call := asked_for_weights(program, node)) is not None:
+            yield Match.at(program, node, names=["fuse_attention"], call=call)
+
+    def check(self, m, call):
+        m.require(only_result_read(m.program, m.root.node) is not None, "the weights are used")
+        masked = any(call.args.get(k) is not None for k in ("attn_mask", "key_padding_mask"))
+        m.require(not masked and not call.args.get("is_causal"), "queries may be without a key")
+        draws = call.args.get("training") and call.args.get("dropout_p")
+        m.require(not draws or may_draw_otherwise(m.program), "dropout would draw other numbers than eager")
+
+    def rewrite(self, op, m, call):
+        node = m.root.node
+        return SetArguments(node, (), {**call.args, "need_weights": False}, value=(fact(node)[0], None))
+
+    examples = [
+        fires(layer_of_two_heads, *LAYER_INPUTS, None, **T),
+        declines(lambda x, w, o: layer_of_two_heads(x, w, o, None, weights=True), *LAYER_INPUTS, **T,
+                 because="the weights are used"),
+        declines(layer_of_two_heads, *LAYER_INPUTS, "bool[6, 6]", **T, because="without a key"),
+    ]  # fmt: skip

@@ -2,40 +2,76 @@
 
 from __future__ import annotations
 
-import functools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.fx import Node
 
 from ..ir.calls import Call
 from ..ir.facts import fact, known_equal, tensor_fact
-from ..ir.program import Value
-from ..passes.base import PassRun
-from ..rewrite.checks import PlainTerms
+from ..ir.program import Program, Value
 from ..rewrite.emit import Emitter
+from ..rewrite.rule import Match
+from ..testing.examples import declines, fires
+from .rule import AttentionRule, may_draw_otherwise
 
 LAYER = "torch.nn.functional.multi_head_attention_forward"
 UNUSUAL = ("bias_k", "bias_v", "static_k", "static_v")
 
+TORCH = ("torch",)
 
-def take_layer_apart(run: PassRun, node: Node) -> None:
-    """multi_head_attention_forward(q, k, v, ..., mask)[0] -> the products it makes, so that the mask is seen"""
-    call = run.program.call(node) if not node._erased else None
+
+def layer_of_two_heads(x: Any, inward: Any, outward: Any, mask: Any, weights: bool = False) -> Any:
+    """For examples: the layer with two heads, and its weights if they are asked for."""
+    results = F.multi_head_attention_forward(
+        x, x, x, 16, 2, inward, None, None, None, False, 0.0, outward, None, need_weights=True, attn_mask=mask
+    )
+    return results if weights else results[0]
+
+
+class LayerApart(AttentionRule):
+    """multi_head_attention_forward(q, k, v, ..., mask)[0] -> the products that it computes, so that the mask is seen"""
+
+    takes_random = True
+
+    def sites_at(self, program: Program, node: Node) -> Iterator[Match]:
+        call, result = asked_for_weights(program, node), only_result_read(program, node)
+        if call is None or result is None or not _is_usual(call):
+            return
+        if all(call.args.get(name) is None for name in ("attn_mask", "key_padding_mask")):
+            return
+        if call.args.get("training") and call.args.get("dropout_p") and not may_draw_otherwise(program):
+            return
+        yield Match.at(program, result, covers=[node], call=call)
+
+    def rewrite(self, op, call):
+        return _products(call, op)
+
+    examples = [
+        fires(layer_of_two_heads, "f32[6, 2, 16]", "f32[48, 16]", "f32[16, 16]", "bool[6, 6]", dialects=TORCH),
+        fires(layer_of_two_heads, "f32[6, 2, 16]", "f32[48, 16]", "f32[16, 16]", "f32[6, 6]", dialects=TORCH),
+        declines(layer_of_two_heads, "f32[6, 2, 16]", "f32[48, 16]", "f32[16, 16]", None, dialects=TORCH),
+        declines(lambda x, w, o, mask: layer_of_two_heads(x, w, o, mask, weights=True), "f32[6, 2, 16]", "f32[48, 16]",
+                 "f32[16, 16]", "f32[6, 6]", dialects=TORCH),
+    ]  # fmt: skip
+
+
+def asked_for_weights(program: Program, node: Node) -> Call | None:
+    """The call of torch's own layer, if it also returns the weights."""
+    call = program.call(node)
     if call is None or call.op != LAYER or not call.args.get("need_weights") or not isinstance(fact(node), tuple):
-        return
+        return None
+    return call
+
+
+def only_result_read(program: Program, node: Node) -> Node | None:
+    """The first result of the layer, if nothing else of it is read."""
     users = list(node.users)
-    read = run.program.call(users[0]) if len(users) == 1 else None
-    if read is None or read.op != "getitem" or read.args["index"] != 0 or not _is_usual(call):
-        return
-    if all(call.args.get(name) is None for name in ("attn_mask", "key_padding_mask")):
-        return
-    draws = run.options.codegen == "inductor" and not run.options.fallback_random
-    if call.args.get("training") and call.args.get("dropout_p") and not draws:
-        return
-    make = functools.partial(_products, call)
-    run.replace("layer_apart", users[0], make, covered=[node], terms=PlainTerms(takes_random=True))
+    read = program.call(users[0]) if len(users) == 1 else None
+    return users[0] if read is not None and read.op == "getitem" and read.args["index"] == 0 else None
 
 
 def _is_usual(call: Call) -> bool:

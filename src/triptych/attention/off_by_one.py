@@ -2,43 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from ..ir.calls import Call
 from ..ir.facts import known_equal, tensor_fact
 from ..ir.program import Program, Value
-from ..passes.base import PassRun
-from ..rewrite.checks import PlainTerms
-from ..rewrite.emit import Emitter
-from ..rewrite.refusal import Refused
+from ..rewrite.rule import Match
+from ..testing.examples import declines, fires
 from .paths import ways_from_products
-from .probabilities import way_down
+from .probabilities import goes_into_product
+from .rule import AttentionRule
 from .softmax import SHIFTS, Found, is_bare_product, reduction
 
+QKV = ["f32[2, 6, 8]"] * 3
+T: dict[str, Any] = {"dialects": ["torch"]}
 
-def softmax_off_by_one(run: PassRun, node: Node) -> None:
+
+def _shifted_by_maximum(q: Any, k: Any, v: Any) -> Any:
+    scores = q @ k.mT
+    highest = scores.amax(-1, True)
+    e = torch.exp(scores - highest)
+    return e / (torch.exp(-highest) + e.sum(-1, True)) @ v
+
+
+class SoftmaxOffByOne(AttentionRule):
     """exp(x - m) / (exp(-m) + sum(exp(x - m))) -> softmax(cat([x, 0]))[..., :-1], where attention follows"""
-    program = run.program
-    found = _found(program, node) if not node._erased else None
-    made, scores = tensor_fact(node), tensor_fact(found.scores) if found is not None else None
-    if found is None or made is None or scores is None or not known_equal(made.shape, scores.shape):
-        return
-    if not scores.dtype.is_floating_point or next(ways_from_products(program, found.scores), None) is None:
-        return
-    try:
-        way_down(program, node)
-    except Refused:
-        return
 
-    def make(op: Emitter) -> Any:
-        x = Value(program, found.scores)
+    keeps_strides = False
+
+    def sites_at(self, program: Program, node: Node) -> Iterator[Match]:
+        found = _found(program, node)
+        result, scores = tensor_fact(node), tensor_fact(found.scores) if found is not None else None
+        if found is None or result is None or scores is None or not known_equal(result.shape, scores.shape):
+            return
+        if not scores.dtype.is_floating_point or next(ways_from_products(program, found.scores), None) is None:
+            return
+        if goes_into_product(program, node):
+            yield Match.at(program, node, covers=found.nodes, found=found)
+
+    def rewrite(self, op, found):
+        x = Value(op.program, found.scores)
         column = [1 if d == found.dim else s for d, s in enumerate(x.shape)]
         combined = op.cat([x, op.full(column, 0.0, dtype=x.dtype, device=x.device)], dim=found.dim)
         return op.slice(op.softmax(combined, found.dim), found.dim, 0, x.shape[found.dim])
 
-    run.replace("softmax_off_by_one", node, make, covered=found.nodes, terms=PlainTerms(keeps_strides=False))
+    examples = [
+        fires(lambda q, k, v: (lambda e: e / (1 + e.sum(-1, True)))(torch.exp(q @ k.mT)) @ v, *QKV, **T),
+        fires(_shifted_by_maximum, *QKV, **T),
+        fires(_shifted_by_maximum, *QKV, **T, dynamic=True),
+        declines(lambda q, k, v: (lambda e: e / (2 + e.sum(-1, True)))(torch.exp(q @ k.mT)) @ v, *QKV, **T),
+        declines(lambda x: (lambda e: e / (1 + e.sum(-1, True)))(torch.exp(x)), "f32[6, 8]", **T),
+        declines(lambda q, k, v: (lambda e: e / (1 + e.sum(-1, True)))(torch.exp(q @ k.mT)).sum() + v, *QKV, **T),
+    ]  # fmt: skip
 
 
 def _found(program: Program, node: Node) -> Found | None:

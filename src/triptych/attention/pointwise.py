@@ -3,38 +3,79 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from ..ir.facts import known, known_equal, tensor_fact
 from ..ir.program import Program
-from ..passes.base import PassRun
 from ..rewrite.emit import Emitter
-from ..rewrite.refusal import Refused
+from ..rewrite.rule import Match
+from ..testing.examples import declines, fires
+from .build import softmax_call
 from .paths import paths
-from .probabilities import way_down
+from .probabilities import goes_into_product
+from .rule import AttentionRule
 
 STEPS = 8
 
+ABC = ["f32[2, 6, 8]"] * 2
+T: dict[str, Any] = {"dialects": ["torch"]}
 
-def contract_around(run: PassRun, softmax: Node) -> None:
+
+@dataclass(frozen=True)
+class Product:
+    """A pointwise product that is summed over one axis, as `einsum` writes it."""
+
+    left: Node
+    left_axes: str
+    right: Node
+    right_axes: str
+    result_axes: str
+    covered: tuple[Node, ...]
+
+
+class ContractionByHand(AttentionRule):
     """(q[:, None] * k).sum(-1) before a softmax and (p[..., None] * v).sum(1) behind it -> einsum, up to rounding"""
-    program = run.program
+
+    def sites_at(self, program: Program, node: Node) -> Iterator[Match]:
+        for total in _sums_around(program, node) if softmax_call(program, node) is not None else ():
+            if (product := _as_product(program, total)) is not None:
+                yield Match.at(program, total, covers=product.covered, product=product)
+
+    def rewrite(self, op, product):
+        x = _without_ones(op, product.left, product.left_axes)
+        y = _without_ones(op, product.right, product.right_axes)
+        return op.einsum(f"{product.left_axes},{product.right_axes}->{product.result_axes}", [x, y])
+
+    examples = [
+        fires(lambda q, k, v: (q[:, None] * k).sum(-1).softmax(-1)[:, None] @ v, "f32[2, 8]", *ABC, **T),
+        fires(lambda q, k, v: ((q[:, None] * k).sum(-1).softmax(-1)[..., None] * v).sum(1), "f32[2, 8]", *ABC, **T),
+        fires(lambda q, k, v: (torch.einsum("bd,bkd->bk", q, k).softmax(-1).unsqueeze(-1) * v).sum(1), "f32[2, 8]",
+              *ABC, **T),
+        declines(lambda q, k, v: (lambda p: p * p.exp() + v.sum())((q[:, None] * k).sum(-1).softmax(-1)), "f32[2, 8]",
+                 *ABC, **T),
+        declines(lambda q, k, v: (q[:, None].relu().softmax(-1)[..., None] * v[:, None]).sum(1) + k.sum(), "f32[2, 6]",
+                 *ABC, **T),
+        declines(lambda q, k, v: (q[:, None] * k).sum(-1) @ v, "f32[2, 8]", "f32[2, 6, 8]", "f32[6, 8]", **T),
+    ]  # fmt: skip
+
+
+def _sums_around(program: Program, softmax: Node) -> list[Node]:
+    """The sums before and behind a softmax that stand where attention has its two products."""
     is_product = next(paths(program, softmax), None) is not None
     above = None if is_product else _sum_above(program, softmax)
     if above is None and not is_product:
-        return  # a softmax of something else: what is weighted by it stays as it is
-    try:
-        way_down(program, softmax)
-        below = None
-    except Refused:
+        return []  # a softmax of something else: what is weighted by it stays as it is
+    below = None
+    if not goes_into_product(program, softmax):
         below = _sum_below(program, softmax)
         if below is None:
-            return
-    for node in (above, below):
-        if node is not None:
-            _as_einsum(run, node)
+            return []
+    return [node for node in (above, below) if node is not None]
 
 
 def _sum_above(program: Program, node: Any) -> Node | None:
@@ -66,8 +107,7 @@ def _sum_below(program: Program, node: Node) -> Node | None:
     return None
 
 
-def _as_einsum(run: PassRun, node: Node) -> None:
-    program = run.program
+def _as_product(program: Program, node: Node) -> Product | None:
     call = program.call(node)
     assert call is not None
     product = call.args["self"]
@@ -76,32 +116,27 @@ def _as_einsum(run: PassRun, node: Node) -> None:
     dims = list(dim) if isinstance(dim, (list, tuple)) else [dim]
     whole, made = tensor_fact(product), tensor_fact(node)
     if inner is None or inner.op != "mul" or inner.mutates or len(product.users) != 1 or whole is None or made is None:
-        return
+        return None
     if len(dims) != 1 or not isinstance(dims[0], int) or call.get("keepdim") or call.get("dtype") is not None:
-        return
+        return None
     rank, over = whole.dim(), dims[0] % whole.dim()
     if rank > len(string.ascii_lowercase) or made.dtype != whole.dtype:
-        return
+        return None
     sides = [_axes(inner.args[name], whole) for name in ("self", "other")]
     if any(s is None for s in sides):
-        return
+        return None
     (left, left_axes), (right, right_axes) = sides  # type: ignore[misc]
     letter = string.ascii_lowercase[over]
     if letter not in left_axes or letter not in right_axes:
-        return
+        return None
     result = string.ascii_lowercase[:rank].replace(letter, "")
     if set(result) - set(left_axes) - set(right_axes) or set(result) <= set(left_axes) & set(right_axes):
-        return
+        return None
     device = made.device
     if program.autocast_dtype(node, device) is not None:  # a product would be rounded, and this is not
-        return
-
-    def make(op: Emitter) -> Any:
-        x, y = (_without_ones(op, operand, axes) for operand, axes in ((left, left_axes), (right, right_axes)))
-        return op.einsum(f"{left_axes},{right_axes}->{result}", [x, y])
-
+        return None
     unsqueezed = [x for x in (left, right) if len(x.users) == 1 and (c := program.call(x)) and c.op == "unsqueeze"]
-    run.replace("contraction_by_hand", node, make, covered=[product, *unsqueezed])
+    return Product(left, left_axes, right, right_axes, result, (product, *unsqueezed))
 
 
 def _axes(operand: Any, whole: Any) -> tuple[Node, str] | None:

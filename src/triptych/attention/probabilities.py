@@ -49,6 +49,15 @@ def way_down(program: Program, softmax: Node) -> tuple[list[Node], Node]:
         passed.append(node)
 
 
+def goes_into_product(program: Program, softmax: Node) -> bool:
+    """Does a product with values follow, with nothing in between that is not understood?"""
+    try:
+        way_down(program, softmax)
+    except Refused:
+        return False
+    return True
+
+
 @dataclass
 class Probabilities:
     """Softmax of the scores, as far as it was followed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +12,19 @@ from torch.fx import Node
 
 from ..ir.facts import known_equal, tensor_fact
 from ..ir.program import Program, Value
-from ..passes.base import PassRun
 from ..rewrite.emit import Emitter
+from ..rewrite.rule import Match
+from ..testing.examples import declines, fires
 from .choices import choice, kept_by
 from .masks import one_number
+from .rule import AttentionRule
 from .softmax import reduction
+
+T: dict[str, Any] = {"dialects": ["torch"]}
+
+
+def _divided(p: Any) -> Any:
+    return p / p.sum(-1, True)
 
 
 @dataclass(frozen=True)
@@ -33,51 +42,66 @@ class Masked:
     """A factor that holds nothing but zeros and ones."""
 
 
-def mask_before_softmax(run: PassRun, node: Node) -> None:
+class MaskBeforeSoftmax(AttentionRule):
     """softmax(x) * m / sum(softmax(x) * m) -> softmax(x + where(m, 0, -inf)), if m is proved to hold zeros and ones"""
-    program = run.program
-    call = program.call(node) if not node._erased else None
-    if call is None or call.op != "div" or call.mutates or call.get("rounding_mode") is not None:
-        return
-    masked = _masked(program, call.args["self"])
-    if masked is None or (reason := _obstacle(program, node, masked)) is None:
-        return
-    if reason:
-        return run.declined("mask_before_softmax", node, reason)
-    softmax, made = program.call(masked.probabilities), tensor_fact(node)
-    total = reduction(program, call.args["other"], ("sum",))
-    assert softmax is not None and total is not None and made is not None
 
-    def make(op: Emitter) -> Any:
-        cut = _cut(op, masked, softmax.args["self"])
-        return op.softmax(cut, total.dim, dtype=None if made.dtype == cut.dtype else made.dtype)
+    def sites_at(self, program: Program, node: Node) -> Iterator[Match]:
+        call = program.call(node)
+        if call is None or call.op != "div" or call.mutates or call.get("rounding_mode") is not None:
+            return
+        masked, total = _masked(program, call.args["self"]), reduction(program, call.args["other"], ("sum",))
+        if masked is None:
+            return
+        if total is not None and total.scores is masked.node:
+            covers = [*total.nodes, masked.node, masked.probabilities]
+            yield Match.at(program, node, covers=covers, masked=masked, total=total)
+        elif total is None and _is_bounded_sum(program, call.args["other"], masked):
+            yield Match.at(program, node, problem=BOUNDED_SUM)
 
-    run.replace("mask_before_softmax", node, make, covered=[*total.nodes, masked.node, masked.probabilities])
+    def check(self, m, masked, total):
+        whole, own = tensor_fact(masked.node), tensor_fact(masked.probabilities)
+        stretched = whole is None or own is None or not known_equal(whole.shape, own.shape)
+        m.require(not stretched, "the probabilities are stretched")
+        softmax = m.program.call(masked.probabilities)
+        m.require(softmax.args.get("dim") == total.dim, "divided by a sum over another axis than the softmax")
+        m.require(masked.proved, "the probabilities are multiplied by what is not proved to be zeros and ones")
+        elsewhere = set(masked.node.users) - {m.root.node, *total.nodes}
+        m.require(
+            not elsewhere and set(masked.probabilities.users) == {masked.node}, "the probabilities are used elsewhere"
+        )
+
+    def rewrite(self, op, m, masked, total):
+        cut = _cut(op, masked, op.program.call(masked.probabilities).args["self"])
+        return op.softmax(cut, total.dim, dtype=None if m.root.dtype == cut.dtype else m.root.dtype)
+
+    examples = [
+        fires(lambda x, mask: _divided(x.softmax(-1) * (mask | ~mask.any(-1, True))), "f32[4, 6, 6]", "bool[6, 6]",
+              **T),
+        fires(lambda x, mask: _divided(x.softmax(-1).masked_fill(mask & ~mask.all(-1, True), 0.0)), "f32[4, 6, 6]",
+              "bool[6, 6]", **T),
+        fires(lambda x: _divided(x.softmax(-1).tril()), "f32[4, 6, 6]", **T),
+        declines(lambda x, mask: _divided(x.softmax(-1) * mask), "f32[4, 6, 6]", "f32[6, 6]", **T,
+                 because="not proved to be zeros and ones"),
+        declines(lambda x, mask: (lambda p: p / (p.sum(-1, True) + 1e-6))(x.softmax(-1) * mask), "f32[4, 6, 6]",
+                 "bool[6, 6]", **T, because="how large it is counts"),
+        declines(lambda x, mask: _divided(x.softmax(-2) * mask), "f32[4, 6, 6]", "bool[6, 6]", **T,
+                 because="another axis"),
+        declines(lambda x, mask: (lambda p: (_divided(p), p))(x.softmax(-1) * mask), "f32[4, 6, 6]", "bool[6, 6]", **T,
+                 because="used elsewhere"),
+        declines(lambda x: _divided(x.softmax(-1)), "f32[4, 6, 6]", **T),
+    ]  # fmt: skip
 
 
-def _obstacle(program: Program, node: Node, masked: Masked) -> str | None:
-    """Why it stays as it is; nothing if it need not, None if it is another thing."""
-    call, softmax = program.call(node), program.call(masked.probabilities)
-    assert call is not None and softmax is not None
-    bottom = call.args["other"]
+BOUNDED_SUM = "the sum of what the mask keeps is not divided by as it is: how large it is counts"
+
+
+def _is_bounded_sum(program: Program, bottom: Any, masked: Masked) -> bool:
+    """Is something added to the sum of the masked probabilities, or is it cut off below?"""
     between = program.call(bottom) if isinstance(bottom, Node) else None
-    total = reduction(program, bottom, ("sum",))
-    if total is None and between is not None and between.op in ("add", "clamp", "maximum") and not between.mutates:
-        inner = reduction(program, between.args.get("self"), ("sum",))
-        if inner is not None and inner.scores is masked.node:
-            return "the sum of what the mask keeps is not divided by as it is: how large it is counts"
-    if total is None or total.scores is not masked.node:
-        return None
-    whole, own = tensor_fact(masked.node), tensor_fact(masked.probabilities)
-    if whole is None or own is None or not known_equal(whole.shape, own.shape):
-        return "the probabilities are stretched"
-    if softmax.args.get("dim") != total.dim:
-        return "divided by a sum over another axis than the softmax"
-    if not masked.proved:
-        return "the probabilities are multiplied by what is not proved to be zeros and ones"
-    if set(masked.node.users) - {node, *total.nodes} or set(masked.probabilities.users) != {masked.node}:
-        return "the probabilities are used elsewhere"
-    return ""
+    if between is None or between.op not in ("add", "clamp", "maximum") or between.mutates:
+        return False
+    inner = reduction(program, between.args.get("self"), ("sum",))
+    return inner is not None and inner.scores is masked.node
 
 
 def _cut(op: Emitter, masked: Masked, scores: Node) -> Value:

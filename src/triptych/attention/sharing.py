@@ -17,15 +17,15 @@ class Shared(Emitter):
     def __init__(self, program: Program, anchor: Node, rule: str, earlier: dict[Any, Node]) -> None:
         super().__init__(program, anchor, rule)
         self.earlier = earlier
-        self.keys: dict[Any, Node] = {}
+        """By kind, target and arguments the nodes that were made; those that were taken back are erased."""
 
     def node(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
         key = (kind, target, _key(args), _key(kwargs))
-        found = self.earlier.get(key) or self.keys.get(key)
+        found = self.earlier.get(key)
         if found is not None and self._usable(found):
             return Value(self.program, found)
         value = super().node(kind, target, args, kwargs)
-        self.keys[key] = value.node
+        self.earlier[key] = value.node
         return value
 
     def _usable(self, node: Node) -> bool:
@@ -33,14 +33,6 @@ class Shared(Emitter):
         if node._erased or not node < self.anchor or not aliasing.effects(node).pure:
             return False
         return not aliasing.written(node) and aliasing.barrier_between(node, self.anchor) is None
-
-    def drop_last(self) -> None:
-        super().drop_last()
-        self.keys = {k: n for k, n in self.keys.items() if not n._erased}
-
-    def keep(self) -> None:
-        """The rewrite was made: what it is built of may serve later ones."""
-        self.earlier.update({k: n for k, n in self.keys.items() if not n._erased})
 
 
 def _key(value: Any) -> Any:

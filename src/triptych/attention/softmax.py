@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch.fx import Node
 
 from ..ir.calls import Call
@@ -13,13 +15,24 @@ from ..ir.facts import tensor_fact
 from ..ir.gradients import gradient_reaches
 from ..ir.program import Program
 from ..ir.traits import is_view
-from ..passes.base import PassRun
-from ..rewrite.checks import PlainTerms
-from ..rewrite.emit import Emitter
+from ..rewrite.rule import Match
+from ..testing.examples import declines, fires
 from .contraction import contraction_of
+from .rule import AttentionRule
 
 SHIFTS = ("amax", "max")
 """Reductions that a softmax may subtract: a constant along its dim, of whose gradient nothing is left."""
+
+T: dict[str, Any] = {"dialects": ["torch"]}
+
+
+def _over_sum(x: Any) -> Any:
+    return x / x.sum(-1, True)
+
+
+def _detached_sum(q: Any, k: Any, v: Any) -> Any:
+    e = torch.exp(q @ k.mT)
+    return (e / e.sum(-1, True).detach()) @ v
 
 
 @dataclass
@@ -30,26 +43,42 @@ class Found:
     dim: int
     nodes: list[Node] = field(default_factory=list)
     sign: int = 1
+    values: Node | None = None
+    """What its result was multiplied with before it was divided."""
 
 
-def softmax_by_hand(run: PassRun, node: Node) -> None:
+class SoftmaxByHand(AttentionRule):
     """exp(x - max(x)) / sum(exp(x - max(x))) -> softmax(x), up to rounding; with any of the ways to write it"""
-    if node._erased:
-        return
-    call = run.program.call(node)
-    if call is None or call.mutates:
-        return
-    if call.op == "div":
-        _divided_late(run, node)
-    find = FORMS.get(call.op)
-    found = find(run.program, node) if find is not None and not node._erased else None
-    if found is None or not _is_float(found.scores):
-        return
 
-    def make(op: Emitter) -> Any:
-        return op.softmax(found.scores if found.sign == 1 else op.neg(found.scores), found.dim)
+    def sites_at(self, program: Program, node: Node) -> Iterator[Match]:
+        call = program.call(node)
+        if call is None or call.mutates:
+            return
+        found = _divided_late(program, node) if call.op == "div" else None
+        if found is None and (find := FORMS.get(call.op)) is not None:
+            found = find(program, node)
+        if found is not None and _is_float(found.scores):
+            yield Match.at(program, node, covers=found.nodes, found=found)
 
-    run.replace("softmax_by_hand", node, make, covered=found.nodes)
+    def rewrite(self, op, found):
+        softmax = op.softmax(found.scores if found.sign == 1 else op.neg(found.scores), found.dim)
+        return softmax if found.values is None else op.matmul(softmax, found.values)
+
+    examples = [
+        fires(lambda x: _over_sum(torch.exp(x - x.amax(-1, True))), "f32[2, 6, 8]", **T),
+        fires(lambda x: _over_sum(torch.exp(x - x.max(-1, keepdim=True)[0].detach())), "bf16[2, 6, 8]", **T),
+        fires(lambda q, k: _over_sum(torch.exp(q @ k.mT)), "f32[2, 6, 8]", "f32[2, 6, 8]", **T),
+        fires(lambda x: (lambda e: e * e.sum(-1, True).reciprocal())(torch.exp(x - x.amax(-1, True))), "f32[6, 8]",
+              **T),
+        fires(lambda q, k, v: (lambda e: e @ v / e.sum(-1, True))(torch.exp(q @ k.mT)), *["f32[2, 6, 8]"] * 3, **T),
+        fires(lambda x: F.log_softmax(x, -1).exp(), "f32[6, 8]", **T),
+        fires(lambda x, v: torch.exp(x - x.logsumexp(-1, True)) @ v, "f32[6, 8]", "f32[8, 4]", **T, dynamic=True),
+        fires(lambda x: F.softmin(x, -1), "f32[6, 8]", **T),
+        declines(_detached_sum, *[torch.ones(2, 6, 8, requires_grad=True)] * 3, **T),
+        declines(lambda x: _over_sum(torch.exp(x)), "f32[6, 8]", **T),
+        declines(lambda x: torch.exp(x - x.logsumexp(-1, True)), "f32[6, 8]", **T),
+        declines(lambda x: torch.exp(x - x.amax(0, True)) / torch.exp(x - x.amax(-1, True)), "f32[6, 8]", **T),
+    ]  # fmt: skip
 
 
 def _is_float(node: Any) -> bool:
@@ -57,33 +86,28 @@ def _is_float(node: Any) -> bool:
     return known is not None and known.dtype.is_floating_point
 
 
-def _divided_late(run: PassRun, node: Node) -> None:
-    """(exp(x) @ v) / sum(exp(x)) -> softmax(x) @ v, where nothing else reads the product"""
-    call = run.program.call(node)
+def _divided_late(program: Program, node: Node) -> Found | None:
+    """(exp(x) @ v) / sum(exp(x)), where nothing else reads the product"""
+    call = program.call(node)
     assert call is not None
     product, bottom = call.args["self"], call.args["other"]
-    found = contraction_of(run.program, product) if isinstance(product, Node) else None
-    total = reduction(run.program, bottom, ("sum",)) if found is not None else None
+    found = contraction_of(program, product) if isinstance(product, Node) else None
+    total = reduction(program, bottom, ("sum",)) if found is not None else None
     if found is None or total is None or total.scores is not found.left or call.get("rounding_mode") is not None:
-        return
+        return None
     probabilities = tensor_fact(found.left)
     if found.alpha != 1 or found.added is not None or probabilities is None:
-        return
+        return None
     last = probabilities.dim() - 1
-    ours = run.program.call(product)
+    ours = program.call(product)
     if ours is None or ours.op != "matmul" or total.dim != last or set(product.users) != {node}:
-        return
+        return None
     if any(u is not product and u not in total.nodes for u in found.left.users):
-        return
-    inner = _shifted_exp(run.program, found.left, total.dim)
+        return None
+    inner = _shifted_exp(program, found.left, total.dim)
     if inner is None:
-        return
-
-    def make(op: Emitter) -> Any:
-        return op.matmul(op.softmax(inner.scores, inner.dim), found.right)
-
-    covered = [product, *total.nodes, *inner.nodes]
-    run.replace("softmax_by_hand", node, make, covered=covered, terms=PlainTerms(keeps_strides=True))
+        return None
+    return Found(inner.scores, inner.dim, [product, *total.nodes, *inner.nodes], values=found.right)
 
 
 def _softmin(program: Program, node: Node) -> Found | None:

@@ -2,52 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch.fx import Node
 
 from ..ir.facts import known_equal, tensor_fact
 from ..ir.program import Program, Value
-from ..passes.base import PassRun
-from ..rewrite.emit import Emitter
+from ..rewrite.rule import Match
+from ..testing.examples import declines, fires
 from .contraction import contraction_of
+from .rule import AttentionRule
 
 LONGEST = 8
 
+IMAGE = ["f32[2, 16, 8]", "f32[2, 16, 8]", "f32[2, 4, 4, 4]", "f32[2, 4, 4, 4]"]
+T: dict[str, Any] = {"dialects": ["torch"]}
 
-def bias_of_split_axes(run: PassRun, node: Node) -> None:
+
+class BiasOfSplitAxes(AttentionRule):
     """(s.view(b, h, w, h, w) + rows + columns).view(s.shape) -> s + (rows + columns).reshape(s.shape), up to rounding,
     for a product s"""
-    program = run.program
-    if node._erased or not _is_reshape(program, node):
-        return
-    wanted = tensor_fact(node)
-    chain = _sums(program, node)
-    if wanted is None or not chain:
-        return
-    start = program.call(chain[-1][0])
-    assert start is not None
-    scores = tensor_fact(start.args["self"])
-    split = tensor_fact(chain[-1][0])
-    if scores is None or split is None or not known_equal(scores.shape, wanted.shape):
-        return
-    if scores.dtype != wanted.dtype or split.dim() <= scores.dim() or not _is_product(program, start.args["self"]):
-        return
-    if known_equal(split.shape[-2:], scores.shape[-2:]):  # a bias of windows, which need not be stretched for that
-        return
 
-    def make(op: Emitter) -> Any:
+    def sites_at(self, program: Program, node: Node) -> Iterator[Match]:
+        wanted = tensor_fact(node)
+        chain = _sums(program, node) if _is_reshape(program, node) else []
+        if wanted is None or not chain:
+            return
+        start = program.call(chain[-1][0])
+        assert start is not None
+        scores, split = tensor_fact(start.args["self"]), tensor_fact(chain[-1][0])
+        if scores is None or split is None or not known_equal(scores.shape, wanted.shape):
+            return
+        if scores.dtype != wanted.dtype or split.dim() <= scores.dim() or not _is_product(program, start.args["self"]):
+            return
+        if known_equal(split.shape[-2:], scores.shape[-2:]):  # a bias of windows, which need not be stretched for that
+            return
+        added = [(other, sign) for _, other, sign in reversed(chain[:-1])]
+        covers = [n for n, _, _ in chain]
+        yield Match.at(program, node, covers=covers, scores=start.args["self"], added=added, shape=list(split.shape))
+
+    def rewrite(self, op, m, scores, added, shape):
         total: Value | None = None
-        for _, other, sign in reversed(chain[:-1]):
-            other = Value(program, other)
+        for other, sign in added:
             signed = other if sign == 1 else op.neg(other)
             total = signed if total is None else op.add(total, signed)
         assert total is not None
-        if not known_equal(total.shape, split.shape):
-            total = op.expand(total, list(split.shape))
-        return op.add(start.args["self"], op.reshape(total, list(wanted.shape)))
+        if not known_equal(total.shape, shape):
+            total = op.expand(total, shape)
+        return op.add(scores, op.reshape(total, list(m.root.shape)))
 
-    run.replace("bias_of_split_axes", node, make, covered=[n for n, _, _ in chain])
+    examples = [
+        fires(lambda q, k, a, b: ((q @ k.mT).view(2, 4, 4, 4, 4) + a[..., None] + b[:, :, :, None]).view(2, 16, 16),
+              *IMAGE, **T),
+        fires(lambda q, k, a, b: ((q @ k.mT * 0.3).view(2, 4, 4, 4, 4) - a[..., None] + b[:, :, :, None])
+              .view(2, 16, 16), *IMAGE, **T),
+        declines(lambda q, k, a, b: (q.view(2, 4, 4, 8) + a[..., :1] + b[..., :1]).view(2, 16, 8) @ k.mT, *IMAGE, **T),
+        declines(lambda q, k, a, b: ((q @ k.mT).view(1, 2, 16, 16) + a.sum()).view(2, 16, 16) + b.sum(), *IMAGE, **T),
+    ]  # fmt: skip
 
 
 def _sums(program: Program, node: Node) -> list[tuple[Node, Any, int]]:

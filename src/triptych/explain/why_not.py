@@ -137,7 +137,7 @@ LOOKED_AT = ("dynamo", "pre_grad", "joint")
 
 
 def _fired(match: Match, rule: Rule) -> Fired:
-    return Fired(rule.name, "graph", match.root.node.name, source_line(match.root.node))
+    return Fired(rule.name, "graph", match.node.name, source_line(match.node))
 
 
 def _explained(
@@ -190,7 +190,7 @@ def _refused_sites(rule: Rule, program: Program, graph: str) -> list[NearMiss]:
     """What the rule's own analysis found and refuses."""
     found = []
     for match in rule.sites(program):
-        node = match.root.node
+        node = match.node
         if reason := _refusal(program, compiled(rule), match):
             found.append(NearMiss(rule.name, graph, node.name, len(match.nodes), reason, source_line(node), True))
     return found
@@ -200,7 +200,7 @@ def _refusal(program: Program, rule: CompiledRule, match: Match) -> str | None:
     """Why a complete match is not rewritten: built, asked for, and taken back."""
     rewriter = Rewriter(program, rule.name)
     roots = [r.node for r in match.roots]
-    op = rewriter.emitter(match.before or max(roots), rule.name)
+    op = match.emitter(program, match.before or max(roots), rule.name)
 
     def require_sound(made: Any) -> None:
         if not isinstance(made, Edit):  # an edit is checked when it is made, which nobody wants here

@@ -87,7 +87,7 @@ def _run_sites(rewriter: Rewriter, rule: CompiledRule, strict: bool, tally: Tall
         if match is None:
             break
         tally.tried += 1
-        at = match.roots[0].node
+        at = match.node
         outcome = _try(rewriter, rule, match, at, tally, strict)
         if isinstance(outcome, Decline):
             tally.declines[rule.name, at.name] = outcome
@@ -190,7 +190,7 @@ def _try(
 
 def _rewrite(rewriter: Rewriter, rule: CompiledRule, match: Match) -> None:
     roots = [root.node for root in match.roots]
-    op = rewriter.emitter(match.before or max(roots), rule.name)
+    op = match.emitter(rewriter.program, match.before or max(roots), rule.name)
     try:
         rule.rewrite(op, match, lambda made: rewriter.install(made, roots, op, match.nodes, rule.rule))
     except Exception:

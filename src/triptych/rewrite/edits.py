@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.fx import GraphModule, Node
 
+from ..ir.facts import set_fact
 from .spelling import Spelling
 
 if TYPE_CHECKING:
@@ -45,16 +46,20 @@ class Respell(Edit):
 
 @dataclass(frozen=True)
 class SetArguments(Edit):
-    """The same call with other arguments or by another overload, where the result is known to stay what it was."""
+    """The same call with other arguments or by another overload, where the result is known to stay what it was, or to
+    become what `value` says."""
 
     node: Node
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     target: Any = None
+    value: Any = None
 
     def make(self, rewriter: Rewriter, op: Emitter) -> None:
         rewriter.require_room()
         rewriter.set_arguments(self.node, self.args, dict(self.kwargs), target=self.target)
+        if self.value is not None:
+            set_fact(self.node, self.value, rewriter.program.fact_key)
 
 
 @dataclass(frozen=True)

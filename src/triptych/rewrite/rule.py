@@ -22,6 +22,7 @@ from ..ir.program import Program, Value
 from ..ir.text import line
 from ..match.matcher import Found, Matcher
 from ..match.pattern import Pattern, build_pattern
+from .emit import Emitter
 from .record import Decision
 from .refusal import NotConcerned, Refused
 
@@ -45,6 +46,10 @@ class Match:
         """What a rewrite is counted as, where that is not the rule's own name, or more than one rewrite."""
         self.problem = ""
         """Why nothing can be done here, if the analysis knows already."""
+        self.about: Node | None = None
+        """The node that a report names for this site; None: the first of the roots."""
+        self.emitter: Callable[[Program, Node, str], Emitter] = Emitter
+        """What makes the emitter of the rewrite, for a rule whose rewrites share nodes."""
         self._values: dict[str, Any] = {}
 
     @staticmethod
@@ -55,6 +60,8 @@ class Match:
         before: Node | None = None,
         names: Sequence[str] = (),
         problem: str = "",
+        about: Node | None = None,
+        emitter: Callable[[Program, Node, str], Emitter] = Emitter,
         **found: Any,
     ) -> Match:
         """A site that `Rule.sites` has found: the values to replace, in order, and by name what is known of them.
@@ -64,6 +71,7 @@ class Match:
         """
         match = Match(program, Found(roots, found, tuple(dict.fromkeys((*roots, *covers)))))
         match.before, match.names, match.problem = before, tuple(names), problem
+        match.about, match.emitter = about, emitter
         return match
 
     def __repr__(self) -> str:
@@ -73,6 +81,11 @@ class Match:
     def root(self) -> Value:
         """The value that the rewrite replaces."""
         return self.roots[0]
+
+    @property
+    def node(self) -> Node:
+        """The node that reports name."""
+        return self.about or self.roots[0].node
 
     def require(self, condition: Any, reason: str) -> None:
         """Leave this site alone, for that reason, unless the condition holds."""
@@ -111,10 +124,14 @@ def _as_value(program: Program, raw: Any) -> Any:
 
 
 class FirstOf:
-    """What a rewrite returns that has several ways to write its result, best first: the first sound one is taken."""
+    """What a rewrite returns that has several ways to write its result, best first: the first sound one is taken.
 
-    def __init__(self, *ways: Callable[[], Any]) -> None:
-        self.ways = ways
+    A way may return `FirstOf` in turn. Where all are refused, the reason given is that of the last, or, with
+    `first_reason`, of the first.
+    """
+
+    def __init__(self, *ways: Callable[[], Any], first_reason: bool = False) -> None:
+        self.ways, self.first_reason = ways, first_reason
 
 
 class Rule:
@@ -210,15 +227,19 @@ class CompiledRule:
     def rewrite(self, op: Any, match: Match, accept: Callable[[Any], _Accepted]) -> _Accepted:
         """Build what stands there instead and hand it to `accept`, which raises Refused where it is not sound."""
         given = {name: match if name == "m" else match[name] for name in self._rewrite}
-        made = self.rule.rewrite(op, **given)
+        return self._accepted(op, self.rule.rewrite(op, **given), accept)
+
+    def _accepted(self, op: Any, made: Any, accept: Callable[[Any], _Accepted]) -> _Accepted:
         if not isinstance(made, FirstOf):
             return accept(made)
-        for way in made.ways[:-1]:
+        refusals: list[Refused] = []
+        for way in made.ways:
             try:
-                return accept(way())
-            except Refused:
+                return self._accepted(op, way(), accept)
+            except Refused as refused:
                 op.discard()
-        return accept(made.ways[-1]())
+                refusals.append(refused)
+        raise refusals[0 if made.first_reason else -1]
 
     def _default_checks(self, match: Match) -> None:
         rule = self.rule

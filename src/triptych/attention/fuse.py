@@ -1,0 +1,139 @@
+"""Attention written by hand becomes scaled_dot_product_attention: the rule itself."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.fx import Node
+
+from ..ir.program import Program
+from ..rewrite.refusal import NotConcerned, Refused
+from ..rewrite.rule import FirstOf, Match
+from ..testing.examples import declines, fires
+from .build import Attention, softmax_call
+from .paths import obstacle_above, paths
+from .probabilities import way_down
+from .rule import AttentionRule, may_draw_otherwise
+from .sharing import Shared
+
+QKV = ["f32[2, 4, 6, 8]"] * 3
+TWO = ["f32[6, 8]"] * 3
+ABC = ["f32[2, 6, 8]"] * 3
+HALF = ["bf16[2, 4, 6, 8]"] * 3
+T: dict[str, Any] = {"dialects": ["torch"]}
+
+
+def _beside_a_sink(q: Any, k: Any, v: Any, sink: Any) -> Any:
+    return torch.cat([q @ k.mT, sink], -1).softmax(-1)[..., :-1] @ v
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """A softmax, the ways from products down to it, and what stands between it and the product with the values."""
+
+    softmax: Node
+    ways: Sequence[Sequence[Node]]
+    after: Sequence[Node]
+    last: Node
+
+
+@dataclass(frozen=True)
+class AttentionByHand(AttentionRule):
+    """softmax(scale * Q K^T + bias) V -> scaled_dot_product_attention(Q, K, V, bias), up to rounding"""
+
+    lowest_score: float = -1e8
+    """Scores that no mask covers lie above this number."""
+
+    takes_random = True
+    keeps_strides = False
+
+    @classmethod
+    def rule_name(cls) -> str:
+        return "fuse_attention"  # as its pass: this is the rewrite that users count
+
+    def sites(self, program: Program) -> Iterator[Match]:
+        shared: dict[Any, Node] = {}  # nodes that several attentions of the graph need alike
+        for match in super().sites(program):
+            match.emitter = functools.partial(Shared, earlier=shared)
+            yield match
+
+    def sites_at(self, program: Program, node: Node) -> Iterator[Match]:
+        if softmax_call(program, node) is None:
+            return
+        ways = list(paths(program, node))
+        try:
+            after, last = way_down(program, node)
+        except NotConcerned:
+            return
+        except Refused as refused:
+            if ways:
+                yield Match.at(program, node, problem=refused.reason)
+            return
+        if ways:
+            around = Surroundings(node, ways, after, last)
+            yield Match.at(program, last, about=node, around=around)
+        elif obstacle := obstacle_above(program, node):
+            yield Match.at(program, node, problem=obstacle)
+
+    def rewrite(self, op, m, around):
+        ways = [functools.partial(self._fused, op, m, around, path) for path in around.ways]
+        return FirstOf(*ways, first_reason=True)
+
+    def _fused(self, op: Any, m: Match, around: Surroundings, path: Sequence[Node]) -> FirstOf:
+        """The attention that one of the products leads to, with the strides of its kernel or with those of eager."""
+        draws = may_draw_otherwise(m.program)
+        attention = Attention(m.program, around.softmax, path, around.after, around.last, draws, self.lowest_score)
+        result = attention.build(op, same_strides=False)
+        m.nodes = tuple(dict.fromkeys([around.last, *attention.covered]))
+        inside = set(m.nodes)
+        for node in m.nodes:
+            if node is not around.last and any(u not in inside for u in node.users):
+                raise Refused(f"{node.name} is used outside the attention")
+        return FirstOf(lambda: result, lambda: attention.build(op, same_strides=True), first_reason=True)
+
+    examples = [
+        fires(lambda q, k, v: (q @ k.mT / 8**0.5).softmax(-1) @ v, *QKV, **T),
+        fires(lambda q, k, v: F.softmax((q * 0.3) @ k.transpose(2, 3), dim=-1) @ v, *QKV, **T),
+        fires(lambda q, k, v: torch.bmm(torch.baddbmm(q.sum(2, True), q, k.mT, alpha=0.3).softmax(2), v), *ABC, **T),
+        fires(lambda q, k, v: torch.einsum("ij,jd->id", torch.einsum("id,jd->ij", q, k).softmax(1), v), *TWO, **T),
+        fires(lambda q, k, v: F.softmax(q @ k.mT * 0.3, -1, dtype=torch.float32).to(q.dtype) @ v, *HALF, **T),
+        fires(lambda q, k, v, m: F.softmax(q @ k.mT * 0.3 + m, -1) @ v, *QKV, "f32[2, 1, 6, 6]", **T),
+        fires(lambda q, k, v, m: (q @ k.mT).masked_fill(m, -math.inf).softmax(-1) @ v, *QKV, "bool[2, 1, 6, 6]", **T),
+        fires(lambda q, k, v, m: torch.where(m, q @ k.mT, -1e9).softmax(-1) @ v, *QKV, "bool[2, 1, 1, 6]", **T),
+        fires(lambda q, k, v: (q @ k.mT).masked_fill(torch.ones(6, 6).tril() == 0, -1e9).softmax(-1) @ v, *QKV, **T),
+        fires(lambda q, k, v: F.dropout(F.softmax(q @ k.mT, -1), 0.1) @ v, *QKV, **T, same_values=False),
+        fires(lambda q, k, v: (q @ k.mT / 8**0.5).softmax(-1) @ v, *QKV, **T, dynamic=True),
+        declines(lambda q, k, v: F.dropout(F.softmax(q @ k.mT, -1), 0.1) @ v, *QKV, **T, same_values=False,
+                 options={"fallback_random": True}, because="other numbers than eager"),
+        fires(lambda q, k, v, m: (q @ k.mT * m.float() + (m.float() - 1) * 1e9).softmax(-1) @ v,
+              *QKV, "bool[6, 6]", **T),
+        fires(_beside_a_sink, *QKV, "f32[2, 4, 6, 1]", **T),
+        fires(_beside_a_sink, *HALF, "bf16[2, 4, 6, 1]", **T, dynamic=True),
+        declines(lambda q, k, v, m: (q @ k.mT * m - 1e9 * (1 - m)).softmax(-1) @ v, *QKV, "f32[6, 6]", **T,
+                 because="varies"),
+        declines(lambda q, k, v: F.softmax(q @ k.mT, -2) @ v, *QKV, **T, because="not over the keys"),
+        declines(lambda q, k, v: F.softmax(q @ k.mT, -1).mT @ v, *QKV, **T, because="not summed over the keys"),
+        declines(lambda q, k, v: (lambda p: (p @ v, p))(F.softmax(q @ k.mT, -1)), *QKV, **T, because="used 2 times"),
+        declines(lambda q, k, v: F.softmax(torch.tanh(q @ k.mT / 5) * 5, -1) @ v, *QKV, **T, because="tanh"),
+        declines(lambda q, k, v: torch.sigmoid(q @ k.mT) @ v, *QKV, **T),
+        fires(lambda q, k, v, m: (q @ k.mT).masked_fill(m, -1e4).softmax(-1) @ v, *QKV, "bool[2, 1, 1, 6]", **T),
+        fires(lambda q, k, v, m: (q @ k.mT).masked_fill(m, -1e4).softmax(-1) @ v, *QKV, "bool[6, 6]", **T),
+        fires(lambda q, k, v, m: (q @ k.mT).masked_fill(m, -1e4).softmax(-1) @ v, *QKV, "bool[6, 6]", **T,
+              settings={"lowest_score": -4e3}),
+        declines(lambda q, k, v, m: (q @ k.mT + 1).masked_fill(m, -1e4).softmax(-1) @ v, *QKV, "bool[6, 6]", **T,
+                 because="may count beside others"),
+        declines(lambda q, k, v, m: (lambda s: (s * 2 - s).softmax(-1) @ v)((q @ k.mT).masked_fill(m, -math.inf)),
+                 *QKV, "bool[6, 6]", **T, because="used outside"),
+        declines(lambda q, k, v, m: (q @ k.mT).masked_fill(m, -10).softmax(-1) @ v, *QKV, "bool[6, 6]", **T,
+                 because="may count beside others"),
+        declines(lambda q, k, v, m: (q @ k.mT * m).softmax(-1) @ v, *QKV, "f32[6, 6]", **T, because="varies"),
+        declines(lambda q, k, v: (q @ k.mT * 0.0).softmax(-1) @ v, *QKV, **T, because="multiplied by 0.0"),
+        declines(lambda q, k, v: F.softmax(q @ k.mT, -1) @ v, *["f32[2, 0, 8]"] * 3, **T, because="no keys"),
+        declines(lambda q, k, v: (lambda s: (q.zero_(), s.softmax(-1) @ v))(q @ k.mT), *QKV, **T, because="writes"),
+    ]  # fmt: skip
