@@ -1,0 +1,270 @@
+"""Operations with an operand that holds one known number, or with itself: part of `constant_fold_uniform_value`.
+
+`DecidedOperation` is the base of all rules for operations whose result the known values of their operands decide.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch.fx import Node
+
+from .. import _private
+from ..ir.calls import Call
+from ..ir.facts import known_equal, tensor_fact
+from ..ir.program import TORCH, Program
+from ..ir.traits import is_reduction
+from ..ir.values.knowledge import knowledge
+from ..rewrite.emit import Emitter
+from ..rewrite.refusal import NotConcerned
+from ..rewrite.rule import Match, Rule
+from ..testing.examples import declines, fires
+
+f32, f64 = torch.float32, torch.float64
+
+Build = Callable[[Emitter], Any]
+"""Writes the value that an operation is known to have."""
+
+
+def number_of(program: Program, node: Node) -> torch.Tensor | None:
+    """The number that all elements are: known by its pattern, or by computing a sum over shapes alone."""
+    call, fact = program.call(node), tensor_fact(node)
+    if call is None or call.mutates or fact is None or program.aliasing.written(node):
+        return None  # what is written may be another number before the write
+    value = knowledge(program).uniform(node)
+    if value is None and is_reduction(call.op) and isinstance(fact.numel(), int) and fact.numel() == 1:
+        computed = knowledge(program).evaluate(node)
+        value = None if computed is None else computed.reshape(())
+    return value
+
+
+def numbers_used_here_alone(program: Program, node: Node) -> list[Node]:
+    """Operands that hold one number, and theirs, that nobody uses once this node is gone."""
+    gone = {node: None}
+    work = list(node.all_input_nodes)
+    while work:
+        operand = work.pop()
+        if operand not in gone and all(u in gone for u in operand.users) and number_of(program, operand) is not None:
+            gone[operand] = None
+            work += operand.all_input_nodes
+    return list(gone)[1:]
+
+
+def full_like(op: Emitter, m: Match, number: bool | int | float) -> Any:
+    """The value of a match as `full`."""
+    like = m.root.tensor
+    assert like is not None
+    m.require(not like.requires_grad, "its gradient is asked for")
+    return op.full(list(like.shape), number, dtype=like.dtype, device=like.device)
+
+
+class DecidedOperation(Rule, ABC):
+    """An operation whose result the known values of its operands decide, but which is not one number itself."""
+
+    keeps_strides = False
+    ops: ClassVar[frozenset[str]]
+
+    def pattern(self, op):
+        return op.call_of(*self.ops)
+
+    def check(self, m):
+        with _private.without_dispatch_modes():  # numbers are computed for real, also inside a compile
+            node, call, result = m.root.node, m.root.call, m.root.tensor
+            m.applies(result is not None and not result.dtype.is_complex)
+            build = self.decide(Site(m, node, call, result))
+            m.applies(build is not None and number_of(m.program, node) is None)
+            m.cover(numbers_used_here_alone(m.program, node))
+        m.bindings["build"] = build
+
+    @abstractmethod
+    def decide(self, site: Site) -> Build | None:
+        """How to write the result; None if nothing decides it."""
+
+    def rewrite(self, op, m):
+        return m.bindings["build"](op)
+
+
+class Site:
+    """An operation about which is to be decided, and what is known of its operands."""
+
+    def __init__(self, match: Match, node: Node, call: Call, result: torch.Tensor) -> None:
+        self.match, self.node, self.call, self.result = match, node, call, result
+        self.program = match.program
+        self.knowledge = knowledge(match.program)
+
+    def number(self, operand: Any) -> bool | int | float | None:
+        """An operand that is one number."""
+        if isinstance(operand, (bool, int, float)):
+            return operand
+        value = self.knowledge.uniform(operand)
+        return None if value is None else value.item()
+
+    def is_number(self, number: bool | int | float, dropped: Any) -> Build:
+        """The result is a number everywhere, whatever an operand holds."""
+        self._require_no_gradient(dropped)
+        return lambda op: full_like(op, self.match, number)
+
+    def is_operand(self, operand: Node, dropped: Any = None) -> Build:
+        """The result is an operand in the dtype and shape that the operation gives it."""
+        self._require_no_gradient(dropped)
+        return lambda op: self._as_result(op, operand)
+
+    def _require_no_gradient(self, dropped: Any) -> None:
+        """Before autograd, an operand that is used no more gets no gradient where it got zeros."""
+        lost = tensor_fact(dropped)
+        zeros = self.program.dialect == TORCH and lost is not None and lost.requires_grad
+        self.match.require(not zeros, "a gradient of zeros would become none at all")
+
+    def _as_result(self, op: Emitter, operand: Node) -> Any:
+        """What leaves the graph does so in memory of its own, as before: a copy is less than an operation on two
+        tensors."""
+        fact, result = tensor_fact(operand), self.result
+        value: Any = self.program.value(operand)
+        if fact is not None and fact.dtype != result.dtype:
+            value = op.to(value, dtype=result.dtype)
+        elif len(self.node.all_input_nodes) > 1 and self._would_be_shared(operand):
+            value = op.clone(value)
+        if fact is not None and not known_equal(fact.shape, result.shape):
+            value = op.expand(value, list(result.shape))
+        return value
+
+    def _would_be_shared(self, operand: Node) -> bool:
+        """Does the value leave the graph, and has the caller the operand's memory already?"""
+        aliasing = self.program.aliasing
+        return aliasing.is_output(self.node) and (aliasing.is_input(operand) or aliasing.is_output(operand))
+
+    def with_number(self) -> tuple[Node, bool | int | float]:
+        """The tensor and the known number that an operation of two operands has."""
+        left, right = self.call.args.get("self"), self.call.args.get("other")
+        sides = ((left, right), (right, left)) if self.call.op in COMMUTES else ((left, right),)
+        for operand, other in sides:
+            number = self.number(other)
+            if isinstance(operand, Node) and tensor_fact(operand) is not None and number is not None:
+                return operand, number
+        raise NotConcerned("no operand is a known number")
+
+    @property
+    def is_exact(self) -> bool:
+        return not self.result.dtype.is_floating_point
+
+    @property
+    def rounds(self) -> bool:
+        """A division of floats that rounds to whole numbers."""
+        return not self.is_exact and (self.call.op in INTEGERS_ONLY or "rounding_mode" in self.call.args)
+
+
+COMMUTES = frozenset("add mul logical_and logical_or bitwise_and bitwise_or bitwise_xor".split())
+
+NEUTRAL: dict[str, Any] = {
+    "add": 0, "sub": 0, "mul": 1, "div": 1, "floor_divide": 1, "logical_and": True, "logical_or": False,
+    "bitwise_and": -1, "bitwise_or": 0, "bitwise_xor": 0,
+}  # fmt: skip
+"""The number that changes nothing."""
+
+ABSORBING: dict[str, Any] = {"mul": 0, "logical_and": False, "logical_or": True, "bitwise_and": 0}
+"""The number that leaves nothing else."""
+
+NEUTRAL_TRUTH = {"bitwise_and": True, "bitwise_or": False, "bitwise_xor": False}
+ABSORBING_TRUTH = {"bitwise_and": False, "bitwise_or": True}
+"""The same for booleans, where it is another one."""
+
+INTEGERS_ONLY = ("floor_divide", "remainder")
+
+
+class NeutralNumber(DecidedOperation):
+    """x + 0, x - 0, x * 1, x / 1, x & true, x | false, x ^ 0 -> x, where a tensor holds that number everywhere
+
+    For floats x + 0.0 and x - -0.0 only where no element can be -0.0, which would become 0.0.
+    """
+
+    ops = frozenset(NEUTRAL)
+
+    def decide(self, site: Site) -> Build | None:
+        if "alpha" in site.call.args or site.rounds:
+            return None
+        operand, number = site.with_number()
+        neutral = NEUTRAL[site.call.op]
+        if site.result.dtype == torch.bool:
+            neutral = NEUTRAL_TRUTH.get(site.call.op, neutral)
+        if number != neutral:
+            return None
+        if site.call.op in ("add", "sub") and not site.is_exact:
+            added = math.copysign(1, number) * (-1 if site.call.op == "sub" else 1)
+            harmless = added < 0 or site.knowledge.never_negative_zero(operand)
+            site.match.require(harmless, "the value may hold -0.0, which adding 0.0 turns into 0.0")
+        return site.is_operand(operand)
+
+    examples = [
+        fires(lambda x: x * x.new_ones(4, 8) - x.new_zeros(8), "f32[4, 8]", dynamic=True),
+        fires(lambda x: ((x * torch.ones(4, 8)).sin(), (x / 1).cos()), "f32[4, 1]"),
+        fires(lambda x: x.relu() * torch.ones_like(x), "f32[4, 8]", dynamic=True),
+        fires(lambda x: x.sin() + torch.full((8,), -0.0), "f32[4, 8]"),
+        fires(lambda x: x.exp() + torch.zeros(8), "f32[4, 8]"),
+        fires(lambda x: torch.rand_like(x) + torch.zeros(4, dtype=f64), "f32[4]"),
+        fires(lambda x: (x + 0.0, x * 1.0, x * True), "i32[4, 8]"),
+        fires(lambda x: torch.logical_and(x > 0, torch.ones(8, dtype=torch.bool)), "f32[4, 8]"),
+        fires(lambda x: x // 1 + 1, "i64[4, 8]"),
+        fires(lambda x: x * torch.ones(4), "f32[4]"),
+        fires(lambda x: (y := x.sin(), y / torch.ones(4)), "f32[4]"),
+        declines(lambda x: x.sin() + torch.zeros(8), "f32[4, 8]", because="-0.0"),
+        declines(lambda x: x.sin() * torch.full((), 1.0001, dtype=f32), "bf16[4, 8]"),
+        declines(lambda x: x * 1.0, "f32[4]", because="leaves the graph"),
+    ]
+
+
+class Absorb(DecidedOperation):
+    """x * 0, x & 0, x | true, x % 1 -> full(shape, number), of integers and booleans"""
+
+    ops = frozenset((*ABSORBING, *ABSORBING_TRUTH, "remainder"))
+
+    def decide(self, site: Site) -> Build | None:
+        if site.rounds:
+            return None
+        operand, number = site.with_number()
+        if site.call.op == "remainder":
+            return site.is_number(0, operand) if abs(number) == 1 else None
+        absorbing = ABSORBING.get(site.call.op)
+        if site.result.dtype == torch.bool:
+            absorbing = ABSORBING_TRUTH.get(site.call.op, absorbing)
+        if absorbing is None or number != absorbing:
+            return None
+        site.match.require(site.call.op != "mul" or site.is_exact, "0 times NaN or infinity is NaN")
+        return site.is_number(absorbing, operand)
+
+    examples = [
+        fires(lambda x: (x + 1) * torch.zeros_like(x), "i64[4, 8]"),
+        fires(lambda x: x % 1, "i64[4, 8]"),
+        declines(lambda x: x.sin() * torch.zeros(8), "f32[4, 8]", because="NaN"),
+        declines(lambda x: x % 2, "i64[4, 8]"),
+    ]
+
+
+WITH_ITSELF: dict[str, Any] = {
+    "sub": 0, "bitwise_xor": 0, "bitwise_and": None, "bitwise_or": None, "eq": True, "ne": False,
+}  # fmt: skip
+"""What an integer or boolean makes of itself: a number, or None for the operand unchanged."""
+
+
+class WithItself(DecidedOperation):
+    """x - x, x ^ x -> 0; x & x, x | x -> x; x == x -> true; x != x -> false, of integers and booleans"""
+
+    ops = frozenset(WITH_ITSELF)
+
+    def decide(self, site: Site) -> Build | None:
+        operand: Any = site.call.args.get("self")
+        fact = tensor_fact(operand)
+        if fact is None or site.call.args.get("other") is not operand:
+            return None
+        if fact.dtype.is_floating_point or fact.dtype.is_complex or "alpha" in site.call.args:
+            return None
+        number = WITH_ITSELF[site.call.op]
+        return site.is_operand(operand) if number is None else site.is_number(number, operand)
+
+    examples = [
+        fires(lambda x: (x - x, x ^ x, x & x, x == x), "i64[4, 8]", dynamic=True),
+        declines(lambda x: (x - x, x == x), "f32[4, 8]"),  # infinity less itself is NaN, which is unlike itself
+    ]
