@@ -20,10 +20,10 @@ from pathlib import Path
 import torch
 
 from triptych.ir.text import type_of
-from triptych.passes.base import Pass
+from triptych.rewrite.examples import Example
+from triptych.rewrite.passes import Pass
 from triptych.rewrite.rule import Rule
 from triptych.testing.check import Outcome
-from triptych.testing.examples import Example
 
 FOLDER = Path(__file__).parent / "goldens"
 HOW_TO_ACCEPT = "If the new text is right, accept it: pytest tests/test_examples.py --accept"

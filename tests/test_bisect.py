@@ -19,12 +19,13 @@ from triptych.explain.demo import SmallTransformer
 from triptych.ir.fingerprint import fingerprint
 from triptych.ir.program import Program
 from triptych.options import Options
-from triptych.passes.base import Pass, PassRun, pass_with_options
+from triptych.passes.base import PassRun
 from triptych.passes.culprit import first_bad
 from triptych.passes.session import watching
+from triptych.rewrite.examples import make_inputs
+from triptych.rewrite.passes import Pass, pass_with_options
 from triptych.rewrite.rewriter import Rewriter
 from triptych.testing.capture import capture
-from triptych.testing.examples import make_inputs
 from triptych.testing.subjects import subjects
 
 EAGER = {"codegen": "eager"}

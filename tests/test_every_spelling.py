@@ -19,9 +19,9 @@ from triptych.ir.text import text
 from triptych.options import Options
 from triptych.passes.manager import run_stage
 from triptych.passes.session import Session
+from triptych.rewrite.examples import make_input
 from triptych.testing.capture import capture_aten, capture_modules, capture_torch
 from triptych.testing.check import compare_graphs
-from triptych.testing.examples import make_input
 
 quantized = torch.ops.quantized_decomposed
 HOW = (0.1, 3, -128, 127, torch.int8)

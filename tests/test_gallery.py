@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from triptych.passes.base import Pass
 from triptych.pipeline import STAGES, Hook
+from triptych.rewrite.passes import Pass
 from triptych.rewrite.rule import Rule
 from triptych.testing import check, declines, fires
 from triptych.testing.check import compare_gradients, gradients, run_example

@@ -14,10 +14,10 @@ from triptych.options import Options
 from triptych.passes.base import PassRun
 from triptych.pre_grad.normalization_pass_aten import NormalizationPassAten
 from triptych.pre_grad.normalize_node_kwargs_pass import NormalizeNodeKwargsPass
+from triptych.rewrite.examples import make_inputs
 from triptych.rewrite.rewriter import Rewriter
 from triptych.testing.capture import capture
 from triptych.testing.check import compare_graphs
-from triptych.testing.examples import make_inputs
 
 BOTH = (NormalizationPassAten, NormalizeNodeKwargsPass)
 

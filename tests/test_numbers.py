@@ -16,9 +16,9 @@ from tests.models import build
 from tests.test_passes import names_of_the_real_pipeline, with_pass  # noqa: F401
 from triptych.ir import numbers
 from triptych.options import Options
-from triptych.passes.base import Pass
 from triptych.passes.manager import run_stage
 from triptych.passes.session import Session, watching
+from triptych.rewrite.passes import Pass
 from triptych.rewrite.rule import Rule
 
 aten = torch.ops.aten

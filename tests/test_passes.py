@@ -12,9 +12,9 @@ import torch
 import triptych
 from triptych import Options, pipeline
 from triptych.errors import RuleError, TriptychError, UnknownName
-from triptych.passes.base import Pass
 from triptych.passes.manager import run_stage
 from triptych.passes.session import Session
+from triptych.rewrite.passes import Pass
 from triptych.rewrite.rule import Rule
 from triptych.testing.capture import capture_aten
 

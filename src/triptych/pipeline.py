@@ -16,7 +16,6 @@ from .joint.remove_noop_ops import RemoveNoopOps
 from .joint.replace_random_passes import ReplaceRandomPasses
 from .joint.stable_topological_sort import StableTopologicalSort
 from .options import ADD_RULES, NAMES, Options
-from .passes.base import Pass
 from .post_grad.eliminate_dead_code import EliminateDeadCode
 from .post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
 from .post_grad.remove_assert_ops import RemoveAssertOps
@@ -66,6 +65,7 @@ from .pre_grad.unbind_cat_to_view_pass import UnbindCatToViewPass
 from .pre_grad.unbind_stack_pass import UnbindStackPass
 from .pre_grad.unbind_stack_to_slices_pass import UnbindStackToSlicesPass
 from .pre_grad.use_triton_dot_compress import UseTritonDotCompress
+from .rewrite.passes import Pass
 
 
 @dataclass(frozen=True)

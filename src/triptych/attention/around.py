@@ -13,9 +13,9 @@ from torch.fx import Node
 from ..ir.facts import fact, tensor_fact
 from ..ir.program import Program
 from ..rewrite.edits import Erase, EraseUnused, ReplaceAll, SetArguments, Together
+from ..rewrite.examples import declines, fires
 from ..rewrite.rewriter import Replacement
 from ..rewrite.rule import Match
-from ..testing.examples import declines, fires
 from .build import softmax_call
 from .contraction import contraction_of
 from .layer import asked_for_weights, layer_of_two_heads, only_result_read

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch.fx import Node
 
 from ..ir.program import Program
+from ..rewrite.examples import declines, fires
 from ..rewrite.refusal import NotConcerned, Refused
 from ..rewrite.rule import FirstOf, Match
-from ..testing.examples import declines, fires
 from .build import Attention, softmax_call
 from .paths import obstacle_above, paths
 from .probabilities import way_down

@@ -14,8 +14,8 @@ from ..ir.calls import Call
 from ..ir.facts import fact, known_equal, tensor_fact
 from ..ir.program import Program, Value
 from ..rewrite.emit import Emitter
+from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Match
-from ..testing.examples import declines, fires
 from .rule import AttentionRule, may_draw_otherwise
 
 LAYER = "torch.nn.functional.multi_head_attention_forward"

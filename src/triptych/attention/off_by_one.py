@@ -11,8 +11,8 @@ from torch.fx import Node
 from ..ir.calls import Call
 from ..ir.facts import known_equal, tensor_fact
 from ..ir.program import Program, Value
+from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Match
-from ..testing.examples import declines, fires
 from .paths import ways_from_products
 from .probabilities import goes_into_product
 from .rule import AttentionRule

@@ -13,8 +13,8 @@ from torch.fx import Node
 from ..ir.facts import known, known_equal, tensor_fact
 from ..ir.program import Program
 from ..rewrite.emit import Emitter
+from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Match
-from ..testing.examples import declines, fires
 from .build import softmax_call
 from .paths import paths
 from .probabilities import goes_into_product

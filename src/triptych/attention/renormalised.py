@@ -13,8 +13,8 @@ from torch.fx import Node
 from ..ir.facts import known_equal, tensor_fact
 from ..ir.program import Program, Value
 from ..rewrite.emit import Emitter
+from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Match
-from ..testing.examples import declines, fires
 from .choices import choice, kept_by
 from .masks import one_number
 from .rule import AttentionRule

@@ -15,8 +15,8 @@ from ..ir.facts import tensor_fact
 from ..ir.gradients import gradient_reaches
 from ..ir.program import Program
 from ..ir.traits import is_view
+from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Match
-from ..testing.examples import declines, fires
 from .contraction import contraction_of
 from .rule import AttentionRule
 

@@ -9,8 +9,8 @@ from torch.fx import Node
 
 from ..ir.facts import known_equal, tensor_fact
 from ..ir.program import Program, Value
+from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Match
-from ..testing.examples import declines, fires
 from .contraction import contraction_of
 from .rule import AttentionRule
 

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import TriptychError, UnknownName
-from ..passes.base import Pass
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
 
 DEFAULT = "model"

@@ -13,9 +13,9 @@ from ..ir.program import Program
 from ..ir.text import source_line
 from ..match.matcher import Matcher
 from ..options import ADD_RULES, Options
-from ..passes.base import Pass
 from ..passes.catalogue import all_rules, rules_of
 from ..rewrite.edits import Edit
+from ..rewrite.passes import Pass
 from ..rewrite.refusal import NotConcerned, Refused
 from ..rewrite.rewriter import Rewriter
 from ..rewrite.rule import CompiledRule, Match, Rule, compiled

@@ -8,8 +8,8 @@ from ..ir.facts import known
 from ..ir.program import Value
 from ..match.pattern import Tensor
 from ..rewrite.emit import Emitter
+from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Rule
-from ..testing import declines, fires
 
 
 class BmmToMm(Rule):

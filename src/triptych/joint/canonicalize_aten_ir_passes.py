@@ -19,10 +19,10 @@ from .. import _private
 from ..ir.facts import is_static, known_equal, storage, tensor_fact
 from ..ir.program import Program
 from ..ir.schema import signature
-from ..passes.base import Pass
 from ..rewrite.edits import SetArguments
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
-from ..testing import declines, fires
 from .quantization_form import QuantizationForm, QuantizeByNumbers
 
 aten = torch.ops.aten

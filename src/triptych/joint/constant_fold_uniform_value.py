@@ -17,9 +17,9 @@ from ..ir.calls import Call
 from ..ir.program import Program
 from ..ir.traits import is_view
 from ..ir.values.affine import Affine
-from ..passes.base import Pass
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
-from ..testing.examples import declines, fires
 from .known_choices import ChooseBranch, ChooseTruth, CompareWithTruth, WithinBounds
 from .known_operands import (
     Absorb,
@@ -155,7 +155,8 @@ class FoldToArange(DecidedOperation):
 
     examples = [
         fires(lambda x: x + torch.ones(8, dtype=torch.int64).cumsum(0), "f32[4, 8]"),
-        fires(lambda x: x + torch.ones_like(x, dtype=torch.int64).cumsum(1), "f32[4, 8]", dynamic=True, dialects=("torch",)),
+        fires(lambda x: x + torch.ones_like(x, dtype=torch.int64).cumsum(1), "f32[4, 8]", dynamic=True,
+              dialects=("torch",)),
         declines(lambda x: x + torch.arange(8), "f32[4, 8]"),
     ]
 

@@ -13,8 +13,8 @@ from ..ir.facts import tensor_fact
 from ..ir.program import Program, Value
 from ..match.pattern import Tensor
 from ..post_grad.move_constructors_to_gpu import again_elsewhere, end_elsewhere
+from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Rule
-from ..testing import declines, fires
 
 IOTA = ("arange", "prims.iota")
 NUMBERS = ("full", "scalar_tensor")

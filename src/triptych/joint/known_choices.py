@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from ..ir.facts import known_equal, tensor_fact
 from ..ir.values.ranges import representable
-from ..testing.examples import declines, fires
+from ..rewrite.examples import declines, fires
 from .known_operands import Build, DecidedOperation, Site
 
 CHOICES = frozenset(("where", "masked_fill"))

@@ -20,9 +20,9 @@ from ..ir.program import TORCH, Program
 from ..ir.traits import is_reduction
 from ..ir.values.knowledge import knowledge
 from ..rewrite.emit import Emitter
+from ..rewrite.examples import declines, fires
 from ..rewrite.refusal import NotConcerned
 from ..rewrite.rule import Match, Rule
-from ..testing.examples import declines, fires
 
 f32, f64 = torch.float32, torch.float64
 
@@ -255,9 +255,9 @@ class WithItself(DecidedOperation):
     ops = frozenset(WITH_ITSELF)
 
     def decide(self, site: Site) -> Build | None:
-        operand: Any = site.call.args.get("self")
+        operand, other = site.call.args["self"], site.call.args.get("other")
         fact = tensor_fact(operand)
-        if fact is None or site.call.args.get("other") is not operand:
+        if fact is None or operand is not other:
             return None
         if fact.dtype.is_floating_point or fact.dtype.is_complex or "alpha" in site.call.args:
             return None

@@ -27,8 +27,8 @@ from ..ir.program import Program, Value
 from ..ir.traits import is_pointwise
 from ..match.pattern import Tensor
 from ..rewrite.emit import Emitter
+from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Match, Rule
-from ..testing import declines, fires
 
 ALIGNMENT = {torch.float16: 8, torch.bfloat16: 8, torch.float32: 4}
 """Elements in 16 bytes."""

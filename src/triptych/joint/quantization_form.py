@@ -14,8 +14,8 @@ from ..ir.modules import attribute
 from ..ir.program import Program
 from ..ir.values.knowledge import knowledge
 from ..rewrite.edits import Annotate, Edit, EraseUnused, SetArguments, TakeOutOfTuple, Together
+from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Match, Rule
-from ..testing.examples import declines, fires
 
 QUANTIZED = "quantized_decomposed"
 """The namespace of quantization as exported programs write it."""

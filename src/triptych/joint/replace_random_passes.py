@@ -14,10 +14,11 @@ from torch.fx import GraphModule, Node
 from ..ir.calls import Call
 from ..ir.facts import set_fact
 from ..ir.program import Value
-from ..passes.base import Pass, PassRun
+from ..passes.base import PassRun
 from ..rewrite.checks import PlainTerms
 from ..rewrite.emit import Emitter
-from ..testing.examples import declines, fires
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from .random_draws import Draws
 
 bf16, f16 = torch.bfloat16, torch.float16

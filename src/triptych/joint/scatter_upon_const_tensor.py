@@ -14,8 +14,8 @@ from ..ir.program import ATEN, Program, Value
 from ..ir.traits import is_pointwise
 from ..match.pattern import Tensor
 from ..rewrite.emit import Emitter
+from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Match, Rule
-from ..testing import declines, fires
 
 FIRST_USERS = 64
 """How many users of a value are looked at for a proof."""

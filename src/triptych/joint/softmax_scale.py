@@ -39,8 +39,8 @@ from ..ir.values.shape_only import SAME_VALUE
 from ..match.matcher import equal
 from ..match.pattern import Tensor
 from ..rewrite.emit import Emitter
+from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Match, Rule
-from ..testing import declines, fires
 
 f32, f64 = torch.float32, torch.float64
 

@@ -10,10 +10,10 @@ from torch.fx import Graph, Node
 
 from ..ir.order import predecessors
 from ..ir.program import Program
-from ..passes.base import Pass
 from ..rewrite.edits import Move, Reorder
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
-from ..testing.examples import declines, fires
 
 CYCLE = "no order has every value before its uses and keeps writes, draws and regions where they are"
 

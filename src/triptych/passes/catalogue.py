@@ -7,8 +7,8 @@ from typing import Any
 
 from ..errors import UnknownName
 from ..pipeline import STAGES, Entry, Hook
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
-from .base import Pass
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from torch.fx import Graph, GraphModule
 
 from ..options import ADD_RULES, Options
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
-from .base import Pass
 
 
 @dataclass(frozen=True)

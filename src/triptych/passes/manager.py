@@ -24,9 +24,10 @@ from ..ir.verify import Contract, contract, verify
 from ..joint.stable_topological_sort import StableTopologicalSort
 from ..pipeline import Hook, steps
 from ..rewrite.driver import Tally, run_rules
+from ..rewrite.passes import Pass, pass_with_options
 from ..rewrite.record import Decline
 from ..rewrite.rewriter import Rewriter
-from .base import Pass, PassRun, pass_with_options
+from .base import PassRun
 from .culprit import Rewrite, first_bad, last_rewrite
 from .custom import call_custom, custom_steps, name_of
 from .record import Listing, PassRecord

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from ..ir.program import Program
-from ..passes.base import Pass
 from ..rewrite.edits import Erase
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
-from ..testing.examples import declines, fires
 
 VISIBLE_STREAM = "the draw advances a generator that later draws and the user see"
 

@@ -12,12 +12,12 @@ from torch.fx import Node
 from ..ir.devices import computes_alike, not_taken_over, unlike_elsewhere
 from ..ir.facts import tensor_fact
 from ..ir.program import Program
-from ..passes.base import Pass
 from ..rewrite.edits import EraseUnused, ReplaceAll, Together
 from ..rewrite.emit import Emitter
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.rewriter import Replacement
 from ..rewrite.rule import Match, Rule
-from ..testing.examples import declines, fires
 
 CONSTRUCTORS = frozenset("full arange scalar_tensor eye tril_indices triu_indices prims.iota".split())
 """Built from numbers alone, and the same to the bit on every device."""

@@ -11,10 +11,10 @@ from torch.fx import Node
 
 from ..ir.calls import Call
 from ..ir.facts import fact, known_equal
-from ..passes.base import Pass
 from ..rewrite.edits import Erase
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
-from ..testing.examples import declines, fires
 
 check_metadata = torch.ops.aten._assert_tensor_metadata.default
 

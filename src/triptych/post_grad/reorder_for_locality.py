@@ -13,10 +13,10 @@ from torch.fx import Node
 
 from ..ir.facts import fact
 from ..ir.program import Program
-from ..passes.base import Pass
 from ..rewrite.edits import Move, Together
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
-from ..testing.examples import declines, fires
 
 
 def _far(x, y):

@@ -12,13 +12,13 @@ from torch.fx import Node
 from ..ir.calls import Call
 from ..ir.facts import fact, known_equal, tensor_fact
 from ..ir.program import Program
-from ..passes.base import Pass
 from ..rewrite.edits import Erase, ReplaceAll, Together
 from ..rewrite.emit import Emitter
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.refusal import Refused
 from ..rewrite.rewriter import Replacement
 from ..rewrite.rule import Match, Rule
-from ..testing import declines, fires
 
 WIDE = (torch.float32, torch.float64)
 

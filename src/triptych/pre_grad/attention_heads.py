@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from ..attention.heads import Repeated, unrepeated, without_kernel
 from ..ir.facts import known_equal
 from ..ir.program import ATEN, Value
-from ..passes.base import Pass
 from ..rewrite.copying import copied_as
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.rule import FirstOf, Rule
-from ..testing.examples import declines, fires
 
 GROUPED = ["bf16[2, 4, 6, 8]", "bf16[2, 2, 6, 8]", "bf16[2, 2, 6, 8]"]
 ANYWHERE: dict[str, Any] = {"dialects": ["torch"], "settings": {"anywhere": True}}

@@ -11,9 +11,9 @@ from torch import nn
 
 from ..cost import bytes_of, device_model
 from ..match.pattern import Tensor
-from ..passes.base import Pass
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
-from ..testing import declines, fires
 from .conv_norm import fold, normed, operands, require_foldable, stirred
 
 LARGE = "f32[8, 3, 64, 64]"

@@ -12,10 +12,10 @@ import torch
 
 from ..ir.facts import known_equal
 from ..ir.program import Value
-from ..passes.base import Pass
 from ..rewrite.emit import Emitter
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
-from ..testing import declines, fires
 
 NARROW = (torch.float16, torch.bfloat16)
 

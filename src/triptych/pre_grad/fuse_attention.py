@@ -14,7 +14,7 @@ from ..attention.pointwise import ContractionByHand
 from ..attention.renormalised import MaskBeforeSoftmax
 from ..attention.softmax import SoftmaxByHand
 from ..attention.split_axes import BiasOfSplitAxes
-from ..passes.base import Pass
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
 
 

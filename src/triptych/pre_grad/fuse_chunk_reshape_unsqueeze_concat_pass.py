@@ -10,12 +10,12 @@ import torch
 from torch.fx import Node
 
 from ..ir.facts import known_equal, tensor_fact
-from ..passes.base import Pass
 from ..pieces.read import Way
 from ..pieces.rule import PutTogether
 from ..pieces.samples import then_write, write_between
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
-from ..testing import declines, fires
 
 
 class FuseChunkReshapeUnsqueezeConcat(PutTogether):

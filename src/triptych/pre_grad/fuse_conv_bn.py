@@ -11,9 +11,9 @@ from torch import nn
 
 from ..ir.program import Value
 from ..match.pattern import Tensor
-from ..passes.base import Pass
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
-from ..testing import declines, fires
 from .conv_norm import fold, normed, operands, require_foldable, stirred
 
 FROZEN: dict[str, Any] = {"dialects": ["torch"], "options": {"freeze": True}}

@@ -15,9 +15,9 @@ from ..ir.program import ATEN, Program
 from ..ir.sizes import elements
 from ..kernels import triton_is_there
 from ..kernels.registry import KERNEL_DTYPES
-from ..passes.base import Pass
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
-from ..testing import declines, fires
 from .parallel import (
     Member,
     copied_pieces,

@@ -15,10 +15,10 @@ from ..ir.facts import known_equal, tensor_fact
 from ..ir.program import Program
 from ..ir.sizes import elements
 from ..match.pattern import Tensor
-from ..passes.base import Pass
 from ..pieces.read import only_used_by, way_of
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
-from ..testing import declines, fires
 from .parallel import Member, emit_linear, member_of, tensor_of, total_bytes
 
 

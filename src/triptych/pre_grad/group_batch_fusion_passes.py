@@ -25,10 +25,11 @@ from ..ir.facts import tensor_fact
 from ..ir.gradients import reached_by_gradients
 from ..ir.order import nearest_order, predecessors
 from ..kernels import triton_is_there
-from ..passes.base import Pass, PassRun
+from ..passes.base import PassRun
 from ..rewrite.checks import PlainTerms
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.rewriter import Replacement
-from ..testing import declines, fires
 from .fuse_split_linear_add_pass import FuseSplitLinearAddPass, layers_to_join
 
 

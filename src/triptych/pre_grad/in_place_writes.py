@@ -15,9 +15,9 @@ from ..ir.program import Program
 from ..ir.traits import is_pointwise
 from ..rewrite import edits
 from ..rewrite.emit import Emitter
+from ..rewrite.examples import declines, fires
 from ..rewrite.refusal import Refused
 from ..rewrite.rule import Match, Rule
-from ..testing import declines, fires
 from .masked_writes import as_copy, as_masked_fill, writes_all, writes_by_mask
 from .spellings import torch_level_nodes
 

@@ -19,12 +19,12 @@ from ..cost import bytes_of, device_model, size_hint
 from ..ir.facts import is_static, known_equal, tensor_fact
 from ..ir.program import Program, Value
 from ..match.pattern import Tensor
-from ..passes.base import Pass
 from ..rewrite.copying import copied_as
 from ..rewrite.emit import Emitter
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.refusal import Refused
 from ..rewrite.rule import FirstOf, Match, Rule
-from ..testing import declines, fires
 from .parallel import (
     Member,
     copied_pieces,

@@ -13,9 +13,9 @@ from ..ir.facts import known_equal, tensor_fact
 from ..ir.program import Program, Value
 from ..rewrite.copying import copied_as
 from ..rewrite.emit import Emitter
+from ..rewrite.examples import declines, fires
 from ..rewrite.refusal import Refused
 from ..rewrite.rule import Match, Rule
-from ..testing import declines, fires
 from .spellings import torch_level_nodes
 
 WHOLE = slice(None)

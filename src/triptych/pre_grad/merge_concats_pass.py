@@ -13,10 +13,10 @@ from torch.fx import Node
 
 from ..ir.facts import tensor_fact
 from ..ir.program import Program
-from ..passes.base import Pass
 from ..pieces.nested import MOST_USERS, Nested, joined_operands
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
-from ..testing import declines, fires
 
 
 class CatOfCat(Nested):

@@ -11,9 +11,9 @@ from torch.fx import Node
 
 from ..ir.facts import fact
 from ..ir.program import Program
-from ..passes.base import Pass
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
-from ..testing import declines, fires
 
 
 @dataclass(eq=False)

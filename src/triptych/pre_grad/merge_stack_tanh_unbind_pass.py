@@ -14,14 +14,14 @@ from ..ir.effects import node_operands
 from ..ir.facts import known_equal
 from ..ir.program import Program
 from ..ir.traits import is_pointwise
-from ..passes.base import Pass
 from ..pieces.index_map import IndexMap
 from ..pieces.join import Block, neighbours_joined
 from ..pieces.nested import joined_operands
 from ..pieces.plan import Step, build, plan
 from ..pieces.read import Way, way_of
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
-from ..testing import declines, fires
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,10 +14,10 @@ from ..ir.facts import fact
 from ..ir.program import Program
 from ..rewrite.edits import Respell
 from ..rewrite.emit import Emitter
+from ..rewrite.examples import declines, fires
 from ..rewrite.refusal import Refused
 from ..rewrite.rule import Match, Rule
 from ..rewrite.spelling import Spelling
-from ..testing import declines, fires
 from .spellings import torch_level_nodes
 
 

@@ -9,8 +9,8 @@ import torch
 
 from ..ir.program import ATEN
 from ..match.pattern import Is, Tensor
+from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Rule
-from ..testing import declines, fires
 from .noop_views import Noop
 
 INFINITY = math.inf

@@ -11,8 +11,8 @@ from torch import nn
 
 from ..ir.facts import interchangeable
 from ..match.pattern import Is, Tensor
+from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Match, Rule
-from ..testing import declines, fires
 
 f16, f32, f64 = torch.float16, torch.float32, torch.float64
 channels_last = torch.channels_last

@@ -14,12 +14,12 @@ from ..ir.canonical import OWN_PARAMETERS, index_step, index_steps
 from ..ir.facts import fact, tensor_fact
 from ..ir.program import ATEN, Program
 from ..match.pattern import Tensor
-from ..passes.base import Pass
 from ..rewrite.edits import Respell
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.refusal import Refused
 from ..rewrite.rule import Match, Rule
 from ..rewrite.spelling import Spelling
-from ..testing import declines, fires
 from .in_place_writes import OutOfPlace, TakeResults
 from .masked_writes import MaskedWrite
 from .module_calls import ModuleToFunction

@@ -17,11 +17,11 @@ from ..ir.calls import METHOD_ORDER, is_torch_function
 from ..ir.facts import fact, tensor_fact
 from ..ir.program import ATEN, Program
 from ..ir.schema import REQUIRED, overloads, same_constant, signature
-from ..passes.base import Pass
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.refusal import Refused
 from ..rewrite.rule import Match, Rule
 from ..rewrite.spelling import Spelling
-from ..testing import declines, fires
 from .spellings import WrittenAs, makes_tensors, wanted_spelling, writes_in_place
 
 DIMS = frozenset("dim dims dim0 dim1 dim2 axis0 axis1 start_dim end_dim source destination".split())

@@ -21,10 +21,10 @@ from ..ir.facts import known, known_equal, same_layout, tensor_fact
 from ..ir.program import Value
 from ..ir.sizes import elements
 from ..match.pattern import Ints, Tensor
-from ..passes.base import Pass
 from ..rewrite.emit import Emitter
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
-from ..testing import declines, fires
 from .normalized_nodes import NormalizedLinearNode, NormalizedMatmulNode
 from .parallel import tensor_of
 

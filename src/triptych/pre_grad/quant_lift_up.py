@@ -19,10 +19,10 @@ from ..ir.calls import Call
 from ..ir.facts import known_equal, numel
 from ..ir.program import Value
 from ..match.pattern import Tensor
-from ..passes.base import Pass
 from ..rewrite.emit import Emitter
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
-from ..testing import declines, fires
 
 _private.quantized_operators  # noqa: B018  (the operators are there from here on)
 ops = torch.ops.quantized_decomposed

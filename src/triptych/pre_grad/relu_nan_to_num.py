@@ -17,12 +17,12 @@ from ..ir.facts import tensor_fact
 from ..ir.gradients import gradient_wanted
 from ..ir.program import Program
 from ..match.pattern import Tensor
-from ..passes.base import Pass
 from ..rewrite.edits import Respell
 from ..rewrite.emit import Emitter
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
 from ..rewrite.spelling import Spelling
-from ..testing import declines, fires
 from .noop_arithmetic import SPECIAL, Idempotent
 from .noop_views import Noop
 

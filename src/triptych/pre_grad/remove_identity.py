@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..match.pattern import Tensor
-from ..passes.base import Pass
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
-from ..testing import declines, fires
 from .noop_views import Noop, NoopAlias, NoopConj, NoopDropout, NoopIdentity
 
 ROUNDING = ("round", "floor", "ceil", "trunc")

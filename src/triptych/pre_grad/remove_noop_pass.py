@@ -9,9 +9,9 @@ import torch
 
 from ..ir.gradients import gradient_wanted
 from ..match.pattern import Tensor
-from ..passes.base import Pass
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
-from ..testing import declines, fires
 from .noop_arithmetic import ARITHMETIC
 from .noop_views import VIEWS_AND_COPIES, Noop
 

@@ -15,12 +15,12 @@ from ..ir.facts import fact, known, known_equal, storage, tensor_fact
 from ..ir.program import Program
 from ..ir.traits import is_pointwise
 from ..match.pattern import Ints, Tensor
-from ..passes.base import Pass
 from ..pieces.plan import build, plan
 from ..pieces.read import SEEING, only_used_by, way_of
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.refusal import NotConcerned, Refused
 from ..rewrite.rule import Match, Rule
-from ..testing import declines, fires
 
 
 def keeps_order(call: Call | None) -> bool:

@@ -12,15 +12,15 @@ from torch.fx import Node
 
 from ..ir.program import Program
 from ..match.pattern import Int, Tensor
-from ..passes.base import Pass
 from ..pieces.inside import within_operand
 from ..pieces.plan import build, plan
 from ..pieces.read import way_of
 from ..pieces.rule import PutTogether
 from ..pieces.samples import then_write, write_between
 from ..rewrite.edits import Erase
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
-from ..testing import declines, fires
 from .merge_splits_pass import SplitOfAPiece
 from .remove_split_with_size_one_pass import PieceThatIsTheWhole
 

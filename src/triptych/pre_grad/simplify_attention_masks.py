@@ -21,11 +21,11 @@ from ..ir.facts import known_equal, tensor_fact
 from ..ir.program import Program, Value
 from ..ir.values import Knowledge, knowledge
 from ..match.pattern import PatternBuilder, Tensor
-from ..passes.base import Pass
 from ..rewrite.edits import EraseUnused, ReplaceAll, Together
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.rewriter import Replacement
 from ..rewrite.rule import Match, Rule
-from ..testing.examples import declines, fires
 
 ATTENTION = "scaled_dot_product_attention"
 

@@ -17,13 +17,13 @@ from ..ir.facts import known_equal
 from ..ir.program import Value
 from ..ir.schema import same_constant
 from ..ir.traits import is_commutative, is_gemm, is_pointwise, is_random
-from ..passes.base import Pass
 from ..pieces.join import Block, neighbours_joined
 from ..pieces.plan import plan
 from ..pieces.read import way_of
 from ..rewrite.emit import Emitter
+from ..rewrite.examples import Example, declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
-from ..testing.examples import Example, declines, fires
 
 EXACT = frozenset(
     "relu neg abs sign sqrt reciprocal square floor ceil round trunc add sub mul div clamp leaky_relu threshold "

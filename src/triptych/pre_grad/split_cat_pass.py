@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import torch
 
-from ..passes.base import Pass
 from ..pieces.read import SEEING
 from ..pieces.rule import PutTogether
 from ..pieces.samples import then_write, write_between
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
-from ..testing import declines, fires
 
 
 class SplitCat(PutTogether):

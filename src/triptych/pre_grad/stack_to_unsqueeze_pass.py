@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import torch
 
 from ..match.pattern import Tensor
-from ..passes.base import Pass
 from ..pieces.nested import Nested
 from ..pieces.rule import PutTogether
 from ..pieces.samples import then_write, write_between
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
-from ..testing import declines, fires
 
 
 class StackOfOne(Rule):

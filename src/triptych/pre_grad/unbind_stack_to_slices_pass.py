@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import torch
 
-from ..passes.base import Pass
 from ..pieces.rule import PutTogether
 from ..pieces.samples import write_between
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
-from ..testing import declines, fires
 
 
 class UnbindStackToSlices(PutTogether):

@@ -14,9 +14,9 @@ from ..cost import device_model, size_hint
 from ..ir.facts import known_equal
 from ..ir.program import Value
 from ..match.pattern import Tensor
-from ..passes.base import Pass
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
-from ..testing import declines, fires
 from .normalized_nodes import NormalizedLinearNode
 
 SHARED = ("f32[2, 16, 4]", "f32[16, 3]")

@@ -17,12 +17,13 @@ from ..ir.program import Program
 from ..ir.text import text
 from ..ir.verify import verify
 from ..options import Options
-from ..passes.base import Pass, PassRun, pass_with_options
+from ..passes.base import PassRun
 from ..rewrite.driver import Tally, run_rules
+from ..rewrite.examples import Example, make_inputs
+from ..rewrite.passes import Pass, pass_with_options
 from ..rewrite.rewriter import Rewriter
 from ..rewrite.rule import Rule
 from .capture import capture
-from .examples import Example, make_inputs
 
 GRADIENT_TOLERANCE = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 

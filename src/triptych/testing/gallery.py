@@ -17,13 +17,13 @@ import torch
 from torch.fx import GraphModule
 
 from .. import _private
-from ..passes.base import Pass
 from ..passes.catalogue import PassInfo
 from ..pipeline import STAGES, Hook
 from ..rewrite.driver import Tally
+from ..rewrite.examples import Example, make_inputs
+from ..rewrite.passes import Pass
 from .capture import capture
 from .check import compare_gradients, compare_graphs, run_pass
-from .examples import Example, make_inputs
 
 EQUAL, CLOSE, DIFFERS = "equal", "close", "DIFFERS"
 NOTHING = "none"

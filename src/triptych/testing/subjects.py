@@ -8,7 +8,7 @@ import pkgutil
 from collections.abc import Iterator
 
 from .. import attention, joint, post_grad, pre_grad
-from ..passes.base import Pass
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
 
 

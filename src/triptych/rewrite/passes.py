@@ -1,0 +1,52 @@
+"""What a pass is: a name, a purpose, options, and rules in the order in which they run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from ..options import Options
+from .rule import Rule
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Subclass as a frozen dataclass: the docstring is the purpose, the fields are the options."""
+
+    name: ClassVar[str] = ""
+    default: ClassVar[bool] = True
+    """Runs unless removed; False: runs only if added by name."""
+    exact: ClassVar[bool] = True
+    """Bit for bit the same results; for passes made of rules, each rule says it."""
+    examples: ClassVar[list[Any]] = []
+    """For passes that are not made of rules; rules carry their own."""
+
+    @classmethod
+    def purpose(cls) -> str:
+        return (inspect.getdoc(cls) or "").partition("\n\n")[0].replace("\n", " ")
+
+    @classmethod
+    def details(cls) -> str:
+        """What the docstring says after the purpose: what is not kept, and what the options mean."""
+        rest = (inspect.getdoc(cls) or "").partition("\n\n")[2]
+        return "\n\n".join(paragraph.replace("\n", " ") for paragraph in rest.split("\n\n"))
+
+    @classmethod
+    def option_fields(cls) -> dict[str, Any]:
+        """The pass's own options with their defaults."""
+        return {f.name: f.default for f in fields(cls)}
+
+    def rules(self) -> Sequence[Rule]:
+        return ()
+
+    def run(self, run: Any) -> None:
+        run.run_rules(self.rules())
+
+
+def pass_with_options(cls: type[Pass], options: Options) -> Pass:
+    """The pass with the values of its `pass_name.option` entries."""
+    prefix = f"{cls.name}."
+    given = {k[len(prefix) :]: v for k, v in options.pass_options.items() if k.startswith(prefix)}
+    return cls(**given)
