@@ -262,7 +262,7 @@ class WithItself(DecidedOperation):
         if fact.dtype.is_floating_point or fact.dtype.is_complex or "alpha" in site.call.args:
             return None
         number = WITH_ITSELF[site.call.op]
-        return site.is_operand(operand) if number is None else site.is_number(number, operand)
+        return site.is_operand(site.call.args["self"]) if number is None else site.is_number(number, operand)
 
     examples = [
         fires(lambda x: (x - x, x ^ x, x & x, x == x), "i64[4, 8]", dynamic=True),
