@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shutil
@@ -24,9 +25,18 @@ import torch._dynamo  # noqa: E402
 
 torch.set_num_threads(1)
 
+# Each compile of Dynamo flushes the processor's caches to measure how long its guards take, 25 ms for a number that only
+# logs show, and collects garbage. Thousands of small compiles spend a good part of their time in that.
+torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
+torch._dynamo.config.run_gc_after_compile = False
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--accept", action="store_true", help="rewrite the golden texts of the examples that run")
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # modules and tests stay until the end: the collector need not look at them again and again
 
 
 def pytest_unconfigure() -> None:
