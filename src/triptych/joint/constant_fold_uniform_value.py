@@ -134,7 +134,7 @@ def _require_number(m: Match) -> None:
         value = number_of(m.program, m.root.node)
         m.applies(value is not None)
         m.bindings["number"] = value.item() if value is not None else None
-        m.cover(numbers_used_here_alone(m.program, m.root.node))
+        m.leave_behind(numbers_used_here_alone(m.program, m.root.node))
 
 
 class FoldToArange(DecidedOperation):
@@ -158,7 +158,7 @@ class FoldToArange(DecidedOperation):
         fires(lambda x: x + torch.ones_like(x, dtype=torch.int64).cumsum(1), "f32[4, 8]", dynamic=True,
               dialects=("torch",)),
         declines(lambda x: x + torch.arange(8), "f32[4, 8]"),
-    ]
+    ]  # fmt: skip
 
 
 def _counted(op, result: torch.Tensor, start: int, step: int, dim: int):

@@ -20,9 +20,9 @@ from ..ir.program import TORCH, Program
 from ..ir.traits import is_reduction
 from ..ir.values.knowledge import knowledge
 from ..rewrite.emit import Emitter
-from ..rewrite.examples import declines, fires
 from ..rewrite.refusal import NotConcerned
 from ..rewrite.rule import Match, Rule
+from ..testing.examples import declines, fires
 
 f32, f64 = torch.float32, torch.float64
 
@@ -77,7 +77,7 @@ class DecidedOperation(Rule, ABC):
             m.applies(result is not None and not result.dtype.is_complex)
             build = self.decide(Site(m, node, call, result))
             m.applies(build is not None and number_of(m.program, node) is None)
-            m.cover(numbers_used_here_alone(m.program, node))
+            m.leave_behind(numbers_used_here_alone(m.program, node))
         m.bindings["build"] = build
 
     @abstractmethod
@@ -255,14 +255,17 @@ class WithItself(DecidedOperation):
     ops = frozenset(WITH_ITSELF)
 
     def decide(self, site: Site) -> Build | None:
-        operand, other = site.call.args["self"], site.call.args.get("other")
+        operand: Any = site.call.args.get("self")
         fact = tensor_fact(operand)
+        other: Any = site.call.args.get("other")
         if fact is None or operand is not other:
             return None
         if fact.dtype.is_floating_point or fact.dtype.is_complex or "alpha" in site.call.args:
             return None
         number = WITH_ITSELF[site.call.op]
-        return site.is_operand(site.call.args["self"]) if number is None else site.is_number(number, operand)
+        if number is None:
+            return site.is_operand(operand)
+        return site.is_number(number, dropped=operand)
 
     examples = [
         fires(lambda x: (x - x, x ^ x, x & x, x == x), "i64[4, 8]", dynamic=True),

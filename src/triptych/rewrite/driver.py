@@ -196,6 +196,7 @@ def _rewrite(rewriter: Rewriter, rule: CompiledRule, match: Match) -> None:
     except Exception:
         op.discard()
         raise
+    rewriter.erase_unused(match.leftovers)
 
 
 def _report_failure(

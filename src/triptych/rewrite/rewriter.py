@@ -97,7 +97,7 @@ class Rewriter(Checks):
             update_fact(node, value, self.program.fact_key)
             self.program.respelled(node)
         for edit in reversed(edits):
-            self._erase_unused((*edit.covered, *edit.op.made), edit.terms.takes_random)
+            self.erase_unused((*edit.covered, *edit.op.made), edit.terms.takes_random)
 
     def install(self, made: Any, old: Sequence[Node], op: Emitter, covered: Iterable[Node], terms: Terms) -> None:
         """Make what a rewrite returned part of the graph: new values for the old ones, or an edit of another kind."""
@@ -308,9 +308,9 @@ class Rewriter(Checks):
                 views_moved(self.program, user, left, past_writes)
         self.touched.extend(users)
 
-    def _erase_unused(self, covered: Iterable[Node], takes_random: bool) -> None:
-        """Covered nodes, latest first, that the rewrite left without users."""
-        for node in sorted(covered, reverse=True):
+    def erase_unused(self, nodes: Iterable[Node], takes_random: bool = False) -> None:
+        """Erase those of some nodes, latest first, that a rewrite left without users."""
+        for node in sorted((n for n in nodes if not n._erased), reverse=True):
             if node.users or node._erased or node.op in ("placeholder", "output"):
                 continue
             seen = self.program.aliasing.effects(node)

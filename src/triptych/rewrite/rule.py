@@ -39,6 +39,8 @@ class Match:
         self.roots = tuple(Value(program, n) for n in found.roots)
         self.bindings = found.bindings
         """What the captures took, as it stands in the graph; `m["x"]` gives it as a value with its facts."""
+        self.leftovers: tuple[Node, ...] = ()
+        """Nodes that are no part of what is rewritten, but go with it if nobody uses them any more."""
         self.decision: Decision | None = None
         self.before: Node | None = None
         """The node that new ones stand before; None: the last of the roots."""
@@ -108,6 +110,10 @@ class Match:
     def cover(self, nodes: Iterable[Node]) -> None:
         """More nodes whose work the rewrite does: found by `check` itself, beyond the pattern."""
         self.nodes = tuple(dict.fromkeys((*self.nodes, *nodes)))
+
+    def leave_behind(self, nodes: Iterable[Node]) -> None:
+        """Erase these after the rewrite, if nobody uses them any more."""
+        self.leftovers = tuple(nodes)
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._values:  # most matches end at the first condition: nothing is made before it is asked for
