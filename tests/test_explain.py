@@ -232,7 +232,7 @@ def test_a_pass_that_raises_is_shown_and_the_compile_goes_on():
 
 def test_rules_and_declines_reach_the_table(monkeypatch):
     from triptych import pipeline
-    from triptych.passes.base import Pass
+    from triptych.rewrite.passes import Pass
 
     class SineOfSine(triptych.Rule):
         """sin(sin(x)) -> cos(x)"""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -24,13 +25,156 @@ from ..batching.recipes import (
 from ..ir.facts import tensor_fact
 from ..ir.gradients import reached_by_gradients
 from ..ir.order import nearest_order, predecessors
+from ..ir.program import Program
 from ..kernels import triton_is_there
-from ..passes.base import PassRun
-from ..rewrite.checks import PlainTerms
+from ..rewrite.edits import Arrange, ReplaceAll
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
+from ..rewrite.record import Decision
 from ..rewrite.rewriter import Replacement
+from ..rewrite.rule import Match, Rule
 from .fuse_split_linear_add_pass import FuseSplitLinearAddPass, layers_to_join
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """Groups that feed one another, what they are counted as, and what they cost."""
+
+    plan: Plan
+    groups: Sequence[Group]
+    names: Sequence[str]
+    estimate: tuple[float, float, float]
+    """Seconds without and with the groups, and for what must be moved in memory on top."""
+    edits: list[Replacement] = field(default_factory=list)
+    """What the last rewrite built; none of it is left if it was refused."""
+
+    @property
+    def decision(self) -> Decision:
+        before, after, moved = self.estimate
+        return Decision(before, after + moved, sure=not moved)
+
+    @property
+    def is_built(self) -> bool:
+        return bool(self.edits) and bool(self.edits[0].op.made)
+
+
+@dataclass(frozen=True)
+class BatchRule(Rule, ABC):
+    """f(x_0), f(x_1), ... -> f of the stack of all x_i: what the rules of this pass have in common.
+
+    The nodes are first put into an order in which the members of each group stand side by side, and afterwards into
+    the order nearest to the original one.
+    """
+
+    min_group: int = 4
+    """Fewer like operations than this stay as they are."""
+    always: bool = False
+    """Whatever it costs."""
+
+    exact = False
+    takes_random = True
+
+    @abstractmethod
+    def recipes(self, program: Program) -> Sequence[Recipe]:
+        """How the operations that can be one are built."""
+
+    def sites(self, program: Program) -> Iterator[Match]:
+        nodes = list(program.graph.nodes)
+        plan = self._plan(program, nodes)
+        planned = [] if plan is None else [_chain(program, plan, groups) for groups in chains(_sensible(plan))]
+        worth = [chain for chain in planned if self.always or chain.decision.pays]
+        for chain in planned:
+            if chain not in worth:
+                yield self._site(program, chain)
+        if plan is None or not worth:
+            return
+        chosen = {group for chain in worth for group in chain.groups}
+        plan.place = {node: place for node, place in plan.place.items() if place[0] in chosen}
+        first, rank = worth[0].groups[0].nodes[0], {node: i for i, node in enumerate(nodes)}
+        yield Match.at(program, first, names=(), order=plan.order)
+        now: dict[Node, Node] = {}  # what stands for the members of chains that are in the graph already
+        for chain in worth:
+            for group in chain.groups:
+                group.members = [m.on(now) for m in group.members]
+            yield self._site(program, chain)
+            if chain.is_built:
+                for edit, group in zip(chain.edits, chain.groups):
+                    now.update(zip(edit.olds, (v.node for v in edit.new)))
+                    place = max(rank[n] for n in group.nodes)
+                    rank.update((n, place) for n in edit.op.made)
+        before = predecessors(program, list(program.graph.nodes), _may_draw_otherwise(program))
+        *_, output = program.graph.nodes
+        yield Match.at(program, output, names=(), order=nearest_order(before, rank))
+
+    def _site(self, program: Program, chain: Chain) -> Match:
+        first = chain.groups[0].nodes[0]
+        return Match.at(program, first, before=first, names=chain.names, chain=chain)
+
+    def _plan(self, program: Program, nodes: Sequence[Node]) -> Plan | None:
+        recipes = self.recipes(program)
+        members = {n: m for n in nodes if (m := _member(program, n, recipes)) is not None} if recipes else {}
+        for node in _left_to_others(program) & members.keys():
+            del members[node]
+        if len(members) < self.min_group:
+            return None
+        if program.is_training:
+            # an input that no gradient reaches has none; beside others in a stack it would get zeros
+            reached = reached_by_gradients(program)
+            members = {n: replace(m, key=(m.key, n in reached)) for n, m in members.items()}
+        return find_groups(predecessors(program, nodes, _may_draw_otherwise(program)), members.get, self.min_group)
+
+    def check(self, m, chain):
+        if chain is not None and not self.always:
+            before, after, moved = chain.estimate
+            m.pays(before, after + moved, sure=not moved)
+
+    def rewrite(self, op, m, chain):
+        if chain is None:
+            return Arrange(m.bindings["order"])
+        builder = Builder(m.program, chain.plan)
+        batched = {node for group in chain.groups for node in group.nodes}
+        singly = taken_out(chain.plan, chain.groups)
+        chain.edits.clear()
+        for group, name in zip(chain.groups, chain.names):
+            at = op.at(group.nodes[0], name)
+            builder.build(at, group)
+            wanted = tuple(n for n in group.nodes if n in singly or any(u not in batched for u in n.users))
+            members = builder.members(at, group, wanted)
+            chain.edits.append(Replacement(wanted, members, at, tuple(group.nodes), self))
+        return ReplaceAll(chain.edits)
+
+
+def _chain(program: Program, plan: Plan, groups: Sequence[Group]) -> Chain:
+    return Chain(plan, groups, [_name(program, g) for g in groups], estimate(program, plan, groups))
+
+
+def _name(program: Program, group: Group) -> str:
+    call = program.call(group.nodes[0])
+    assert call is not None
+    return group.recipe.name(call)
+
+
+def _may_draw_otherwise(program: Program) -> bool:
+    """May dropout draw other numbers than eager?"""
+    return program.options.codegen == "inductor" and not program.options.fallback_random
+
+
+@dataclass(frozen=True)
+class BatchOperations(BatchRule):
+    """f(x_0), f(x_1), ... -> f(stack(x_0, x_1, ...)), and on with the stack, for linears, products, norms, pointwise
+    operations and views; up to rounding"""
+
+    def recipes(self, program: Program) -> Sequence[Recipe]:
+        pointwise = BatchPointwise(draws=_may_draw_otherwise(program))
+        return (BatchLinear(), BatchMatmul(), BatchNormalization(), pointwise, BatchAlongDims())
+
+
+@dataclass(frozen=True)
+class GroupLinears(BatchRule):
+    """linear(x_0, W_0), linear(x_1, W_1), ... of different sizes -> all of them in one launch; up to rounding"""
+
+    def recipes(self, program: Program) -> Sequence[Recipe]:
+        return (GroupLinear(),) if self.always or _kernel_runs(program) else ()
 
 
 @dataclass(frozen=True)
@@ -40,56 +184,37 @@ class GroupBatchFusionPasses(Pass):
     """
 
     name: ClassVar[str] = "group_batch_fusion_passes"
-    exact: ClassVar[bool] = False
     min_group: int = 4
     """Fewer like operations than this stay as they are."""
     group_linear: bool | None = None
     """Linears of different sizes in one launch: always, never, or (None) on a GPU where it pays."""
 
-    def run(self, run: PassRun) -> None:
-        free_draws = run.options.codegen == "inductor" and not run.options.fallback_random
-        pointwise = BatchPointwise(draws=free_draws)
-        recipes = (BatchLinear(), BatchMatmul(), BatchNormalization(), pointwise, BatchAlongDims())
-        self._batch(run, recipes, free_draws)
-        if self.group_linear or (self.group_linear is None and _kernel_runs(run)):
-            self._batch(run, (GroupLinear(),), free_draws, always=bool(self.group_linear))
-
-    def _batch(self, run: PassRun, recipes: Sequence[Recipe], free_draws: bool, always: bool = False) -> None:
-        nodes = list(run.program.graph.nodes)
-        members = {n: m for n in nodes if (m := _member(run, n, recipes)) is not None}
-        for node in _left_to_others(run) & members.keys():
-            del members[node]
-        if run.program.is_training:
-            # an input that no gradient reaches has none; beside others in a stack it would get zeros
-            reached = reached_by_gradients(run.program)
-            members = {n: replace(m, key=(m.key, n in reached)) for n, m in members.items()}
-        if len(members) < self.min_group:
-            return
-        plan = find_groups(predecessors(run.program, nodes, free_draws), members.get, self.min_group)
-        worth = [chain for chain in chains(_sensible(plan)) if always or _pays(run, plan, chain)]
-        if worth:
-            _Batching(run, plan, nodes, free_draws).carry_out(worth)
+    def rules(self) -> Sequence[Rule]:
+        batched = BatchOperations(self.min_group)
+        if self.group_linear is False:
+            return (batched,)
+        return (batched, GroupLinears(self.min_group, bool(self.group_linear)))
 
 
-def _kernel_runs(run: PassRun) -> bool:
-    """Our own kernels need Triton, and somebody to call them from generated code."""
-    on_gpu = any(t.device.type == "cuda" for n in run.program.graph.nodes if (t := tensor_fact(n)) is not None)
-    return run.options.codegen == "inductor" and on_gpu and triton_is_there()
-
-
-def _left_to_others(run: PassRun) -> set[Node]:
+def _left_to_others(program: Program) -> set[Node]:
     """Layers over the pieces of one value whose results are added up: those are one layer, not one batch of them."""
-    if FuseSplitLinearAddPass.name in run.options.remove_passes:
+    if FuseSplitLinearAddPass.name in program.options.remove_passes:
         return set()
-    return layers_to_join(run.program)
+    return layers_to_join(program)
 
 
-def _member(run: PassRun, node: Node, recipes: Sequence[Recipe]) -> Member | None:
-    call = run.program.call(node)
+def _member(program: Program, node: Node, recipes: Sequence[Recipe]) -> Member | None:
+    call = program.call(node)
     if call is None:
         return None
-    found = next((m for r in recipes if (m := r.member(run.program, node, call)) is not None), None)
-    return replace(found, written=True) if found is not None and run.program.aliasing.written(node) else found
+    found = next((m for r in recipes if (m := r.member(program, node, call)) is not None), None)
+    return replace(found, written=True) if found is not None and program.aliasing.written(node) else found
+
+
+def _kernel_runs(program: Program) -> bool:
+    """Our own kernels need Triton, and somebody to call them from generated code."""
+    on_gpu = any(t.device.type == "cuda" for n in program.graph.nodes if (t := tensor_fact(n)) is not None)
+    return program.options.codegen == "inductor" and on_gpu and triton_is_there()
 
 
 def _sensible(plan: Plan) -> list[Group]:
@@ -118,73 +243,6 @@ def _may_begin(group: Group) -> bool:
     if not isinstance(group.recipe, BatchPointwise):
         return group.recipe.leads
     return all(n.op in ("placeholder", "get_attr") for m in group.members for n in m.data)
-
-
-def _pays(run: PassRun, plan: Plan, chain: Sequence[Group]) -> bool:
-    before, after, moved = estimate(run.program, plan, chain)
-    first = chain[0].nodes[0]
-    return run.pays(_name(run, chain[0]), first, before, after + moved, sure=not moved)
-
-
-def _name(run: PassRun, group: Group) -> str:
-    call = run.program.call(group.nodes[0])
-    assert call is not None
-    return group.recipe.name(call)
-
-
-class _Batching:
-    """Chains put into the graph, each whole or not at all."""
-
-    def __init__(self, run: PassRun, plan: Plan, nodes: Sequence[Node], free_draws: bool) -> None:
-        self.run, self.plan, self.free_draws = run, plan, free_draws
-        self.rank = {node: i for i, node in enumerate(nodes)}
-        self.terms = PlainTerms(takes_random=free_draws)
-        self.now: dict[Node, Node] = {}
-        """What stands for the members of chains that are in the graph already."""
-
-    def carry_out(self, worth: Sequence[Sequence[Group]]) -> None:
-        chosen = {group for chain in worth for group in chain}
-        self.plan.place = {n: p for n, p in self.plan.place.items() if p[0] in chosen}
-        self._arrange(self.plan.order)
-        for chain in worth:
-            self._batch(chain)
-        nodes = list(self.run.program.graph.nodes)
-        before = predecessors(self.run.program, nodes, self.free_draws)
-        self._arrange(nearest_order(before, self.rank))
-
-    def _arrange(self, order: Sequence[Node]) -> None:
-        *others, output = order
-        for node in others:
-            self.run.rewriter.move_before(node, output)
-
-    def _batch(self, chain: Sequence[Group]) -> None:
-        names = [_name(self.run, group) for group in chain]
-        edits: list[Replacement] = []
-        if not self.run.attempt(names[0], chain[0].nodes[0], lambda: self._replace(chain, names, edits)):
-            return
-        for edit, group, name in zip(edits, chain, names):
-            self.run.fired(name)
-            self.now.update(zip(edit.olds, (v.node for v in edit.new)))
-            place = max(self.rank[n] for n in group.nodes)
-            self.rank.update((n, place) for n in edit.op.made)
-
-    def _replace(self, chain: Sequence[Group], names: Sequence[str], edits: list[Replacement]) -> None:
-        rewriter, builder = self.run.rewriter, Builder(self.run.program, self.plan)
-        batched = {node for group in chain for node in group.nodes}
-        ops = [rewriter.emitter(group.nodes[0], name) for group, name in zip(chain, names)]
-        singly = taken_out(self.plan, chain)
-        try:
-            for group, op in zip(chain, ops):
-                group.members = [m.on(self.now) for m in group.members]
-                builder.build(op, group)
-                wanted = tuple(n for n in group.nodes if n in singly or any(u not in batched for u in n.users))
-                made = builder.members(op, group, wanted)
-                edits.append(Replacement(wanted, made, op, tuple(group.nodes), self.terms))
-        except Exception:
-            for op in reversed(ops):
-                op.discard()
-            raise
-        rewriter.replace_all(edits)
 
 
 def _each(f: Any) -> Any:
@@ -252,7 +310,7 @@ def _members_returned(*values: Any) -> Any:
 X, W, B = ("f32[4, 16]",) * 8, ("f32[16, 16]",) * 8, ("f32[16]",) * 8
 SIZES = (*("f32[4, 16]", "f32[8, 2]", "f32[2, 3, 5]") * 2, *("f32[3, 16]", "f32[1, 2]", "f32[7, 5]") * 2)
 TORCH: dict[str, Any] = {"dialects": ["torch"]}
-GroupBatchFusionPasses.examples = [
+BatchOperations.examples = [
     fires(_of_one_input, X[0], *W, *B, **TORCH),
     fires(_of_one_input, "f32[2, 3, 16]", *W, *B, **TORCH),
     fires(_of_one_input, X[0], *W, *B, dynamic=True, **TORCH),
@@ -271,8 +329,7 @@ GroupBatchFusionPasses.examples = [
     fires(_residual, *X, *W, **TORCH),
     fires(_members_returned, *X, *W, **TORCH),
     fires(lambda *v: torch.cat([x @ w for x, w in zip(v[:8], v[8:])]), *X, *W),
-    fires(lambda *v: torch.cat([x.sigmoid() for x in v]), *X * 4, options={"group_batch_fusion_passes.min_group": 32}),
-    fires(_of_any_sizes, *SIZES, options={"group_batch_fusion_passes.group_linear": True}, **TORCH),
+    fires(lambda *v: torch.cat([x.sigmoid() for x in v]), *X * 4, settings={"min_group": 32}),
     declines(_of_any_sizes, *SIZES, **TORCH),
     declines(lambda x, a, b, c: torch.cat([F.linear(x, w) for w in (a, b, c)]), X[0], *W[:3], **TORCH),
     declines(_one_after_the_other, X[0], *W, **TORCH),
@@ -284,4 +341,9 @@ GroupBatchFusionPasses.examples = [
     declines(lambda x, *w: [F.linear(x, w[0]) for _ in range(8)], X[0], *W, **TORCH),
     declines(_linears(), *["f32[2048, 16]"] * 8, *W, because="would cost", **TORCH),
     declines(_each(lambda x: x.relu().sigmoid()), *["f32[512, 512]"] * 8, because="would cost"),
+]
+GroupLinears.examples = [
+    fires(_of_any_sizes, *SIZES, settings={"always": True}, **TORCH),
+    declines(_of_any_sizes, *SIZES, **TORCH),
+    declines(_one_after_the_other, X[0], *W, settings={"always": True}, **TORCH),
 ]

@@ -74,8 +74,8 @@ def run_rules(rewriter: Rewriter, rules: Sequence[Rule], *, strict: bool = False
 
 
 def _run_sites(rewriter: Rewriter, rule: CompiledRule, strict: bool, tally: Tally) -> None:
-    sites = iter(rule.rule.sites(rewriter.program))
-    while not rewriter.stopped:
+    sites = iter(() if rewriter.stopped else rule.rule.sites(rewriter.program))
+    while True:
         try:
             match = next(sites, None)
         except Exception as error:
@@ -86,11 +86,13 @@ def _run_sites(rewriter: Rewriter, rule: CompiledRule, strict: bool, tally: Tall
             return
         if match is None:
             break
+        if rewriter.stopped and match.names != ():  # what is not counted may undo a change of the order
+            continue
         tally.tried += 1
         at = match.node
         outcome = _try(rewriter, rule, match, at, tally, strict)
         if isinstance(outcome, Decline):
-            tally.declines[rule.name, at.name] = outcome
+            tally.declines[outcome.rule, at.name] = outcome
     if tally.fired:
         tally.stop = "fixpoint"
 
@@ -163,6 +165,8 @@ def _try(
 ) -> bool | Decline:
     """Check and rewrite one site: True if that was done, False if it is none of the rule's, else why it declined."""
     tally.matched += 1
+    names = (rule.name,) if match.names is None else match.names
+    what = next(iter(names), rule.name)
     try:
         rule.check(match)
         _rewrite(rewriter, rule, match)
@@ -170,21 +174,21 @@ def _try(
         tally.matched -= 1
         return False
     except Refused as refused:
-        return Decline(rule.name, node.name, refused.reason, source_line(node))
+        return Decline(what, node.name, refused.reason, source_line(node))
     except Exception as error:
         message = f"{type(error).__name__}: {error}"
         if strict:
             raise RuleError(f"pass {rewriter.pass_name}, rule {rule.name}: {message}\n  at {line(node)}") from error
         _report_failure(rewriter, rule, node, error, tally)
-        return Decline(rule.name, node.name, f"raised {message}", source_line(node), raised=True)
-    for name in match.names or (rule.name,):
+        return Decline(what, node.name, f"raised {message}", source_line(node), raised=True)
+    for name in names:
         tally.fired[name] += 1
         rewriter.counted()
         if tally.sites is not None:
             tally.sites.append(Firing(name, node.name, source_line(node)))
     if match.decision is not None:
-        tally.decisions.append(replace(match.decision, rule=rule.name, node=node.name))
-    tally.declines.pop((rule.name, node.name), None)
+        tally.decisions.append(replace(match.decision, rule=what, node=node.name))
+    tally.declines.pop((what, node.name), None)
     return True
 
 

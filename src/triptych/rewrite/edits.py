@@ -1,8 +1,13 @@
 """What a rewrite may return instead of new values: an edit of another kind. The rewriter makes all of them.
 
 `Respell` and `SetArguments` write a call another way, `Erase` and `EraseUnused` remove nodes that nobody uses, `Move`
+<<<<<<< HEAD
 and `Reorder` change the order, `ReplaceAll` makes several replacements that hang together, and `Together` makes
 several edits one rewrite.
+=======
+and `Reorder` change the order, `ReplaceAll` makes several replacements that hang together, and `Together` makes several
+edits one rewrite.
+>>>>>>> 0970c88 (group_batch_fusion_passes is made of two rules, batch_operations and group_linears)
 """
 
 from __future__ import annotations
@@ -138,6 +143,18 @@ class Reorder(Edit):
         rewriter.require_room(len(self.moves))
         for move in self.moves:
             move.make(rewriter, op)
+
+
+@dataclass(frozen=True)
+class Arrange(Edit):
+    """All nodes in another order, the output last. That it computes the same is for the rule to know."""
+
+    order: Sequence[Node]
+
+    def make(self, rewriter: Rewriter, op: Emitter) -> None:
+        *others, output = self.order
+        for node in others:
+            rewriter.move_before(node, output)
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,9 @@ class Match:
         self.decision: Decision | None = None
         self.before: Node | None = None
         """The node that new ones stand before; None: the last of the roots."""
-        self.names: tuple[str, ...] = ()
-        """What a rewrite is counted as, where that is not the rule's own name, or more than one rewrite."""
+        self.names: tuple[str, ...] | None = None
+        """What a rewrite is counted as, where that is not the rule's own name, or more than one rewrite; with no name
+        at all it only changes the order and is not counted."""
         self.problem = ""
         """Why nothing can be done here, if the analysis knows already."""
         self.about: Node | None = None
@@ -60,7 +61,7 @@ class Match:
         *roots: Node,
         covers: Iterable[Node] = (),
         before: Node | None = None,
-        names: Sequence[str] = (),
+        names: Sequence[str] | None = None,
         problem: str = "",
         about: Node | None = None,
         emitter: Callable[[Program, Node, str], Emitter] = Emitter,
@@ -72,7 +73,7 @@ class Match:
         reason: nothing more is asked.
         """
         match = Match(program, Found(roots, found, tuple(dict.fromkeys((*roots, *covers)))))
-        match.before, match.names, match.problem = before, tuple(names), problem
+        match.before, match.names, match.problem = before, None if names is None else tuple(names), problem
         match.about, match.emitter = about, emitter
         return match
 
