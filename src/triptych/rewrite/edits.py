@@ -1,13 +1,8 @@
 """What a rewrite may return instead of new values: an edit of another kind. The rewriter makes all of them.
 
-`Respell` and `SetArguments` write a call another way, `Erase` and `EraseUnused` remove nodes that nobody uses, `Move`
-<<<<<<< HEAD
-and `Reorder` change the order, `ReplaceAll` makes several replacements that hang together, and `Together` makes
-several edits one rewrite.
-=======
-and `Reorder` change the order, `ReplaceAll` makes several replacements that hang together, and `Together` makes several
-edits one rewrite.
->>>>>>> 0970c88 (group_batch_fusion_passes is made of two rules, batch_operations and group_linears)
+`Respell` and `SetArguments` write a call another way, `Erase` and `EraseUnused` remove nodes that nobody uses, `Move`,
+`Reorder` and `Arrange` change the order, `ReplaceAll` makes several replacements that hang together, and `Together`
+makes several edits one rewrite.
 """
 
 from __future__ import annotations
