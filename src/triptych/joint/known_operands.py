@@ -20,9 +20,9 @@ from ..ir.program import TORCH, Program
 from ..ir.traits import is_reduction
 from ..ir.values.knowledge import knowledge
 from ..rewrite.emit import Emitter
+from ..rewrite.examples import declines, fires
 from ..rewrite.refusal import NotConcerned
 from ..rewrite.rule import Match, Rule
-from ..testing.examples import declines, fires
 
 f32, f64 = torch.float32, torch.float64
 
