@@ -31,7 +31,6 @@ PLACE = {name: number for number, layer in enumerate(LAYERS) for name in layer}
 
 OPEN: dict[str, set[str]] = {
     "joint": {"passes"},
-    "pre_grad": {"passes"},
 }
 """What still imports upwards. Nothing may be added; what is mended is taken out."""
 
