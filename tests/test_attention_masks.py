@@ -90,8 +90,18 @@ def total(graphs):
     return {k: sum(kinds(g).get(k, 0) for g in graphs) for k in {k for g in graphs for k in kinds(g)}}
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("name", MODELS)
+ONE_OF_A_KIND = ("Bert", "Bart", "GPT2", "Mistral")
+"""Models whose masks with symbolic sizes are not those of a model before; the others are marked slow there."""
+
+
+@pytest.mark.parametrize(
+    "name, dynamic",
+    [pytest.param(name, False, id=f"{name}-static") for name in MODELS]
+    + [
+        pytest.param(name, True, id=f"{name}-dynamic", marks=() if name in ONE_OF_A_KIND else pytest.mark.slow)
+        for name in MODELS
+    ],
+)
 def test_masks_of_models(name, dynamic):
     model, inputs = build(name)
     with torch.no_grad():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -65,29 +66,34 @@ def _tensors(result) -> list[torch.Tensor]:
     return [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
 
 
+def half(names: list[str]) -> list[Any]:
+    """Every other name; the rest are marked slow."""
+    return [pytest.param(name, marks=pytest.mark.slow if i % 2 else ()) for i, name in enumerate(names)]
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_number_as_input(name):
     check(PROGRAMS[name], STRICT)
 
 
-@pytest.mark.parametrize("name", [name for i, name in enumerate(PROGRAMS) if i % 4 == 0])
+@pytest.mark.parametrize("name", half(list(PROGRAMS)[::4]))
 def test_without_verification(name):
     check(PROGRAMS[name], EAGER)
 
 
-@pytest.mark.parametrize("name", [name for i, name in enumerate(PROGRAMS) if i % 4 == 1])
+@pytest.mark.parametrize("name", half(list(PROGRAMS)[1::4]))
 def test_symbolic_from_the_first_call(name):
     check(PROGRAMS[name], STRICT, PROGRAMS[name].numbers[:2], dynamic=True)
 
 
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name.startswith("float")])
+@pytest.mark.parametrize("name", half([name for name in PROGRAMS if name.startswith("float")]))
 @pytest.mark.parametrize("specialize", [True, False])
 def test_floats(name, specialize):
     with torch._dynamo.config.patch(specialize_float=specialize):
         check(PROGRAMS[name], STRICT, PROGRAMS[name].numbers[1:], dynamic=True)
 
 
-@pytest.mark.parametrize("name", THROUGH_KERNELS)
+@pytest.mark.parametrize("name", half(THROUGH_KERNELS))
 def test_through_kernels(name):
     check(PROGRAMS[name], {"on_error": "raise"})
 

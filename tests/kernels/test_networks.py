@@ -90,8 +90,18 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_network(name: str) -> None:
+QUICK = {("resnet", "training"), ("mobilenet", "inference"), ("densenet", "training"), ("unet", "inference")}
+CASES = [
+    pytest.param(name, kind, marks=() if (name, kind) in QUICK else pytest.mark.slow)
+    for name in NETWORKS
+    for kind in ("training", "inference")
+]
+
+
+@pytest.mark.parametrize("name, kind", CASES)
+def test_network(name: str, kind: str) -> None:
     model, images = NETWORKS[name](), torch.randn(2, 3, 8, 8)
-    check_training(model, (images,), backend=triptych.compile_fx)
-    check_inference(model, (images.to(memory_format=torch.channels_last),), backend=triptych.compile_fx)
+    if kind == "training":
+        check_training(model, (images,), backend=triptych.compile_fx)
+    else:
+        check_inference(model, (images.to(memory_format=torch.channels_last),), backend=triptych.compile_fx)
