@@ -63,6 +63,19 @@ class SetArguments(Edit):
 
 
 @dataclass(frozen=True)
+class Recompute(Edit):
+    """The same operation with other arguments, and so another value, of which its users read what they read before."""
+
+    node: Node
+    args: tuple[Any, ...]
+
+    def make(self, rewriter: Rewriter, op: Emitter) -> None:
+        rewriter.require_room()
+        rewriter.set_arguments(self.node, self.args, dict(self.node.kwargs))
+        rewriter.compute_again(self.node)
+
+
+@dataclass(frozen=True)
 class Annotate(Edit):
     """What code generation is told of a node beside its arguments."""
 

@@ -256,6 +256,12 @@ class Rewriter(Checks):
         self.program.changed(node)
         self.touched.append(node)
 
+    def compute_again(self, node: Node) -> None:
+        """The fact of a node whose arguments are others now."""
+        value = self.program.compute(node)
+        if value is not None:
+            set_fact(node, value, self.program.fact_key)
+
     def annotate(self, node: Node, key: str, value: Any) -> None:
         """Tell code generation something of a node beside its arguments."""
         self.edited = True

@@ -167,6 +167,8 @@ class Rule:
     """The values stay, and the gradient may not: fires only where none is wanted, which its check asks."""
     stages: ClassVar[tuple[str, ...]] = ("pre_grad", "joint")
     """Where a rule runs that was given in the option `add_rules`."""
+    only_explains: ClassVar[bool] = False
+    """It rewrites nothing: it says of what looks like a site of the pass why nothing can be done there."""
     examples: ClassVar[list[Any]] = []
 
     @classmethod

@@ -1,0 +1,89 @@
+"""Numbers of the backend's counter-based generator: seeds, and 32-bit draws by a seed in the shape of a tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from .. import _private
+from ..ir.facts import known, known_equal
+from ..ir.program import Value
+from ..ir.text import RULE
+from ..rewrite.edits import Edit, Recompute, SetArguments
+from ..rewrite.emit import Emitter
+
+CHECKPOINT_TAGS = ("recompute", "ac_graph_id")
+"""A checkpointed region is computed again in the backward; its seeds are the forward's, not loaded anew."""
+
+
+class Source:
+    """Draws for one rewrite: one seed, taken from the load of seeds of its device, which grows by one."""
+
+    def __init__(self, op: Emitter) -> None:
+        self.op = op
+        self.prims = _private.generator_prims
+        self.edits: list[Edit] = []
+        """What the seed that was taken changes elsewhere in the graph."""
+
+    def seed(self, like: Any) -> Value:
+        """The next seed on the device of `like`: a known value, or a node of which nothing is known."""
+        seeds = self._loaded(like)
+        if seeds is None:
+            device = like.device if isinstance(like, torch.Tensor) else self.op.call(getattr, like, "device").node
+            seeds = self.op.call(self.prims.seeds, 1, device).node
+            seeds.meta[RULE] = "load_seeds"
+            for tag in CHECKPOINT_TAGS:
+                seeds.meta.pop(tag, None)
+            return self.op.call(self.prims.lookup_seed, seeds, 0)
+        seed = self.op.call(self.prims.lookup_seed, seeds, 0)  # the next one is there when one more is loaded
+        count: Any = seeds.args[0]
+        self.edits += [Recompute(seeds, (count + 1, seeds.args[1])), SetArguments(seed.node, (seeds, count))]
+        return seed
+
+    def _loaded(self, like: Any) -> Node | None:
+        """The load of seeds on the device of `like`, if there is one already: it stands before the first draw."""
+        for node in self.op.program.graph.find_nodes(op="call_function", target=self.prims.seeds):
+            device = node.args[1]
+            if isinstance(like, torch.Tensor):
+                same = device == like.device
+            else:
+                same = isinstance(device, Node) and device.target is getattr and device.args[0] is like
+            if same and node < self.op.anchor:
+                return node
+        return None
+
+    def floats(self, like: Any, mode: str) -> Value:
+        """32-bit floats in the shape of `like`, lying in memory as it does."""
+        seed = self.seed(like)
+        if not isinstance(like, torch.Tensor):
+            return self.op.call(self.prims.random, self.op.call(getattr, like, "shape"), seed, mode)
+        order = memory_order(like)
+        if order is None:
+            return self.op.call(self.prims.random, list(like.shape), seed, mode)
+        laid = self.op.call(self.prims.random, [like.shape[d] for d in order], seed, mode)
+        return self.op.permute(laid, [order.index(d) for d in range(len(order))])
+
+    def integers(self, like: torch.Tensor, low: Any, high: Any) -> Value:
+        """64-bit integers from `low` up to, not including, `high`, lying in memory as `like` does."""
+        order = memory_order(like) or list(range(like.dim()))
+        seed = self.seed(like)
+        value = self.op.call(self.prims.randint, low, high, [like.shape[d] for d in order], seed)
+        if order != sorted(order):
+            value = self.op.permute(value, [order.index(d) for d in range(len(order))])
+        return value
+
+
+def memory_order(value: torch.Tensor) -> list[int] | None:
+    """Dims from the widest stride to the narrowest, if dense so; None if they lie in their own order."""
+    left, order = list(range(value.dim())), list[int]()
+    expected: Any = 1
+    while left:
+        fits = (d for d in reversed(left) if known(value.shape[d] == 1) or known_equal(value.stride(d), expected))
+        if (dim := next(fits, None)) is None:
+            return None
+        left.remove(dim)
+        order.insert(0, dim)
+        expected = expected * value.shape[dim]
+    return None if order == sorted(order) else order
