@@ -12,8 +12,6 @@ from triptych.ir.fingerprint import fingerprint
 from triptych.ir.program import Program
 from triptych.ir.verify import verify
 from triptych.joint.canonicalize_aten_ir_passes import CanonicalizeAtenIrPasses
-from triptych.options import Options
-from triptych.passes.base import PassRun
 from triptych.rewrite.rewriter import Rewriter
 from triptych.testing.capture import capture_aten
 from triptych.testing.check import compare_graphs, run_pass
@@ -22,11 +20,10 @@ aten = torch.ops.aten
 
 
 def run(gm, limit=None):
-    run = PassRun(Rewriter(Program(gm), "canonicalize_aten_ir_passes", limit), Options(), strict=True)
-    CanonicalizeAtenIrPasses().run(run)
+    tally = CanonicalizeAtenIrPasses().run(Rewriter(Program(gm), "canonicalize_aten_ir_passes", limit), strict=True)
     gm.graph.lint()
     gm.recompile()
-    return run.tally.fired
+    return tally.fired
 
 
 def attention(x, w):

@@ -10,8 +10,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from triptych.ir.program import Program
-from triptych.options import Options
-from triptych.passes.base import PassRun
 from triptych.pre_grad.normalization_pass_aten import NormalizationPassAten
 from triptych.pre_grad.normalize_node_kwargs_pass import NormalizeNodeKwargsPass
 from triptych.rewrite.examples import make_inputs
@@ -24,12 +22,10 @@ BOTH = (NormalizationPassAten, NormalizeNodeKwargsPass)
 
 def normalize(gm, example_inputs=(), passes=BOTH):
     program = Program(gm, example_inputs)
-    runs = [PassRun(Rewriter(program, p.name), Options(), strict=True) for p in passes]
-    for pass_, run in zip(passes, runs, strict=True):
-        pass_().run(run)
+    tallies = [pass_().run(Rewriter(program, pass_.name), strict=True) for pass_ in passes]
     gm.graph.lint()
     gm.recompile()
-    return [run.tally for run in runs]
+    return tallies
 
 
 def normalized(module, *inputs, facts=True, train=False):

@@ -104,14 +104,11 @@ def test_clone_goes_where_nobody_looks():
 
 def test_reason_is_said():
     from triptych.joint.remove_noop_ops import RemoveNoopOps
-    from triptych.options import Options
-    from triptych.passes.base import PassRun
     from triptych.rewrite.rewriter import Rewriter
 
     gm = make_fx(lambda x: see(x.clone()))(INPUTS["whole"]())
-    run = PassRun(Rewriter(Program(gm), "remove_noop_ops"), Options())
-    RemoveNoopOps().run(run)
-    assert any("may look at strides and storage offset" in d.reason for d in run.tally.declines.values())
+    tally = RemoveNoopOps().run(Rewriter(Program(gm), "remove_noop_ops"))
+    assert any("may look at strides and storage offset" in d.reason for d in tally.declines.values())
 
 
 def _list(result) -> list[torch.Tensor]:

@@ -16,8 +16,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import triptych
 from triptych.ir.program import Program
 from triptych.ir.verify import verify
-from triptych.options import Options
-from triptych.passes.base import PassRun
 from triptych.pieces.join import Block, neighbours_joined, progressions_joined
 from triptych.pieces.read import way_of
 from triptych.pre_grad.merge_concats_pass import MergeConcatsPass
@@ -43,9 +41,7 @@ def run_passes(gm, inputs=()):
     program = Program(gm, inputs)
     fired = {}
     for pass_ in PASSES:
-        run = PassRun(Rewriter(program, pass_.name), Options(), strict=True)
-        pass_().run(run)
-        fired.update(run.tally.fired)
+        fired.update(pass_().run(Rewriter(program, pass_.name), strict=True).fired)
     gm.graph.lint()
     gm.recompile()
     verify(gm)

@@ -10,8 +10,6 @@ from torch import nn
 
 from triptych.ir.program import Program
 from triptych.joint.remove_noop_ops import RemoveNoopOps
-from triptych.options import Options
-from triptych.passes.base import PassRun
 from triptych.pre_grad.remove_noop_pass import RemoveNoopPass
 from triptych.rewrite.rewriter import Rewriter
 from triptych.testing.capture import capture_torch
@@ -19,11 +17,10 @@ from triptych.testing.check import compare_graphs
 
 
 def run(pass_, gm, inputs=()):
-    run = PassRun(Rewriter(Program(gm, inputs), pass_.name), Options(), strict=True)
-    pass_.run(run)
+    tally = pass_.run(Rewriter(Program(gm, inputs), pass_.name), strict=True)
     gm.graph.lint()
     gm.recompile()
-    return run.tally
+    return tally
 
 
 def targets(gm):

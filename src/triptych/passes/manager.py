@@ -27,7 +27,6 @@ from ..rewrite.driver import Tally, run_rules
 from ..rewrite.passes import Pass, pass_with_options
 from ..rewrite.record import Decline
 from ..rewrite.rewriter import Rewriter
-from .base import PassRun
 from .culprit import Rewrite, first_bad, last_rewrite
 from .custom import call_custom, custom_steps, name_of
 from .record import Listing, PassRecord
@@ -101,7 +100,8 @@ class _StageRunner:
             self._close(record, before, None)
             return
         strict = self.session.options.verify == "each"
-        run = self._new_run(record.name, self.session.rewrites_left, strict)
+        rewriter = Rewriter(self.program, record.name, self.session.rewrites_left)
+        tally = Tally(sites=[] if self.session.observed else None)
         if reason := self.program.unreadable:
             record.declines.append(Decline(pass_.name, "", reason))
             self._close(record, before, None)
@@ -109,7 +109,7 @@ class _StageRunner:
         backup = copy_graph(self.gm) if strict else None
         started = time.perf_counter()
         try:
-            pass_.run(run)
+            pass_.run(rewriter, strict=strict, tally=tally)
         except RuleError:
             raise
         except Exception as error:
@@ -117,21 +117,16 @@ class _StageRunner:
                 raise TriptychError(f"pass {pass_.name} raised {type(error).__name__}: {error}") from error
             self._failed(record, f"pass {pass_.name}", error)
         record.seconds = time.perf_counter() - started
-        tally = run.tally
         record.tried, record.matched, record.stop = tally.tried, tally.matched, tally.stop
         record.fired, record.decisions, record.sites = tally.fired, tally.decisions, tally.sites or []
         record.rewrites = tally.fired.total()
         record.declines = list(tally.declines.values())
-        record.changed = record.rewrites > 0 or run.rewriter.edited
-        self.session.count.stopped |= run.rewriter.stopped
+        record.changed = record.rewrites > 0 or rewriter.edited
+        self.session.count.stopped |= rewriter.stopped
         for problem in tally.errors:
             record.error = problem
             self.session.warnings.append(f"{pass_.name}: {problem.partition(chr(10))[0]}")
         self._close(record, before, backup, pass_)
-
-    def _new_run(self, name: str, limit: int | None, strict: bool) -> PassRun:
-        tally = Tally(sites=[] if self.session.observed else None)
-        return PassRun(Rewriter(self.program, name, limit), self.session.options, self.is_inference, strict, tally)
 
     def run_custom(self, hook: str, custom: Callable[..., Any], before: Contract | None) -> None:
         """A user's function of the graph: one rewrite, whatever it changes; undone if it fails."""
@@ -227,10 +222,11 @@ class _StageRunner:
         def run(limit: int) -> tuple[PassRecord, str]:
             self.gm.graph = backup
             self._go_back_to(copy_graph(self.gm))
-            again = self._new_run(record.name, limit, strict=False)
+            rewriter = Rewriter(self.program, record.name, limit)
+            tally = Tally()
             if pass_ is not None:
-                pass_.run(again)
-            return replace(record, fired=again.tally.fired, rewrites=again.rewriter.rewrites), text(self.gm)
+                pass_.run(rewriter, tally=tally)
+            return replace(record, fired=tally.fired, rewrites=rewriter.rewrites), text(self.gm)
 
         def is_bad(limit: int) -> bool:
             run(limit)

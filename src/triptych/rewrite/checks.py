@@ -34,7 +34,7 @@ class Terms(Protocol):
 
 
 @dataclass(frozen=True)
-class PlainTerms:
+class _Plain:
     """No random draws, all facts known, strides as they were."""
 
     takes_random: bool = False
@@ -43,7 +43,7 @@ class PlainTerms:
     keeps_strides: bool = True
 
 
-PLAIN = PlainTerms()
+PLAIN = _Plain()
 
 
 SAVED_FOR_BACKWARD = frozenset(

@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from ..options import Options
+from .driver import Tally, run_rules
+from .rewriter import Rewriter
 from .rule import Rule
 
 
@@ -41,8 +43,11 @@ class Pass:
     def rules(self) -> Sequence[Rule]:
         return ()
 
-    def run(self, run: Any) -> None:
-        run.run_rules(self.rules())
+    def run(self, rewriter: Rewriter, *, strict: bool = False, tally: Tally | None = None) -> Tally:
+        """Run the rules, less those that the user removed by name."""
+        removed = rewriter.program.options.remove_passes
+        kept = [rule for rule in self.rules() if rule.name not in removed]
+        return run_rules(rewriter, kept, strict=strict, tally=tally)
 
 
 def pass_with_options(cls: type[Pass], options: Options) -> Pass:

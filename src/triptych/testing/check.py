@@ -17,7 +17,6 @@ from ..ir.program import Program
 from ..ir.text import text
 from ..ir.verify import verify
 from ..options import Options
-from ..passes.base import PassRun
 from ..rewrite.driver import Tally, run_rules
 from ..rewrite.examples import Example, make_inputs
 from ..rewrite.passes import Pass, pass_with_options
@@ -125,10 +124,9 @@ def run_pass(
     """Run one pass over a graph, in place; an error in it is raised."""
     made = Options.make(options)
     rewriter = Rewriter(Program(gm, example_inputs, made, is_inference), subject.name)
-    run = PassRun(rewriter, made, is_inference=is_inference, strict=True)
-    pass_with_options(subject, made).run(run)
+    tally = pass_with_options(subject, made).run(rewriter, strict=True)
     gm.recompile()
-    return run.tally
+    return tally
 
 
 def _check_outcome(subject: Any, example: Example, outcome: Outcome) -> None:
