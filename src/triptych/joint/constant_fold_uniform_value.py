@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import torch
 
-from .. import _private
 from ..ir.calls import Call
 from ..ir.program import Program
 from ..ir.traits import is_view
 from ..ir.values.affine import Affine
+from ..ir.values.knowledge import as_number
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
@@ -130,11 +130,10 @@ class FoldViewToFull(Rule):
 
 
 def _require_number(m: Match) -> None:
-    with _private.without_dispatch_modes():  # numbers are computed for real, also inside a compile
-        value = number_of(m.program, m.root.node)
-        m.applies(value is not None)
-        m.bindings["number"] = value.item() if value is not None else None
-        m.leave_behind(numbers_used_here_alone(m.program, m.root.node))
+    value = number_of(m.program, m.root.node)
+    m.applies(value is not None)
+    m.bindings["number"] = as_number(value)  # type: ignore[arg-type]
+    m.leave_behind(numbers_used_here_alone(m.program, m.root.node))
 
 
 class FoldToArange(DecidedOperation):

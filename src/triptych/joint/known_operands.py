@@ -18,7 +18,7 @@ from ..ir.calls import Call
 from ..ir.facts import known_equal, tensor_fact
 from ..ir.program import TORCH, Program
 from ..ir.traits import is_reduction
-from ..ir.values.knowledge import knowledge
+from ..ir.values.knowledge import as_number, knowledge
 from ..rewrite.emit import Emitter
 from ..rewrite.examples import declines, fires
 from ..rewrite.refusal import NotConcerned
@@ -38,7 +38,8 @@ def number_of(program: Program, node: Node) -> torch.Tensor | None:
     value = knowledge(program).uniform(node)
     if value is None and is_reduction(call.op) and isinstance(fact.numel(), int) and fact.numel() == 1:
         computed = knowledge(program).evaluate(node)
-        value = None if computed is None else computed.reshape(())
+        with _private.without_dispatch_modes():
+            value = None if computed is None else computed.reshape(())
     return value
 
 
@@ -72,12 +73,11 @@ class DecidedOperation(Rule, ABC):
         return op.call_of(*self.ops)
 
     def check(self, m):
-        with _private.without_dispatch_modes():  # numbers are computed for real, also inside a compile
-            node, call, result = m.root.node, m.root.call, m.root.tensor
-            m.applies(result is not None and not result.dtype.is_complex)
-            build = self.decide(Site(m, node, call, result))
-            m.applies(build is not None and number_of(m.program, node) is None)
-            m.leave_behind(numbers_used_here_alone(m.program, node))
+        node, call, result = m.root.node, m.root.call, m.root.tensor
+        m.applies(result is not None and not result.dtype.is_complex)
+        build = self.decide(Site(m, node, call, result))
+        m.applies(build is not None and number_of(m.program, node) is None)
+        m.leave_behind(numbers_used_here_alone(m.program, node))
         m.bindings["build"] = build
 
     @abstractmethod
@@ -101,7 +101,7 @@ class Site:
         if isinstance(operand, (bool, int, float)):
             return operand
         value = self.knowledge.uniform(operand)
-        return None if value is None else value.item()
+        return None if value is None else as_number(value)
 
     def is_number(self, number: bool | int | float, dropped: Any) -> Build:
         """The result is a number everywhere, whatever an operand holds."""

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from .. import _private
 from ..ir.modules import attribute
 from ..ir.program import Program
-from ..ir.values.knowledge import knowledge
+from ..ir.values.knowledge import as_number, knowledge
 from ..rewrite.edits import Annotate, Edit, EraseUnused, SetArguments, TakeOutOfTuple, Together
 from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Match, Rule
@@ -48,8 +48,7 @@ class QuantizeByNumbers(Rule):
                 yield Match.at(program, node, count=count)
 
     def check(self, m, count):
-        with _private.without_dispatch_modes():
-            numbers = [_number(m.program, operand) for operand in m.root.node.args[1 : 1 + count]]
+        numbers = [_number(m.program, operand) for operand in m.root.node.args[1 : 1 + count]]
         m.require(None not in numbers, "scale and zero point are not known")
         m.require(all(isinstance(n, int) for n in numbers[1:]), "a zero point that is no whole number")
         m.bindings["numbers"] = numbers
@@ -73,7 +72,7 @@ def _number(program: Program, operand: Any) -> Any:
     if not isinstance(operand, Node):
         return operand
     value = knowledge(program).uniform(operand)
-    return None if value is None else value.item()
+    return None if value is None else as_number(value)
 
 
 def _kept_whole(x, w, s):

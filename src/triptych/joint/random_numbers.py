@@ -10,8 +10,7 @@ from torch.fx import Node
 from .. import _private
 from ..ir.facts import known, known_equal
 from ..ir.program import Value
-from ..ir.text import RULE
-from ..rewrite.edits import Edit, Recompute, SetArguments
+from ..rewrite.edits import Edit, Resize, SetArguments
 from ..rewrite.emit import Emitter
 
 CHECKPOINT_TAGS = ("recompute", "ac_graph_id")
@@ -31,15 +30,17 @@ class Source:
         """The next seed on the device of `like`: a known value, or a node of which nothing is known."""
         seeds = self._loaded(like)
         if seeds is None:
-            device = like.device if isinstance(like, torch.Tensor) else self.op.call(getattr, like, "device").node
-            seeds = self.op.call(self.prims.seeds, 1, device).node
-            seeds.meta[RULE] = "load_seeds"
+            # by an emitter of its own: a draw that nobody uses goes, and still has taken its seed
+            at = self.op.at(self.op.anchor, "load_seeds")
+            device = like.device if isinstance(like, torch.Tensor) else at.call(getattr, like, "device").node
+            seeds = at.call(self.prims.seeds, 1, device).node
             for tag in CHECKPOINT_TAGS:
                 seeds.meta.pop(tag, None)
             return self.op.call(self.prims.lookup_seed, seeds, 0)
         seed = self.op.call(self.prims.lookup_seed, seeds, 0)  # the next one is there when one more is loaded
         count: Any = seeds.args[0]
-        self.edits += [Recompute(seeds, (count + 1, seeds.args[1])), SetArguments(seed.node, (seeds, count))]
+        more = count + 1
+        self.edits += [Resize(seeds, (more, seeds.args[1]), [more]), SetArguments(seed.node, (seeds, count))]
         return seed
 
     def _loaded(self, like: Any) -> Node | None:

@@ -63,16 +63,17 @@ class SetArguments(Edit):
 
 
 @dataclass(frozen=True)
-class Recompute(Edit):
-    """The same operation with other arguments, and so another value, of which its users read what they read before."""
+class Resize(Edit):
+    """The same operation with other arguments: a longer result, of which its users read what they read before."""
 
     node: Node
     args: tuple[Any, ...]
+    shape: Sequence[int]
 
     def make(self, rewriter: Rewriter, op: Emitter) -> None:
         rewriter.require_room()
         rewriter.set_arguments(self.node, self.args, dict(self.node.kwargs))
-        rewriter.compute_again(self.node)
+        rewriter.resize(self.node, self.shape)
 
 
 @dataclass(frozen=True)

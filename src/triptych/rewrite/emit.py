@@ -165,11 +165,15 @@ class Emitter:
         self.program.graph.erase_node(node)
 
     def discard(self) -> None:
-        """Take everything back."""
-        for other in reversed(self._others):
-            other.discard()
-        while self.made:
-            self.drop_last()
+        """Take everything back, users before their operands, whichever emitter wrote them."""
+        emitters = [self]
+        for emitter in emitters:
+            emitters += emitter._others
+        for node in sorted((n for e in emitters for n in e.made if not n._erased), reverse=True):
+            self.program.erased(node)
+            self.program.graph.erase_node(node)
+        for emitter in emitters:
+            emitter.made.clear()
 
     # ---- the two dialects ----
 

@@ -256,11 +256,11 @@ class Rewriter(Checks):
         self.program.changed(node)
         self.touched.append(node)
 
-    def compute_again(self, node: Node) -> None:
-        """The fact of a node whose arguments are others now."""
-        value = self.program.compute(node)
-        if value is not None:
-            set_fact(node, value, self.program.fact_key)
+    def resize(self, node: Node, shape: Sequence[int]) -> None:
+        """Another shape for a result whose dtype and device stay; the operation itself is not computed."""
+        if (known := tensor_fact(node)) is not None:
+            with self.program.computing(node):
+                set_fact(node, known.new_empty(shape), self.program.fact_key)
 
     def annotate(self, node: Node, key: str, value: Any) -> None:
         """Tell code generation something of a node beside its arguments."""

@@ -55,7 +55,8 @@ class Knowledge:
 
     def evaluate(self, node: Node) -> torch.Tensor | None:
         """All elements, on the CPU, of a tensor that depends on static sizes alone and is not too large."""
-        return self._shape_only.value(node)
+        with _private.without_dispatch_modes():  # computed for real, also inside a compile
+            return self._shape_only.value(node)
 
     def is_all_true(self, node: Node) -> bool:
         """A boolean that is true everywhere."""
@@ -109,7 +110,8 @@ class Knowledge:
                 return True
             value, call = self.uniform(node), self.program.call(node)
             if value is not None:
-                return not (value.item() == 0 and math.copysign(1, value.item()) < 0)
+                number = as_number(value)
+                return not (number == 0 and math.copysign(1, number) < 0)
             if call is None or call.mutates or self.program.aliasing.written(node):
                 return False
             if call.op in NEVER_NEGATIVE_ZERO or (call.op == "mul" and call.args["self"] is call.args["other"]):
@@ -124,7 +126,8 @@ class Knowledge:
         found, held = tensor_fact(node), self.elements(node)
         if held is None or found is None or found.dtype != torch.bool:
             return None
-        return _unless_too_large(lambda: held.truth(found.shape))
+        with _private.without_dispatch_modes():
+            return _unless_too_large(lambda: held.truth(found.shape))
 
     def bounds(self, node: Node) -> tuple[Any, Any]:
         """Numbers, perhaps symbolic, that all elements lie between."""
@@ -267,12 +270,19 @@ class Knowledge:
             return False
         held = self.elements(node)
         about = self.mask(node) if dtype is _booleans else held
-        if about is not None and _unless_too_large(lambda: by_pattern(about, found.shape)):
-            return True
-        if held is not None and held.is_uniform and held.number(found.dtype) is not None:
-            return False
-        value = self.evaluate(node)
-        return value is not None and bool(by_value(distinct(value, keep=2 if matrices else 0)))
+        with _private.without_dispatch_modes():
+            if about is not None and _unless_too_large(lambda: by_pattern(about, found.shape)):
+                return True
+            if held is not None and held.is_uniform and held.number(found.dtype) is not None:
+                return False
+            value = self.evaluate(node)
+            return value is not None and bool(by_value(distinct(value, keep=2 if matrices else 0)))
+
+
+def as_number(value: torch.Tensor) -> bool | int | float:
+    """The number of a tensor that was computed for real, also inside a compile."""
+    with _private.without_dispatch_modes():
+        return value.item()
 
 
 def _unless_too_large(ask: Callable[[], Any]) -> Any:
