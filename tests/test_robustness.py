@@ -75,7 +75,7 @@ def test_an_interrupted_compile_leaves_nothing_behind(monkeypatch):
 
     x = torch.randn(4)
     with monkeypatch.context() as patched:
-        patched.setattr("triptych.passes.base.run_rules", interrupt)
+        patched.setattr("triptych.rewrite.passes.run_rules", interrupt)
         with pytest.raises(KeyboardInterrupt):
             torch.compile(model, backend=triptych.compile_fx, options={"codegen": "eager", "on_error": "fallback"})(x)
     settings = inductor_config.get_config_copy()
