@@ -9,6 +9,7 @@ from click.testing import CliRunner
 import triptych
 from triptych.cache import cache_key
 from triptych.cli import main
+from triptych.passes.catalogue import rules_of
 
 EAGER = {"codegen": "eager"}
 
@@ -163,6 +164,39 @@ def test_why_not_takes_the_name_of_a_pass_and_begins_with_where_it_fires():
     assert [one.rule for one in answer.fires] == ["noop_reshape"]
     assert "test_user_rules.py" in answer.fires[0].source
     assert str(answer).startswith("noop_reshape at ")
+
+
+def test_why_not_takes_every_name_that_explain_prints():
+    class Towers(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(8))
+
+        def forward(self, q, k, v):
+            x = attention(q, k, v)
+            return sum(torch.relu(layer(x)) for layer in self.layers)
+
+    q = torch.randn(2, 4, 8)
+    seen = triptych.explain(Towers(), q, q, q, options=EAGER)
+    names = {name for record in seen.passes for name in record.fired}
+    assert {"fuse_attention", "batch_linear"} <= names
+    for name in sorted(names):
+        assert rules_of(name)
+    for name in ("fuse_attention", "batch_linear"):
+        assert {one.rule for one in triptych.why_not(name, Towers(), q, q, q).fires} >= {name}
+
+
+def test_joined_weights_say_what_they_would_cost():
+    class Projections(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(3))
+
+        def forward(self, x):
+            return [layer(x) for layer in self.layers]
+
+    answer = triptych.why_not("joined_weights", Projections(), torch.randn(2, 64))
+    assert answer.fires or any("would cost" in miss.reason for miss in answer)
 
 
 def test_why_not_asks_a_users_rule_in_training():

@@ -87,8 +87,8 @@ def _find(rule: Rule, gm: GraphModule, options: Options) -> list[Match]:
     ready = compiled(rule)
     found: dict[Node, Match] = {}
     for match in rule.sites(Program(gm, options=options)):
-        if match.root.node in found:
-            continue  # another way to match there
+        if match.root.node in found or match.names == ():
+            continue  # another way to match there, or a change of order that is no rewrite
         try:
             ready.check(match)
         except Refused:
@@ -151,9 +151,12 @@ def _explained(
 
 def _seen(rules: Sequence[Rule], seen: Explanation) -> tuple[list[Fired], list[NearMiss]]:
     """Where the rules fired and where they declined in a compile."""
-    names = {one.name for one in rules}
-    fires = [Fired(s.rule, r.graph, s.node, s.source) for r in seen.passes for s in r.sites if s.rule in names]
-    declines = [(r.graph, d) for r in seen.passes for d in r.declines if d.rule in names]
+
+    def is_wanted(name: str) -> bool:
+        return any(one.counts_as(name) for one in rules)
+
+    fires = [Fired(s.rule, r.graph, s.node, s.source) for r in seen.passes for s in r.sites if is_wanted(s.rule)]
+    declines = [(r.graph, d) for r in seen.passes for d in r.declines if is_wanted(d.rule)]
     return fires, [NearMiss(d.rule, graph, d.node, 1, d.reason, d.source, True) for graph, d in declines]
 
 

@@ -89,13 +89,16 @@ def all_passes() -> dict[str, type[Pass]]:
 
 
 def rules_of(wanted: Rule | type[Rule] | Pass | type[Pass] | str) -> list[Rule]:
-    """The rule itself, or the rules of a pass; both may be given as a class or by name."""
+    """The rule itself, or the rules of a pass; both may be given as a class or by any name that `explain` prints."""
     if isinstance(wanted, str):
         rules, passes = all_rules(), all_passes()
         if wanted in rules:
             return [rules[wanted]]
-        if wanted not in passes:
+        if wanted in passes:
+            return list(passes[wanted]().rules())
+        counted = [rule for rule in rules.values() if rule.counts_as(wanted)]
+        if not counted:
             raise UnknownName("rule or pass", wanted, [*rules, *passes])
-        return list(passes[wanted]().rules())
+        return counted
     one = wanted() if isinstance(wanted, type) else wanted
     return [one] if isinstance(one, Rule) else list(one.rules())

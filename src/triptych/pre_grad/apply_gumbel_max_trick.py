@@ -42,6 +42,9 @@ class GumbelMax(Rule):
 
     exact = False
 
+    def counts_as(self, name: str) -> bool:
+        return name in (self.name, "shape_of_logits")
+
     def sites(self, program: Program) -> Iterator[Match]:
         for node in list(program.graph.nodes):
             call = None if node._erased else program.call(node)

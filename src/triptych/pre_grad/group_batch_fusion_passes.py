@@ -164,6 +164,9 @@ class BatchOperations(BatchRule):
     """f(x_0), f(x_1), ... -> f(stack(x_0, x_1, ...)), and on with the stack, for linears, products, norms, pointwise
     operations and views; up to rounding"""
 
+    def counts_as(self, name: str) -> bool:
+        return name.startswith("batch_")
+
     def recipes(self, program: Program) -> Sequence[Recipe]:
         pointwise = BatchPointwise(draws=_may_draw_otherwise(program))
         return (BatchLinear(), BatchMatmul(), BatchNormalization(), pointwise, BatchAlongDims())
@@ -172,6 +175,9 @@ class BatchOperations(BatchRule):
 @dataclass(frozen=True)
 class GroupLinears(BatchRule):
     """linear(x_0, W_0), linear(x_1, W_1), ... of different sizes -> all of them in one launch; up to rounding"""
+
+    def counts_as(self, name: str) -> bool:
+        return name in (self.name, "group_linear")
 
     def recipes(self, program: Program) -> Sequence[Recipe]:
         return (GroupLinear(),) if self.always or _kernel_runs(program) else ()

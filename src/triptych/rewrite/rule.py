@@ -179,6 +179,10 @@ class Rule:
     def name(self) -> str:
         return self.rule_name()
 
+    def counts_as(self, name: str) -> bool:
+        """Is this a name that rewrites of the rule are counted under? A rule that sets `Match.names` says which."""
+        return name == self.name
+
     @classmethod
     def formula(cls) -> str:
         return (inspect.getdoc(cls) or "").partition("\n")[0]
