@@ -64,8 +64,8 @@ GEMMS = ("linear", "baddbmm", "matmul", "addmm")
 @pytest.mark.parametrize(
     "own, result, inplace",
     [
-        (False, "cat", False), (True, "cat", False), (False, "stack", False), (True, "list", False),
-        (False, "sum", False), (False, "cat", True), (True, "stack", True),
+        (False, "cat", False), (True, "list", False), (False, "sum", False), (True, "stack", True),
+        *[pytest.param(*case, marks=pytest.mark.slow) for case in [(True, "cat", False), (False, "stack", False), (False, "cat", True)]],
     ],
 )  # fmt: skip
 def test_towers_become_one(own, result, inplace):

@@ -21,7 +21,13 @@ BLOCK = 25
 
 
 @pytest.mark.parametrize(
-    "route, first", [(route, first) for route, count in PROGRAMS.items() for first in range(0, count, BLOCK)]
+    "route, first",
+    [
+        # of each kind, every other block of seeds
+        pytest.param(route, first, marks=pytest.mark.slow if first // BLOCK % 2 else ())
+        for route, count in PROGRAMS.items()
+        for first in range(0, count, BLOCK)
+    ],
 )
 def test_random_programs(route: str, first: int) -> None:
     for seed in range(first, first + BLOCK):

@@ -185,8 +185,8 @@ def checkpointed(x):
 
 
 @pytest.mark.parametrize("how, dynamic", [
-    ("plain", False), ("recomputed", False), ("recomputed", True), ("half recomputed", False), ("checkpointed", False),
-    ("checkpointed", True),
+    ("plain", False), ("recomputed", True), ("half recomputed", False), ("checkpointed", True),
+    pytest.param("recomputed", False, marks=pytest.mark.slow), pytest.param("checkpointed", False, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_forward_and_backward_see_the_same_draws(how, dynamic):
     program = checkpointed if how == "checkpointed" else linear_in

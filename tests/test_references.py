@@ -82,7 +82,9 @@ def test_without_dynamo():
     torch.testing.assert_close(compiled(X), model(X))
 
 
-@pytest.mark.parametrize(("train", "freeze"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("train", "freeze"), [pytest.param(False, False, marks=pytest.mark.slow), (True, False), (False, True)]
+)
 def test_compiles_leave_nothing_behind(train, freeze, monkeypatch):
     """Nothing of ours outlives the program. Torch has fake modes in caches of its own: no more of them with us."""
     opened: list[weakref.ref[Session]] = []
