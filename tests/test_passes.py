@@ -14,8 +14,9 @@ from triptych import Options, pipeline
 from triptych.errors import RuleError, TriptychError, UnknownName
 from triptych.passes.manager import run_stage
 from triptych.passes.session import Session
+from triptych.rewrite.edits import Edit
 from triptych.rewrite.passes import Pass
-from triptych.rewrite.rule import Rule
+from triptych.rewrite.rule import Match, Rule
 from triptych.testing.capture import capture_aten
 
 pytestmark = pytest.mark.fast
@@ -123,15 +124,32 @@ def with_pass(monkeypatch, stage, *passes):
 
 
 @dataclass(frozen=True)
+class BehindItsBack(Edit):
+    """An edit that no check of the rewriter looks at."""
+
+    def make(self, rewriter, op):
+        relu, add = list(rewriter.program.graph.nodes)[1:3]
+        add.replace_all_uses_with(relu.args[0])
+
+
+class ReturnInput(Rule):
+    """relu(x) + 1 -> x"""
+
+    def sites(self, program):
+        yield Match.at(program, list(program.graph.nodes)[1])
+
+    def rewrite(self, op):
+        return BehindItsBack()
+
+
+@dataclass(frozen=True)
 class Wrong(Pass):
     """Makes the output an input."""
 
     name = "wrong"
 
-    def run(self, run):
-        relu, add = list(run.program.graph.nodes)[1:3]
-        add.replace_all_uses_with(relu.args[0])
-        run.fired("wrong")
+    def rules(self):
+        return [ReturnInput()]
 
 
 @pytest.mark.parametrize("level", ["each", "final"])
@@ -172,6 +190,19 @@ def test_a_rule_that_raises_is_skipped_or_with_verify_an_error(monkeypatch):
     assert run("joint", aten(), remove_passes="oops").records[0].error is None
 
 
+class CountLevel(Rule):
+    """relu(x) -> relu(x), counted by the level"""
+
+    def __init__(self, level=0):
+        self.level = level
+
+    def sites(self, program):
+        yield Match.at(program, list(program.graph.nodes)[1], names=[f"level {self.level}"])
+
+    def rewrite(self, op, m):
+        return op.relu(m.root.node.args[0])
+
+
 @dataclass(frozen=True)
 class Configured(Pass):
     """Has an option, and runs only if added."""
@@ -180,8 +211,8 @@ class Configured(Pass):
     default = False
     level: int = 3
 
-    def run(self, run):
-        run.fired(f"level {self.level}")
+    def rules(self):
+        return [CountLevel(self.level)]
 
 
 def test_options_and_names_are_exact(monkeypatch):

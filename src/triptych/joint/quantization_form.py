@@ -25,8 +25,7 @@ BY_TENSORS = {"tensor": 2, "tensor2": 4}
 
 
 def _quantize(x, scale, zero_point):
-    import torch.ao.quantization.fx._decomposed  # noqa: F401  (registers the operators)
-
+    assert _private.quantized_operators  # which this registers
     quantized = torch.ops.quantized_decomposed
     return quantized.quantize_per_tensor.tensor(x, scale, zero_point, -128, 127, torch.int8)
 
