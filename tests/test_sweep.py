@@ -140,7 +140,7 @@ def test_a_difference_of_ours_is_ours(monkeypatch):
 def test_a_rule_that_raises_is_a_crash(monkeypatch):
     from triptych.joint.remove_noop_ops import RemoveNoopOps
 
-    def run(self, context):
+    def run(self, rewriter, **how):
         raise ValueError("spoilt")
 
     monkeypatch.setattr(RemoveNoopOps, "run", run)

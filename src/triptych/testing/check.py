@@ -64,7 +64,7 @@ def run_example(
     if example.prepare is not None:
         example.prepare(gm.graph)
     before = text(gm)
-    tally = _apply(subject, gm, example)
+    tally = apply_example(subject, gm, example)
     gm.graph.lint()
     gm.recompile()
     verify(gm)
@@ -88,7 +88,7 @@ def _check_training(subject: Rule | type[Pass], example: Example, inputs: Sequen
     def backend(gm: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         if example.prepare is not None:
             example.prepare(gm.graph)
-        _apply(subject, gm, example)
+        apply_example(subject, gm, example)
         gm.recompile()
         return gm
 
@@ -103,10 +103,11 @@ def _keeps_gradients(subject: Rule | type[Pass], tally: Tally, dialect: str) -> 
     if dialect == "aten" or where.startswith((joint.__name__, post_grad.__name__)):
         return False
     rules = [subject] if isinstance(subject, Rule) else subject().rules()
-    return not any(rule.without_gradient for rule in rules if rule.name in tally.fired)
+    return not any(rule.without_gradient for rule in rules if any(map(rule.counts_as, tally.fired)))
 
 
-def _apply(subject: Rule | type[Pass], gm: GraphModule, example: Example) -> Tally:
+def apply_example(subject: Rule | type[Pass], gm: GraphModule, example: Example) -> Tally:
+    """Run a rule or a pass over the graph of its example, in place."""
     if isinstance(subject, Rule):
         subject = type(subject)(**example.settings) if example.settings else subject
         program = Program(gm, options=Options.make(example.options), is_inference=example.is_inference)

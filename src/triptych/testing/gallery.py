@@ -22,8 +22,9 @@ from ..pipeline import STAGES, Hook
 from ..rewrite.driver import Tally
 from ..rewrite.examples import Example, make_inputs
 from ..rewrite.passes import Pass
+from ..rewrite.rule import Rule
 from .capture import capture
-from .check import compare_gradients, compare_graphs, run_pass
+from .check import apply_example, compare_gradients, compare_graphs
 
 EQUAL, CLOSE, DIFFERS = "equal", "close", "DIFFERS"
 NOTHING = "none"
@@ -117,10 +118,16 @@ class _Run:
         if self.example.prepare is not None:
             self.example.prepare(gm.graph)
         self.before = len(gm.graph.nodes)
-        self.tally = run_pass(self.subject, gm, (), self.example.options, self.example.is_inference)
+        self.tally = apply_example(self._carrier(), gm, self.example)
         self.after = len(gm.graph.nodes)
         gm.recompile()
         return gm
+
+
+    def _carrier(self) -> Rule | type[Pass]:
+        """The pass, or the rule alone where its example makes it with settings of its own."""
+        rules = self.subject().rules() if self.example.settings else ()
+        return next((rule for rule in rules if any(e is self.example for e in rule.examples)), self.subject)
 
 
 def _show(subject: type[Pass], example: Example, stage: str) -> Exhibit:
@@ -170,7 +177,9 @@ def _forward(run: _Run, eager: Callable[..., Any], rewritten: Callable[..., Any]
 
 def _says_exact(run: _Run) -> bool:
     fired = run.tally.fired if run.tally is not None else {}
-    return run.subject.exact and all(rule.exact for rule in run.subject().rules() if rule.name in fired)
+    return run.subject.exact and all(
+        rule.exact for rule in run.subject().rules() if any(map(rule.counts_as, fired))
+    )
 
 
 def _gradient(
