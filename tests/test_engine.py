@@ -12,7 +12,7 @@ from triptych.passes.catalogue import all_passes, all_rules
 from triptych.rewrite.passes import Pass
 
 ROOT = Path(triptych.__file__).parent
-OF_RULES = ("pre_grad", "joint", "post_grad", "attention", "batching", "pieces")
+OF_RULES = ("rules", "pre_grad", "joint", "post_grad", "attention", "batching", "pieces")
 EDITS = frozenset(
     "erase_node create_node call_function call_method call_module get_attr replace_all_uses_with replace_input_with "
     "prepend append inserting_before inserting_after node_copy graph_copy eliminate_dead_code".split()

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import triptych
-from triptych.pre_grad.noop_views import NoopPermute
 from triptych.pre_grad.remove_noop_pass import RemoveNoopPass
+from triptych.rules.noop_views import NoopPermute
 from triptych.testing.capture import capture_torch
 from triptych.testing.check import run_pass
 

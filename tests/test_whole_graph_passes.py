@@ -18,12 +18,12 @@ import triptych
 from triptych.ir.program import Program
 from triptych.joint.constant_fold_uniform_value import ConstantFoldUniformValue
 from triptych.joint.replace_random_passes import ReplaceRandomPasses
-from triptych.joint.stable_topological_sort import StableTopologicalSort
 from triptych.passes.session import watching
 from triptych.post_grad.eliminate_dead_code import EliminateDeadCode
 from triptych.post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
 from triptych.post_grad.remove_assert_ops import RemoveAssertOps
 from triptych.post_grad.reorder_for_locality import ReorderForLocality
+from triptych.rules.stable_topological_sort import StableTopologicalSort
 from triptych.testing import compare_graphs, run_pass
 from triptych.testing.capture import capture_aten, capture_torch
 from triptych.testing.fuzz import random_program

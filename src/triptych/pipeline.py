@@ -14,7 +14,6 @@ from .joint.constant_fold_uniform_value import ConstantFoldUniformValue
 from .joint.pass_patterns import PassPatterns
 from .joint.remove_noop_ops import RemoveNoopOps
 from .joint.replace_random_passes import ReplaceRandomPasses
-from .joint.stable_topological_sort import StableTopologicalSort
 from .options import ADD_RULES, NAMES, Options
 from .post_grad.eliminate_dead_code import EliminateDeadCode
 from .post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
@@ -66,6 +65,7 @@ from .pre_grad.unbind_stack_pass import UnbindStackPass
 from .pre_grad.unbind_stack_to_slices_pass import UnbindStackToSlicesPass
 from .pre_grad.use_triton_dot_compress import UseTritonDotCompress
 from .rewrite.passes import Pass
+from .rules.stable_topological_sort import StableTopologicalSort
 
 
 @dataclass(frozen=True)

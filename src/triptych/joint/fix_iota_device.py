@@ -12,9 +12,9 @@ from ..ir.effects import node_operands
 from ..ir.facts import tensor_fact
 from ..ir.program import Program, Value
 from ..match.pattern import Tensor
-from ..post_grad.move_constructors_to_gpu import again_elsewhere, end_elsewhere
 from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Rule
+from ..rules.other_device import again_elsewhere, end_elsewhere
 
 IOTA = ("arange", "prims.iota")
 NUMBERS = ("full", "scalar_tensor")

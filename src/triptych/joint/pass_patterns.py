@@ -13,11 +13,11 @@ from ..ir.dtypes import lossless
 from ..ir.program import Value
 from ..match.matcher import equal
 from ..match.pattern import Dtype, Tensor
-from ..pre_grad.noop_views import NoopReshape
-from ..pre_grad.remove_reshape_pass import MergePermutes, MergeReshapes
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
+from ..rules.merge_views import MergePermutes, MergeReshapes
+from ..rules.noop_views import NoopReshape
 from .bmm_to_mm import BmmToMm
 from .fix_iota_device import FixIotaDevice
 from .pad_mm import PadMm

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from ..match.pattern import Tensor
-from ..pre_grad.noop_arithmetic import ARITHMETIC
-from ..pre_grad.noop_views import VIEWS_AND_COPIES, Noop
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
+from ..rules.noop_arithmetic import ARITHMETIC
+from ..rules.noop_views import VIEWS_AND_COPIES, Noop
 
 
 class NoopDetach(Noop):

@@ -21,12 +21,12 @@ from ..ir.origins import given_tensor
 from ..ir.program import Program
 from ..ir.text import lines, text
 from ..ir.verify import Contract, contract, verify
-from ..joint.stable_topological_sort import StableTopologicalSort
 from ..pipeline import Hook, steps
 from ..rewrite.driver import Tally, run_rules
 from ..rewrite.passes import Pass, pass_with_options
 from ..rewrite.record import Decline
 from ..rewrite.rewriter import Rewriter
+from ..rules.stable_topological_sort import StableTopologicalSort
 from .culprit import Rewrite, first_bad, last_rewrite
 from .custom import call_custom, custom_steps, name_of
 from .record import Listing, PassRecord

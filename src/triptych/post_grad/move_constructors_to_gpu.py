@@ -13,11 +13,11 @@ from ..ir.devices import computes_alike, not_taken_over, unlike_elsewhere
 from ..ir.facts import tensor_fact
 from ..ir.program import Program
 from ..rewrite.edits import EraseUnused, ReplaceAll, Together
-from ..rewrite.emit import Emitter
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
 from ..rewrite.rewriter import Replacement
 from ..rewrite.rule import Match, Rule
+from ..rules.other_device import again_elsewhere, end_elsewhere
 
 CONSTRUCTORS = frozenset("full arange scalar_tensor eye tril_indices triu_indices prims.iota".split())
 """Built from numbers alone, and the same to the bit on every device."""
@@ -151,23 +151,3 @@ def _needed(group: _Group) -> list[Node]:
             needed.add(node)
             work += node.all_input_nodes
     return sorted(needed)
-
-
-def again_elsewhere(op: Emitter, node: Node, twins: dict[Node, Node], extra: dict[str, Any]) -> Node:
-    """The same call on the values of the other device."""
-    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: twins.get(n, n))
-    return op.node(node.op, node.target, args, {**kwargs, **extra}).node
-
-
-def end_elsewhere(end: Node, twins: dict[Node, Node], op: Emitter) -> Any:
-    """What took its operand to the other device, where the operand is there already."""
-    call = op.program.call(end)
-    if call is None or call.op != "to":
-        return again_elsewhere(op, end, twins, {})
-    twin = op.program.value(twins[call.args["self"]])
-    rest = {
-        k: v for k, v in call.args.items() if k not in ("self", "device", "non_blocking", "copy", "layout")
-    }
-    if rest.get("dtype") == twin.dtype:
-        del rest["dtype"]
-    return op.to(twin, **rest) if rest else twin

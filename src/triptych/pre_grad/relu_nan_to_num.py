@@ -23,8 +23,8 @@ from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
 from ..rewrite.spelling import Spelling
-from .noop_arithmetic import SPECIAL, Idempotent
-from .noop_views import Noop
+from ..rules.noop_arithmetic import SPECIAL, Idempotent
+from ..rules.noop_views import Noop
 
 NAN, INFINITY = math.nan, math.inf
 MANY = SPECIAL.repeat(9)

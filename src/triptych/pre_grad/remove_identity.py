@@ -18,7 +18,7 @@ from ..match.pattern import Tensor
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
-from .noop_views import Noop, NoopAlias, NoopConj, NoopDropout, NoopIdentity
+from ..rules.noop_views import Noop, NoopAlias, NoopConj, NoopDropout, NoopIdentity
 
 ROUNDING = ("round", "floor", "ceil", "trunc")
 

@@ -12,8 +12,8 @@ from ..match.pattern import Tensor
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
-from .noop_arithmetic import ARITHMETIC
-from .noop_views import VIEWS_AND_COPIES, Noop
+from ..rules.noop_arithmetic import ARITHMETIC
+from ..rules.noop_views import VIEWS_AND_COPIES, Noop
 
 
 class DetachWithoutGradient(Noop):

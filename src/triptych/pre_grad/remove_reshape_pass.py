@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..ir.calls import Call
-from ..ir.facts import fact, known, known_equal, storage, tensor_fact
+from ..ir.facts import fact, known_equal, storage, tensor_fact
 from ..ir.program import Program
 from ..ir.traits import is_pointwise
 from ..match.pattern import Ints, Tensor
@@ -21,98 +20,7 @@ from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
 from ..rewrite.refusal import NotConcerned, Refused
 from ..rewrite.rule import Match, Rule
-
-
-def keeps_order(call: Call | None) -> bool:
-    """Leaves the elements in their order and changes only how they are counted: whatever two such views do, their
-    result is known by its shape."""
-    if call is None or call.mutates:
-        return False
-    if call.op == "permute":  # dims of one element may go anywhere
-        shape = getattr(tensor_fact(call.args["self"]), "shape", None)
-        dims = call.args["dims"]
-        moved = [d for d in dims if shape is not None and not known(shape[d] == 1)]
-        return shape is not None and moved == sorted(moved)
-    return call.op in ("reshape", "squeeze", "unsqueeze")
-
-
-class MergeReshapes(Rule):
-    """reshape(reshape(x, a), b) -> reshape(x, b), or x where that is its shape; squeeze and unsqueeze likewise"""
-
-    interior_may_be_used = True
-
-    def pattern(self, op, x: Tensor, shape, how, first):
-        inner = op.reshape(x, first) | op.unsqueeze(x, first) | op.squeeze(x, dim=first) | op.permute(x, first)
-        return op.any_of(
-            op.reshape(inner, shape), op.unsqueeze(inner, how), op.squeeze(inner, dim=how), op.permute(inner, how)
-        )
-
-    def check(self, m, x):
-        outer, inner = m.root.call, m.program.call(m.nodes[1])
-        m.applies(keeps_order(outer) and keeps_order(inner))
-        m.applies(m.root.known and x.known)
-        if not known_equal(m.root.shape, x.shape):
-            m.applies("reshape" in (outer.op, inner.op), "views of one dim each read better as they are")
-            m.applies(len(m.nodes[1].users) == 1, "the inner view stays anyway")
-
-    def rewrite(self, op, m, x, shape):
-        if known_equal(m.root.shape, x.shape):
-            return x
-        made = op.reshape(x, m.root.shape if shape is None else shape)
-        copies = any(m.program.call(n).op == "clone" for n in op.made if m.program.call(n) is not None)
-        m.require(not copies, "the memory cannot be seen in this shape at once")
-        return made
-
-    examples = [
-        fires(lambda x: x.view(32).view(8, 4) + 1, "f32[4, 8]"),
-        fires(lambda x: x.reshape(2, 16).reshape(4, -1) + 1, "f32[4, 8]"),
-        fires(lambda x: x.unsqueeze(0).squeeze(0) + 1, "f32[4, 8]"),
-        fires(lambda x: x.squeeze(1).unsqueeze(-1) + 1, "f32[4, 1]"),
-        fires(lambda x: x.flatten().unsqueeze(0) + 1, "f32[4, 8]"),
-        fires(lambda x: x.transpose(1, 2).reshape(4, 8) + 1, "f32[4, 1, 8]"),
-        fires(lambda x: x.view(-1).view(x.shape) + 1, "f32[4, 8]", dynamic=True),
-        fires(lambda x: (y := x.view(32), y.view(4, 8) + 1), "f32[4, 8]"),
-        fires(lambda x: x.view(0, 4).view(2, 0) + 1, "f32[0, 8]"),
-        declines(lambda x: x.t().reshape(32) + 1, "f32[4, 8]"),
-        declines(lambda x: x[None, :, None] + 1, "f32[4]"),
-        declines(lambda x: (y := x.view(32), y.view(8, 4) + 1), "f32[4, 8]"),
-        declines(lambda x: x.view(torch.int32).view(torch.float32) + 1, "f32[4, 8]"),
-        declines(lambda x: x.t().reshape(-1).reshape(4, 4) + 1, "f32[4, 4]", because="stride", dialects=("torch",)),
-        declines(lambda x: x.view(32).view(4, 8), "f32[4, 8]", because="very tensor"),
-    ]
-
-
-def composed(first: Sequence[int], then: Sequence[int]) -> list[int]:
-    """Dims of the one permutation that does what two do one after the other."""
-    return [first[d] for d in then]
-
-
-class MergePermutes(Rule):
-    """permute(permute(x, a), b) -> permute(x, a[b]), or x where they cancel"""
-
-    interior_may_be_used = True
-
-    def pattern(self, op, x: Tensor, a: Ints, b: Ints):
-        return op.permute(op.permute(x, a), b)
-
-    def check(self, m, a, b):
-        m.applies(len(a) == len(b) and min((*a, *b), default=0) >= 0)
-        cancel = composed(a, b) == sorted(a)
-        m.applies(cancel or len(m.nodes[1].users) == 1, "the inner permute stays anyway")
-
-    def rewrite(self, op, x, a, b):
-        dims = composed(a, b)
-        return x if dims == sorted(dims) else op.permute(x, dims)
-
-    examples = [
-        fires(lambda x: x.t().t() + 1, "f32[4, 8]"),
-        fires(lambda x: x.permute(1, 2, 0).permute(1, 2, 0) + 1, "f32[4, 8, 2]"),
-        fires(lambda x: x.transpose(0, -1).movedim(0, 1) + 1, "f32[4, 8, 2]"),
-        fires(lambda x: (y := x.t(), y.t() + 1), "f32[4, 8]"),
-        fires(lambda x: x.t().mT + 1, "f32[4, 8]", dynamic=True),
-        declines(lambda x: (y := x.permute(1, 2, 0), y.permute(1, 2, 0) + 1), "f32[4, 8, 2]"),
-        declines(lambda x: x.t().t(), "f32[4, 8]", because="very tensor"),
-    ]
+from ..rules.merge_views import MergePermutes, MergeReshapes, composed, keeps_order
 
 
 class FewerViews(Rule):

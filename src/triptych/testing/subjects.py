@@ -1,4 +1,4 @@
-"""Everything that carries examples: all rules and passes of the three stages, and the rules about attention."""
+"""Everything that carries examples: all rules and passes of the three stages, and the rules that they share."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import inspect
 import pkgutil
 from collections.abc import Iterator
 
-from .. import attention, joint, post_grad, pre_grad
+from .. import attention, joint, post_grad, pre_grad, rules
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
 
 
 def subjects() -> Iterator[Rule | type[Pass]]:
     """Rules and passes, by the modules they are written in."""
-    for package in (attention, pre_grad, joint, post_grad):
+    for package in (attention, rules, pre_grad, joint, post_grad):
         for info in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
             module = importlib.import_module(info.name)
             for found in vars(module).values():
