@@ -144,6 +144,22 @@ def test_a_users_own_error_is_not_ours():
             run(wrong)
 
 
+def test_what_dynamo_answers_with_a_graph_break_is_left_to_it():
+    """The gradient of `y[mask] = z` has a size that depends on data: AOTAutograd refuses, and the frame runs eagerly."""
+
+    def writes_some(x):
+        y = x * 2
+        y[y > 0] *= 0
+        return y * 2
+
+    texts, y, gradient = run(writes_some, train=True)
+    assert not texts
+    x = torch.linspace(-1, 1, 8).requires_grad_()
+    wanted = writes_some(x)
+    wanted.sum().backward()
+    torch.testing.assert_close((y, gradient), (wanted.detach(), x.grad))
+
+
 def test_wrong_options_are_still_said():
     with pytest.raises(Exception, match="did you mean 'codegen'"):
         run(codgen="eager")

@@ -185,3 +185,29 @@ def test_gradients_from_buffers_that_are_written(module, dynamic):
         torch.testing.assert_close(got, want)
     for want, got in zip(eager.parameters(), copied.parameters()):
         torch.testing.assert_close(got.grad, want.grad)
+
+
+@pytest.mark.parametrize("codegen", ["eager", "inductor"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x.tanh().clone(),
+        lambda x: (x * 2).exp() * 1,
+        lambda x: (lambda y: (y.clone(), (y * y).sum()))(x * 2)[0],
+    ],
+    ids=["clone of a saved result", "times one", "clone of a saved operand"],
+)
+def test_a_returned_copy_may_be_written_before_the_backward(program, codegen):
+    """What the backward needs, autograd must find as it was: a copy of it that is returned stays a copy."""
+
+    def gradient(function):
+        x = torch.linspace(-1, 1, 5).requires_grad_()
+        result = function(x)
+        kept = result.detach().clone()
+        result.mul_(3)
+        result.sum().backward()
+        return kept, x.grad
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="triptych", options={"codegen": codegen})
+    torch.testing.assert_close(gradient(program), gradient(compiled))

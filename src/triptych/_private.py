@@ -120,6 +120,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "RestartAnalysis": "torch._dynamo.exc:RestartAnalysis",
         "SkipFrame": "torch._dynamo.exc:SkipFrame",
         "Unsupported": "torch._dynamo.exc:Unsupported",
+        # errors of a backend, such as a size that depends on data, after which Dynamo tries smaller graphs
+        "answered_by_graph_break": "torch._dynamo.exc:exceptions_allowed_to_be_fallback",
         # -- watching a compile: explain, the command line, the demo --
         # Dynamo's settings: how often a function may be compiled, and when sizes become symbols
         "dynamo_config": "torch._dynamo.config",

@@ -10,7 +10,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from . import _private
-from .calling import compile_flat, return_each_once
+from .calling_convention import compile_flat, keep_identities
 from .codegen.base import CodeGenerator, Compiled
 from .codegen.eager import CallableCodegen, EagerCodegen
 from .codegen.inductor import InductorCodegen, reset
@@ -112,7 +112,7 @@ def compile_program(
         }
         ways = [
             Way("was compiled as usual", lambda: compile_flow(gm, example_inputs, session, choose_codegen)),
-            Way("was compiled without Triptych's passes", without_passes),
+            Way("was compiled without Triptych's passes", without_passes, breaks_graph=True),
             *(resorts[name] for name in last_resorts),
         ]
         return first_that_compiles(ways, session, reproduce)
@@ -131,7 +131,7 @@ def compile_flow(
     keep(session, "dynamo", gm)
     gm = run_stage("pre_grad", gm, session, graph="pre_grad", example_inputs=example_inputs)
     keep(session, "pre_grad", gm)
-    with_repeated_results = return_each_once(gm)
+    with_identities = keep_identities(gm)
     codegen = choose_codegen(session, gm, example_inputs)
 
     def joint_stage(joint: GraphModule, inputs: Any, is_inference: bool = False) -> GraphModule:
@@ -209,7 +209,7 @@ def compile_flow(
             partition_fn=partition_joint,
             keep_inference_input_mutations=True,
         )
-        return with_repeated_results(autograd(gm, example_inputs))
+        return with_identities(autograd(gm, example_inputs))
 
 
 @contextlib.contextmanager

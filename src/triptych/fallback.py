@@ -29,6 +29,8 @@ class Way:
 
     outcome: str
     compile: Callable[[], Callable[..., Any]]
+    breaks_graph: bool = False
+    """An error that Dynamo answers with smaller graphs is left to Dynamo: it is not of our making."""
 
 
 def first_that_compiles(ways: Sequence[Way], session: Session, reproduce: Callable[[Exception], str]) -> Any:
@@ -43,7 +45,7 @@ def first_that_compiles(ways: Sequence[Way], session: Session, reproduce: Callab
             with falling_back() if number else contextlib.nullcontext():
                 compiled = way.compile()
         except Exception as error:
-            if is_deliberate(error):
+            if is_deliberate(error) or (way.breaks_graph and isinstance(error, _private.answered_by_graph_break)):
                 raise
             log.debug("failed, so not: the program %s", way.outcome, exc_info=True)
             if first_error is None:

@@ -126,4 +126,18 @@ FOUND: dict[str, Program] = {
         returned=("v1",),
         route="compile",
     ),
-}  # fmt: skip
+    "a size that depends on data, in the backward only": Program(
+        seed=6002192,
+        setup=("x1 = torch.randn(1).requires_grad_()",),
+        body=("v8 = x1.tanh()", "v10 = v8.clone()", "v10[v8 > 0] *= 0"),
+        returned=("v8",),
+        train=True,
+    ),
+    "two views of all of the same memory": Program(
+        seed=5000863,
+        setup=("x2 = torch.randint(2, (0,))",),
+        body=("v0 = torch.zeros_like(x2)", "v7, v8 = v0.chunk(2)"),
+        returned=("v7", "v8"),
+        codegen="inductor",
+    ),
+}

@@ -114,6 +114,11 @@ class Program:
         return Weights(self.graph, self.aliasing)
 
     @functools.cached_property
+    def is_joint(self) -> bool:
+        """Forward and backward in one ATen graph."""
+        return any(is_tangent(n) for n in self.graph.find_nodes(op="placeholder"))
+
+    @functools.cached_property
     def gradient_paths(self) -> GradientPaths:
         from .gradient_paths import GradientPaths
 

@@ -175,6 +175,18 @@ class Checks:
         now_leaves = aliasing.is_input(now) or aliasing.is_output(now)
         if aliasing.is_output(was) and (now_leaves or was_shares or self._returned_beside(was)):
             raise Refused("the value leaves the graph, and would share other memory than before")
+        if not is_new and aliasing.is_output(was) and self._gradient_needs(now, besides=was):
+            raise Refused(f"the value is returned, and the gradient needs {now.name}, which nobody may write then")
+
+    def _gradient_needs(self, node: Node, besides: Node) -> bool:
+        """May the backward read what this node computes? So far the caller gets a copy, and may write to it."""
+        is_read = any(user is not besides for user in node.users)
+        if self.program.dialect == ATEN:
+            return is_read and self.program.is_joint
+        if not self.program.gradient_paths.active or not self.program.gradient_paths.of(node):
+            return False
+        call = self.program.call(node)
+        return is_read or call is None or call.op in SAVED_FOR_BACKWARD
 
     def _returned_beside(self, was: Node) -> bool:
         """Is memory of the value also returned by a way that does not go through it?"""

@@ -9,6 +9,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.graph import CodeGen
 
 from . import _private
+from .ir.facts import is_static, storage, tensor_fact
 
 Compile = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -46,17 +47,20 @@ def compile_flat(gm: GraphModule, example_inputs: Sequence[Any], compile: Compil
     return call
 
 
-def return_each_once(gm: GraphModule) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Let a graph that returns a flat tuple return no value twice; what comes back gives its callable the old form.
+def keep_identities(gm: GraphModule) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Let a graph that returns a flat tuple return no value twice. What comes back makes of its callable one that
+    returns the same tensor, or another one, wherever the graph did.
 
-    Of one tensor returned twice, AOTAutograd may make two: two views of the same memory.
+    Of one tensor returned twice, AOTAutograd may make two: two views of the same memory. Of two views of all of the
+    same memory Inductor may make one tensor.
     """
     output = gm.graph.output_node()
     returned = output.args[0]
     if not isinstance(returned, (tuple, list)):
         return lambda compiled: compiled
     nodes = list(dict.fromkeys(r for r in returned if isinstance(r, Node)))
-    if len(nodes) == sum(isinstance(r, Node) for r in returned):
+    alike = _alike(nodes)
+    if len(nodes) == sum(isinstance(r, Node) for r in returned) and not alike:
         return lambda compiled: compiled
     once = [*nodes, *(r for r in returned if not isinstance(r, Node))]
     others = iter(range(len(nodes), len(once)))
@@ -64,14 +68,31 @@ def return_each_once(gm: GraphModule) -> Callable[[Callable[..., Any]], Callable
     output.args = (tuple(once),)
     gm.recompile()
 
-    def with_repeated(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    def with_identities(compiled: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
-            results = compiled(*args)
+            results = list(compiled(*args))
+            for first, second in alike:
+                if results[first] is results[second]:
+                    results[second] = results[second].view_as(results[second])
             return tuple(results[place] for place in places)
 
         return call
 
-    return with_repeated
+    return with_identities
+
+
+def _alike(nodes: Sequence[Node]) -> list[tuple[int, int]]:
+    """Pairs of values that are views of the same memory in the same way, by their places."""
+    earlier: dict[Any, int] = {}
+    pairs = []
+    for place, node in enumerate(nodes):
+        if (value := tensor_fact(node)) is None or not is_static(value.shape) or node.op == "placeholder":
+            continue
+        key = (storage(value), value.dtype, tuple(value.shape))
+        if key in earlier:
+            pairs.append((earlier[key], place))
+        earlier[key] = place
+    return pairs
 
 
 def _is_flat_tuple(returned: Any) -> bool:
