@@ -230,21 +230,22 @@ def test_an_unknown_stage_names_the_near_ones():
 
 
 def test_why_not_prints_near_misses(file, monkeypatch):
-    from triptych.explain.why_not import Fired, NearMiss, WhyNot
+    from triptych.explain.why_not import WhyNot
+    from triptych.rewrite.record import Decline, Firing
 
     asked = []
 
     def answer(rule, model, *args, train, options, **kwargs):
         asked.append((rule, model(*args, **kwargs).tolist()))
-        miss = NearMiss(rule, "dynamo", "cat", 2, "dim differs", "models.py:9")
-        return WhyNot(rule, [Fired(rule, "joint", "cat_1", "")], [miss], True)
+        miss = Decline(rule, "cat", "dim differs", "models.py:9", at="relu", matched=2, complete=False, graph="dynamo")
+        return WhyNot(rule, [Firing(rule, "cat_1", graph="joint")], [miss], True)
 
     monkeypatch.setattr(triptych, "why_not", answer)
     text = run("why-not", "merge", "models.py:tower").output
     assert asked == [("merge", [2.0] * 9)]
     assert text.splitlines() == [
         "merge at cat_1 (joint): fires",
-        "merge at cat (dynamo): matched 2 of its nodes; dim differs  # models.py:9",
+        "merge at cat (dynamo): matched 2 of its nodes; dim differs, at relu  # models.py:9",
     ]
     data = json.loads(run("why-not", "merge", "models.py:tower", "--json").output)
     assert data["misses"][0]["reason"] == "dim differs" and data["fires"][0]["node"] == "cat_1"

@@ -30,13 +30,14 @@ PRINTED_WIDTH = 120
 
 
 @dataclass(frozen=True)
-class Refusal:
+class RefusalCount:
     """A reason to leave sites alone: how often it was met, and the first site."""
 
     count: int
     rule: str
     reason: str
     node: str
+    """The node at fault at the first site."""
     source: str
 
 
@@ -90,7 +91,7 @@ class Explanation:
             raise UnknownName("pass", name, {record.name for record in self.passes})
         return found
 
-    def refusals(self) -> list[Refusal]:
+    def refusals(self) -> list[RefusalCount]:
         """Why sites were left alone, the most frequent reason first."""
         counts: Counter[tuple[str, str]] = Counter()
         first: dict[tuple[str, str], Decline] = {}
@@ -100,7 +101,7 @@ class Explanation:
                 counts[key] += 1
                 first.setdefault(key, decline)
         return [
-            Refusal(count, *key, first[key].node, first[key].source) for key, count in counts.most_common()
+            RefusalCount(count, *key, first[key].fault, first[key].source) for key, count in counts.most_common()
         ]
 
     def to_dict(self) -> dict[str, Any]:

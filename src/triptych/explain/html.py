@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..ir.text import text
 from ..passes.record import PassRecord
 from .diff import aligned, folded
-from .wording import CHANGED, FAILED, count, duration, place, summary, title
+from .phrases import CHANGED, FAILED, count, duration, place, summary, title
 
 if TYPE_CHECKING:
     from .explanation import Explanation
@@ -154,7 +154,7 @@ def _refusals(explanation: Explanation) -> str:
         f"<td>{escape(f'{r.node} {r.source}')}</td></tr>"
         for r in refusals
     )
-    heads = ("rule", "why it was left alone", "first site")
+    heads = ("rule", "why it was left alone", "first node at fault")
     head = '<tr><th class="number">times</th>' + "".join(f"<th>{h}</th>" for h in heads) + "</tr>"
     return f"<h2>Left alone</h2><table><thead>{head}</thead><tbody>{rows}</tbody></table>"
 

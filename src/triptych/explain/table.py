@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ..passes.record import PassRecord
 from ..rewrite.record import Decision
-from .wording import CHANGED, FAILED, count, duration, place, summary, title
+from .phrases import CHANGED, FAILED, count, duration, place, summary, title
 
 if TYPE_CHECKING:
     from .explanation import Explanation

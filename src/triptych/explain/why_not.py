@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import GraphModule, Node
@@ -14,8 +13,8 @@ from ..ir.text import source_line
 from ..match.matcher import Matcher
 from ..options import ADD_RULES, Options
 from ..passes.catalogue import all_rules, rules_of
-from ..rewrite.edits import Edit
 from ..rewrite.passes import Pass
+from ..rewrite.record import Decline, Firing
 from ..rewrite.refusal import NotConcerned, Refused
 from ..rewrite.rewriter import Rewriter
 from ..rewrite.rule import CompiledRule, Match, Rule, compiled
@@ -24,44 +23,10 @@ from .explanation import Explanation
 Wanted = Rule | type[Rule] | Pass | type[Pass] | str
 
 
-@dataclass(frozen=True)
-class NearMiss:
-    """A place where a rule stopped: how much of its pattern had matched, and the reason."""
+class WhyNot(list[Decline]):
+    """Where the rule stopped, nearest first; `fires` are the places where it does fire."""
 
-    rule: str
-    graph: str
-    node: str
-    matched: int
-    """Nodes of the pattern that had matched."""
-    reason: str
-    source: str
-    complete: bool = False
-    """The whole pattern was there; a check, or the rewriter, declined."""
-
-    def __str__(self) -> str:
-        how_far = "the whole pattern" if self.complete else f"{self.matched} of its nodes"
-        where = f"  # {self.source}" if self.source else ""
-        return f"{self.rule} at {self.node} ({self.graph}): matched {how_far}; {self.reason}{where}"
-
-
-@dataclass(frozen=True)
-class Fired:
-    """A place where a rule fires."""
-
-    rule: str
-    graph: str
-    node: str
-    source: str
-
-    def __str__(self) -> str:
-        where = f"  # {self.source}" if self.source else ""
-        return f"{self.rule} at {self.node} ({self.graph}): fires{where}"
-
-
-class WhyNot(list[NearMiss]):
-    """The near misses, nearest first; `fires` are the places where the rule does fire."""
-
-    def __init__(self, name: str, fires: Iterable[Fired], misses: Iterable[NearMiss], is_here: bool) -> None:
+    def __init__(self, name: str, fires: Iterable[Firing], misses: Iterable[Decline], is_here: bool) -> None:
         super().__init__(misses)
         self.name, self.fires, self.is_here = name, list(fires), is_here
 
@@ -112,11 +77,11 @@ def why_not(
     it would have seen; with `train` its backward too. A graph is looked at as it is.
     """
     rules, given = rules_of(rule), Options.make(options)
-    fires: list[Fired] = []
-    misses: list[NearMiss] = []
-    if isinstance(model_or_gm, GraphModule) and not args and not kwargs:
-        graphs: dict[str, GraphModule] = {"graph": model_or_gm}
-        fires = [_fired(match, one) for one in rules for match in _find(one, model_or_gm, given)]
+    fires: list[Firing] = []
+    misses: list[Decline] = []
+    is_graph = isinstance(model_or_gm, GraphModule) and not args and not kwargs
+    if is_graph:
+        graphs: dict[str, Any] = {"graph": model_or_gm}
     else:
         known = all_rules()
         own = [one for one in rules if one.name not in known]
@@ -125,8 +90,12 @@ def why_not(
         removed = (*given.remove_passes, *(one.name for one in rules if one.name in known))
         without = _explained(model_or_gm, args, kwargs, train, given, remove_passes=removed)
         graphs = {name: gm for name, gm in without.graphs.items() if name.partition("#")[0] in LOOKED_AT}
-    misses += [miss for one in rules for at, gm in graphs.items() for miss in _misses(one, gm, at, given)]
-    distinct = {(m.rule, m.node, m.reason, m.source): m for m in reversed(misses)}
+    for one in rules:
+        for name, gm in graphs.items():
+            would_fire, refused = _look(one, Program(gm, options=given), name)
+            fires += would_fire if is_graph else []
+            misses += refused
+    distinct = {(m.rule, m.node, m.at, m.reason, m.source): m for m in reversed(misses)}
     ranked = sorted(reversed(distinct.values()), key=lambda m: (not m.complete, -m.matched))
     is_here = any(_candidates(Program(gm), compiled(one)) for one in rules for gm in graphs.values())
     return WhyNot(rule if isinstance(rule, str) else rules[0].name, fires, ranked, is_here)
@@ -134,10 +103,6 @@ def why_not(
 
 LOOKED_AT = ("dynamo", "pre_grad", "joint")
 """The graphs, as the stages left them, in which near misses are looked for."""
-
-
-def _fired(match: Match, rule: Rule) -> Fired:
-    return Fired(rule.name, "graph", match.node.name, source_line(match.node))
 
 
 def _explained(
@@ -149,15 +114,15 @@ def _explained(
     return explain(model, *args, train=train, options=options, **kwargs)
 
 
-def _seen(rules: Sequence[Rule], seen: Explanation) -> tuple[list[Fired], list[NearMiss]]:
+def _seen(rules: Sequence[Rule], seen: Explanation) -> tuple[list[Firing], list[Decline]]:
     """Where the rules fired and where they declined in a compile."""
 
     def is_wanted(name: str) -> bool:
         return any(one.counts_as(name) for one in rules)
 
-    fires = [Fired(s.rule, r.graph, s.node, s.source) for r in seen.passes for s in r.sites if is_wanted(s.rule)]
-    declines = [(r.graph, d) for r in seen.passes for d in r.declines if is_wanted(d.rule)]
-    return fires, [NearMiss(d.rule, graph, d.node, 1, d.reason, d.source, True) for graph, d in declines]
+    fires = [dataclasses.replace(s, graph=r.graph) for r in seen.passes for s in r.sites if is_wanted(s.rule)]
+    declines = [dataclasses.replace(d, graph=r.graph) for r in seen.passes for d in r.declines if is_wanted(d.rule)]
+    return fires, declines
 
 
 def _candidates(program: Program, rule: CompiledRule) -> list[Node]:
@@ -167,58 +132,62 @@ def _candidates(program: Program, rule: CompiledRule) -> list[Node]:
     return [n for n, call in calls if not rule.root_ops or call.op in rule.root_ops]
 
 
-def _misses(rule: Rule, gm: GraphModule, graph: str, options: Options) -> list[NearMiss]:
-    program, ready = Program(gm, options=options), compiled(rule)
+def _look(rule: Rule, program: Program, graph: str) -> tuple[list[Firing], list[Decline]]:
+    """Where the rule would fire in a graph, and where it would not although it nearly matched."""
+    ready = compiled(rule)
     if ready.finds_itself:
-        return _refused_sites(rule, program, graph)
-    found = []
+        return _look_at_sites(ready, program, graph)
+    fires, misses = [], []
     for node in _candidates(program, ready):
         matcher = Matcher(program)
-        ways = list(matcher.find(ready.roots, node))
-        if not ways:
+        matches = [Match(program, way) for way in matcher.find(ready.roots, node)]
+        if not matches:
             miss = matcher.why_not(ready.roots, node)
-            if miss is not None and miss.matched > 0:
-                at = miss.node if miss.node is not None else node
-                source = source_line(at) or source_line(node)
-                found.append(NearMiss(rule.name, graph, at.name, miss.matched, miss.reason, source))
+            if miss is not None and miss.matched:
+                misses.append(Decline.of(miss, rule.name, node, graph=graph))
             continue
-        reasons = [_refusal(program, ready, Match(program, way)) for way in ways]
-        if all(reasons):
-            size = len(ways[0].nodes)
-            found.append(NearMiss(rule.name, graph, node.name, size, str(reasons[0]), source_line(node), True))
-    return found
+        refusals = [_refusal(program, ready, match) for match in matches]
+        if None in refusals:
+            fires.append(Firing(rule.name, node.name, source_line(node), graph))
+        elif refused := _worth_telling(refusals):
+            misses.append(Decline.of(refused.refusal, rule.name, node, len(matches[0].nodes), graph=graph))
+    return fires, misses
 
 
-def _refused_sites(rule: Rule, program: Program, graph: str) -> list[NearMiss]:
-    """What the rule's own analysis found and refuses."""
-    found = []
-    for match in rule.sites(program):
-        node = match.node
-        if reason := _refusal(program, compiled(rule), match):
-            found.append(NearMiss(rule.name, graph, node.name, len(match.nodes), reason, source_line(node), True))
-    return found
+def _worth_telling(refusals: Sequence[Refused | None]) -> Refused | None:
+    """The first refusal of the ways in which a pattern matches; one that is no concern of the rule's only if it has a
+    reason, and if there is no other."""
+    told = [refused for refused in refusals if refused is not None and refused.reason]
+    return min(told, key=lambda refused: isinstance(refused, NotConcerned), default=None)
 
 
-def _refusal(program: Program, rule: CompiledRule, match: Match) -> str | None:
-    """Why a complete match is not rewritten: built, asked for, and taken back."""
+def _look_at_sites(rule: CompiledRule, program: Program, graph: str) -> tuple[list[Firing], list[Decline]]:
+    """What the rule's own analysis found, and of that what it refuses."""
+    fires: dict[Node, Firing] = {}
+    misses = []
+    for match in rule.rule.sites(program):
+        node, names = match.node, (rule.name,) if match.names is None else match.names
+        refused = _refusal(program, rule, match)
+        if refused is None and names:  # without a name it changes the order and is no rewrite
+            fires.setdefault(node, Firing(names[0], node.name, source_line(node), graph))
+        elif refused is not None and not isinstance(refused, NotConcerned):
+            name = next(iter(names), rule.name)
+            misses.append(Decline.of(refused.refusal, name, node, len(match.nodes), graph=graph))
+    return list(fires.values()), misses
+
+
+def _refusal(program: Program, rule: CompiledRule, match: Match) -> Refused | None:
+    """Why a complete match is not rewritten: the rewrite is built, checked, and taken back."""
     rewriter = Rewriter(program, rule.name)
     roots = [r.node for r in match.roots]
     op = match.emitter(program, match.before or max(roots), rule.name)
-
-    def require_sound(made: Any) -> None:
-        if not isinstance(made, Edit):  # an edit is checked when it is made, which nobody wants here
-            made = made if isinstance(made, (tuple, list)) else (made,)
-            rewriter.require_sound(roots, made, op, match.nodes, rule.rule)
-
     try:
         rule.check(match)
-        rule.rewrite(op, match, require_sound)
-    except NotConcerned as passed:
-        return None if rule.finds_itself else passed.reason
+        rule.rewrite(op, match, lambda made: rewriter.require_sound(made, roots, op, match.nodes, rule.rule))
     except Refused as refused:
-        return refused.reason
+        return refused
     except Exception as error:
-        return f"raised {type(error).__name__}: {error}"
+        return Refused(f"raised {type(error).__name__}: {error}")
     finally:
         op.discard()
     return None

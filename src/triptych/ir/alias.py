@@ -149,6 +149,11 @@ class Aliasing:
         """Does anything in the graph write memory that this value may share?"""
         return bool(self._writers) and self._root(node) in self._writers
 
+    def first_writer(self, *nodes: Node) -> Node | None:
+        """A node that writes memory which one of these values may share."""
+        written = next((n for n in nodes if self.written(n)), None)
+        return None if written is None else next(iter(self._writers[self._root(written)]))
+
     def writers(self, node: Node) -> Sequence[Node]:
         """The nodes that write memory which this value may share."""
         return tuple(self._writers[self._root(node)]) if self.written(node) else ()

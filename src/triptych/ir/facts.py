@@ -10,6 +10,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 
 from .. import _private
+from .refusal import Refusal
 
 
 def fact(node: Node) -> Any:
@@ -162,29 +163,33 @@ def interchangeable(left: Any, right: Any) -> bool:
     )
 
 
-def difference(old: Any, new: Any, strides: bool = True) -> str | None:
-    """Why a value cannot stand for another, in words; None if it can."""
+def difference(old: Any, new: Any, strides: bool = True) -> Refusal | None:
+    """Why a value cannot stand for another; None if it can."""
     if isinstance(old, (list, tuple)):
         if not isinstance(new, (list, tuple)) or len(old) != len(new):
-            return "another number of results"
+            return Refusal("another number of results")
         return next((d for a, b in zip(old, new) if (d := difference(a, b, strides))), None)
     if not isinstance(old, torch.Tensor):
         if isinstance(new, torch.Tensor):
-            return "a tensor for a number"
-        return None if known_equal(old, new) else f"{old} would become {new}"
+            return Refusal("a tensor for a number")
+        return None if known_equal(old, new) else _would_become("", old, new)
     if not isinstance(new, torch.Tensor):
-        return "a number for a tensor"
+        return Refusal("a number for a tensor")
     if old.dtype != new.dtype:
-        return f"dtype {old.dtype} would become {new.dtype}"
+        return _would_become("dtype ", old.dtype, new.dtype)
     if old.device != new.device:
-        return f"device {old.device} would become {new.device}"
+        return _would_become("device ", old.device, new.device)
     if not known_equal(old.shape, new.shape):
-        return f"shape {list(old.shape)} would become {list(new.shape)}"
+        return _would_become("shape ", old.shape, new.shape)
     if not same_bits_read(old, new):
-        return "a lazily conjugated or negated view for a plain tensor, or the other way round"
+        return Refusal("a lazily conjugated or negated view for a plain tensor, or the other way round")
     if strides and not same_layout(old, new):
-        return f"stride {list(old.stride())} would become {list(new.stride())}"
+        return _would_become("stride ", old.stride(), new.stride())
     return None
+
+
+def _would_become(what: str, old: Any, new: Any) -> Refusal:
+    return Refusal(f"{what}{{wanted}} would become {{found}}", wanted=old, found=new)
 
 
 def sizes_from_data(value: Any, operands: Any) -> bool:

@@ -19,6 +19,7 @@ from .effects import Effects, node_operands
 from .facts import fact
 from .modules import attribute, called_module
 from .program import TORCH, Program
+from .refusal import Refusal
 from .text import RULE
 
 Sources = int
@@ -53,7 +54,9 @@ class GradientPaths:
         if self.active:
             self._sources, self._written, self.reaching = self._walk({})
 
-    def problem(self, pairs: Sequence[tuple[Node, Node]], made: Iterable[Node], is_write: bool = False) -> str | None:
+    def problem(
+        self, pairs: Sequence[tuple[Node, Node]], made: Iterable[Node], is_write: bool = False
+    ) -> Refusal | None:
         """Why the first of each pair may not be replaced by the second; None if the same inputs keep their gradients.
 
         `made` are the nodes that the rewrite adds, in order. `is_write`: the first is a write in place, and what is
@@ -68,16 +71,23 @@ class GradientPaths:
         for was, now in pairs:
             before, after = self.of(was), self.of(now)
             if bool(before) != bool(after):
-                return "the value would ask for a gradient" if after else "the value would ask for no gradient any more"
+                asks = "the value would ask for a gradient" if after else "the value would ask for no gradient any more"
+                return Refusal(asks, at=was)
             lost |= before & ~after
             added |= after & ~before
         if extra := added & ~self.reaching:
-            return f"the gradient of {self._name(extra)} would be zeros instead of None"
+            return self._changed(extra, pairs, wanted="None", found="zeros")
         lost_path = lost & self.reaching
         if lost_path and (gone := lost_path if is_write else lost_path & ~self._reaching_after(dict(pairs))):
-            return f"the gradient of {self._name(gone)} would be None instead of zeros"
+            return self._changed(gone, pairs, wanted="zeros", found="None")
         self._is_stale |= bool(lost | added)
         return None
+
+    def _changed(self, inputs: Sources, pairs: Sequence[tuple[Node, Node]], wanted: str, found: str) -> Refusal:
+        """The gradient of one of the inputs would change, by the first of the pairs in which it differs."""
+        at = next(was for was, now in pairs if (self.of(was) ^ self.of(now)) & inputs)
+        sentence = f"the gradient of {self._name(inputs)} would be {{found}} instead of {{wanted}}"
+        return Refusal(sentence, at, wanted, found)
 
     def of(self, node: Node) -> Sources:
         if node not in self._sources:

@@ -11,6 +11,7 @@ from ..errors import VerificationError
 from .effects import node_operands
 from .facts import difference, fact, sizes_from_data
 from .program import ATEN, Program
+from .refusal import Refusal
 from .text import lines
 
 
@@ -76,7 +77,7 @@ def _check_facts(gm: GraphModule) -> None:
             raise VerificationError(f"{node.name}: {problem}\n{surroundings(node)}")
 
 
-def _recomputed_difference(program: Program, node: Node) -> str | None:
+def _recomputed_difference(program: Program, node: Node) -> Refusal | None:
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), fact)
     try:
         with program.computing(node):
@@ -85,7 +86,7 @@ def _recomputed_difference(program: Program, node: Node) -> str | None:
             else:
                 value = node.target(*args, **kwargs)  # type: ignore[operator]
     except Exception as error:
-        return f"cannot be computed: {type(error).__name__}: {error}"
+        return Refusal(f"cannot be computed: {type(error).__name__}: {error}")
     if sizes_from_data(value, [fact(n) for n in node.all_input_nodes]):
         return None
     return difference(fact(node), value, strides=False)

@@ -1,4 +1,4 @@
-"""Matching: a pattern against the values of a program. A miss is a value with a reason."""
+"""Matching: a pattern against the values of a program. A miss is a refusal that says how far the pattern got."""
 
 from __future__ import annotations
 
@@ -11,29 +11,10 @@ from torch.fx import Node
 from ..ir.calls import Call, op_parameters
 from ..ir.facts import known_equal
 from ..ir.program import Program
+from ..ir.refusal import Refusal
 from ..ir.schema import REQUIRED, same_constant
-from ..ir.text import source_line
 from ..ir.traits import is_commutative
 from .pattern import CallOf, Capture, Constant, Each, Either, ListOf, Operation, Pattern, Such, Through
-
-
-@dataclass(frozen=True)
-class Miss:
-    """Where a pattern stopped matching: how far it got, what was wanted and what was there."""
-
-    node: Node | None
-    matched: int
-    """How many nodes of the pattern had matched before."""
-    wanted: str
-    found: str
-
-    @property
-    def reason(self) -> str:
-        return f"wanted {self.wanted}, found {self.found}"
-
-    @property
-    def source(self) -> str:
-        return source_line(self.node) if self.node is not None else ""
 
 
 @dataclass
@@ -50,12 +31,13 @@ class _Missed:
     """Keeps the miss that got furthest; only made when somebody asks why."""
 
     def __init__(self) -> None:
-        self.best: Miss | None = None
+        self.best: Refusal | None = None
+        self._furthest = -1
 
-    def note(self, node: Any, matched: int, wanted: Any, found: Any) -> None:
-        if self.best is None or matched > self.best.matched:
-            at = node if isinstance(node, Node) else None
-            self.best = Miss(at, matched, str(wanted), str(found))
+    def note(self, at: Node | None, matched: int, wanted: Any, found: Any) -> None:
+        if matched > self._furthest:
+            self._furthest = matched
+            self.best = Refusal(at=at, wanted=wanted, found=str(found), matched=matched)
 
 
 @dataclass
@@ -66,6 +48,8 @@ class Matcher:
     missed: _Missed | None = None
     _bindings: dict[str, Any] = field(default_factory=dict)
     _nodes: list[Node] = field(default_factory=list)
+    _user: Node | None = None
+    """The call whose arguments are being matched."""
 
     def find(self, roots: tuple[Pattern, ...], node: Node) -> Iterator[Found]:
         self._bindings, self._nodes = {}, []
@@ -73,14 +57,14 @@ class Matcher:
             for rest in self._other_roots(roots[1:], (node,)):
                 yield Found(rest, dict(self._bindings), tuple(dict.fromkeys(self._nodes)))
 
-    def why_not(self, roots: tuple[Pattern, ...], node: Node) -> Miss | None:
+    def why_not(self, roots: tuple[Pattern, ...], node: Node) -> Refusal | None:
         """Why the pattern does not match at this node; None if it does."""
         self.missed = _Missed()
         found = next(self.find(roots, node), None)
         best, self.missed = self.missed.best, None
         if found is not None:
             return None
-        return best or Miss(node, 0, str(roots[0]), node.name)
+        return best or Refusal(at=node, wanted=roots[0], found=node, matched=0)
 
     def _other_roots(self, patterns: tuple[Pattern, ...], done: tuple[Node, ...]) -> Iterator[tuple[Node, ...]]:
         """Further roots hang on values that are bound already: look at those values' users."""
@@ -97,7 +81,8 @@ class Matcher:
 
     def _miss(self, value: Any, wanted: Any, found: Any) -> None:
         if self.missed is not None:
-            self.missed.note(value, len(self._nodes), wanted, found)
+            at = value if isinstance(value, Node) else self._user  # a number is at fault where it is an argument
+            self.missed.note(at, len(self._nodes), wanted, found)
 
     def _match(self, pattern: Pattern, value: Any) -> Iterator[None]:
         """Yields once for each way to match; bindings hold while the caller holds the iterator."""
@@ -121,7 +106,7 @@ class Matcher:
 
     def _match_list(self, pattern: ListOf, value: Any) -> Iterator[None]:
         if isinstance(value, (list, tuple)) and len(value) == len(pattern.items):
-            yield from self._match_all(list(zip(pattern.items, value)))
+            yield from self._match_all(list(zip(pattern.items, value)), self._user)
         else:
             self._miss(value, pattern, value)
 
@@ -165,15 +150,15 @@ class Matcher:
 
     def _match_arguments(self, pattern: Operation, call: Call, value: Node) -> Iterator[None]:
         self._nodes.append(value)
-        for pairs in self._argument_orders(pattern, call):
-            yield from self._match_all(pairs)
+        for pairs in self._argument_orders(pattern, call, value):
+            yield from self._match_all(pairs, value)
         self._nodes.pop()
 
-    def _argument_orders(self, pattern: Operation, call: Call) -> Iterator[list[tuple[Pattern, Any]]]:
+    def _argument_orders(self, pattern: Operation, call: Call, node: Node) -> Iterator[list[tuple[Pattern, Any]]]:
         pairs = []
         for name, wanted in pattern.args.items():
             if name not in call.args and op_parameters(call.op).get(name, REQUIRED) is REQUIRED:
-                self._miss(None, f"{call.op} with {name}", "none")
+                self._miss(node, f"{call.op} with {name}", "none")
                 return
             pairs.append((wanted, call.get(name)))
         yield pairs
@@ -181,13 +166,14 @@ class Matcher:
             swapped = {"self": call.get("other"), "other": call.get("self")}
             yield [(wanted, swapped.get(name, call.get(name))) for name, wanted in pattern.args.items()]
 
-    def _match_all(self, pairs: list[tuple[Pattern, Any]]) -> Iterator[None]:
+    def _match_all(self, pairs: list[tuple[Pattern, Any]], user: Node | None) -> Iterator[None]:
         if not pairs:
             yield
             return
         pattern, value = pairs[0]
+        self._user = user
         for _ in self._match(pattern, value):
-            yield from self._match_all(pairs[1:])
+            yield from self._match_all(pairs[1:], user)
 
     def _match_through(self, pattern: Through, value: Any, steps: tuple[Node, ...] = ()) -> Iterator[None]:
         call = self.program.call(value) if isinstance(value, Node) else None

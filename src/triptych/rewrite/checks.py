@@ -70,22 +70,22 @@ class Checks:
         """The new facts of values whose strides change: only those of size-1 dims may."""
         old = fact(node)
         if any(map(keyword.iskeyword, node.kwargs)):
-            raise Refused("Python has a parameter's name for itself")
+            raise Refused("Python has a parameter's name for itself", at=node)
         if old is None:
             return {}
         try:
             new = self.program.compute(node, self._copied_fact if seen.writes else fact)
         except Exception as error:
-            raise Refused(f"cannot be written so: {type(error).__name__}") from error
+            raise Refused(f"cannot be written so: {type(error).__name__}", at=node) from error
         if new is None:
             return {}
         if problem := difference(old, new, strides=not seen.writes):  # a copy may lie otherwise
-            raise Refused(problem)
+            raise Refused(problem.blaming(node))
         if seen.writes or before.same_function(Spelling.of(node)):
             return {}
         operands = [fact(n) for n in node_operands((before.args, before.kwargs))]
         if sharing(old, operands) != sharing(new, operands):
-            raise Refused("would share other memory than before")
+            raise Refused("would share other memory than before", at=node)
         return {} if same_strides(old, new) else {node: new, **follow(self.program, {node: new})}
 
     def _copied_fact(self, node: Node) -> Any:
@@ -101,7 +101,8 @@ class Checks:
             return value.node
         if isinstance(value, Node):
             return value
-        raise Refused(f"a rewrite must return values of the graph, not {type(value).__name__}")
+        wanted = "values of the graph"
+        raise Refused("a rewrite must return {wanted}, not {found}", wanted=wanted, found=type(value).__name__)
 
     def _check_order(
         self, olds: Sequence[Node], made: list[Node], covered: tuple[Node, ...], op: Emitter, terms: Terms
@@ -111,35 +112,35 @@ class Checks:
         for node in covered:
             seen = aliasing.effects(node)
             if seen.writes or seen.kept or seen.barrier:
-                raise Refused(f"{node.name} has effects of its own")
+                raise Refused("{at} has effects of its own", at=node)
             if seen.random and not terms.takes_random:
-                raise Refused(f"{node.name} draws random numbers")
+                raise Refused("{at} draws random numbers", at=node)
         place = op.anchor
         first = min(covered)
         if barrier := aliasing.barrier_between(first, place):
-            raise Refused(f"{barrier.name} stands between the matched nodes")
+            raise Refused("{at} stands between the matched nodes", at=barrier)
         if aliasing.any_write:
             read = {n for c in covered for n in node_operands((c.args, c.kwargs))} | set(covered) | set(made)
             if writer := aliasing.written_between(read, first, place):
-                raise Refused(f"{writer.name} writes a matched value in between")
+                raise Refused("{at} writes a matched value in between", at=writer)
         for user in (u for o in olds for u in o.users):
             if user < place and user not in covered:
-                raise Refused(f"{user.name} uses the value before the replacement can stand")
+                raise Refused("{at} uses the value before the replacement can stand", at=user)
 
     def _check_value(self, was: Node, now: Node, terms: Terms) -> bool:
         """Is it as good as what it replaces? True where its strides differ, which must not be seen."""
         old, new = fact(was), fact(now)
         if old is None or new is None:
             if not terms.without_facts:
-                raise Refused("shape and dtype are not known")
-            if not self._strides_unseen(was, lambda op: is_pointwise(op) or is_gemm(op)):
-                raise Refused("strides are not known and could be seen")
+                raise Refused("shape and dtype are not known", at=was)
+            if observer := self._strides_seen(was, lambda op: is_pointwise(op) or is_gemm(op)):
+                raise Refused("strides are not known and could be seen, by {found}", at=was, found=observer)
             return False
         if problem := difference(old, new, strides=False):
-            raise Refused(problem)
+            raise Refused(problem.blaming(was))
         problem = difference(old, new)
         if problem and terms.keeps_strides:
-            raise Refused(problem)
+            raise Refused(problem.blaming(was))
         return not same_strides(old, new)
 
     def _check_offset(self, was: Node, now: Node) -> None:
@@ -149,7 +150,8 @@ class Checks:
         if self.program.dialect != ATEN or not is_returned or not isinstance(old, torch.Tensor):
             return
         if not known_equal(old.storage_offset(), new.storage_offset()):
-            raise Refused("the value is returned, and would lie at another place of its memory")
+            sentence = "the value is returned, and its storage offset {wanted} would become {found}"
+            raise Refused(sentence, at=was, wanted=old.storage_offset(), found=new.storage_offset())
 
     def _check_gradients(self, edits: Sequence[tuple[Sequence[Node], Sequence[Node], Emitter]]) -> None:
         """The inputs that get a gradient must stay the same, also where that gradient is zero."""
@@ -157,10 +159,10 @@ class Checks:
         if problem := self.program.gradient_paths.problem(pairs, [n for _, _, op in edits for n in op.made]):
             raise Refused(problem)
 
-    def _strides_unseen(self, node: Node, users: Callable[[str], bool]) -> bool:
-        """Is every user an operation of that kind, whose result does not tell how this operand lies in memory?"""
-        calls = [self.program.call(user) for user in node.users]
-        return all(call is not None and users(call.op) for call in calls)
+    def _strides_seen(self, node: Node, is_blind: Callable[[str], bool]) -> Node | None:
+        """A user that is no operation of the given kind, whose results do not depend on the strides of an operand."""
+        calls = ((user, self.program.call(user)) for user in node.users)
+        return next((user for user, call in calls if call is None or not is_blind(call.op)), None)
 
     def _check_memory(self, was: Node, now: Node, is_new: bool) -> None:
         """No new sharing of memory that a write or a caller could notice, and none lost."""
@@ -169,14 +171,14 @@ class Checks:
             return
         if is_new and aliasing.is_fresh(was) and aliasing.is_fresh(now):
             return  # one new tensor for another: later writes and views follow it
-        if aliasing.written(was) or aliasing.written(now):
-            raise Refused("memory of the value is written")
+        if writer := aliasing.first_writer(was, now):
+            raise Refused("memory of the value is written, by {at}", at=writer)
         was_shares = aliasing.is_input(was)
         now_leaves = aliasing.is_input(now) or aliasing.is_output(now)
         if aliasing.is_output(was) and (now_leaves or was_shares or self._returned_beside(was)):
-            raise Refused("the value leaves the graph, and would share other memory than before")
+            raise Refused("the value leaves the graph, and would share other memory than before", at=was)
         if not is_new and aliasing.is_output(was) and self._gradient_needs(now, besides=was):
-            raise Refused(f"the value is returned, and the gradient needs {now.name}, which nobody may write then")
+            raise Refused(f"the value is returned, and the gradient needs {now.name}, which nobody may write then", at=now)
 
     def _gradient_needs(self, node: Node, besides: Node) -> bool:
         """May the backward read what this node computes? So far the caller gets a copy, and may write to it."""
@@ -220,16 +222,17 @@ class Checks:
         if value is not None and value is fact(now):
             return  # `x.contiguous()` of a contiguous x is x
         if self.program.aliasing.is_output(was) and _requires_grad(value) != _requires_grad(fact(now)):
-            raise Refused("the value is returned, and requires a gradient otherwise than what would stand for it")
+            sentence = "the value is returned, and requires a gradient otherwise than what would stand for it"
+            raise Refused(sentence, at=was)
         if self._is_returned(was):
             tensor = self._tensor_itself(now)
             if tensor is not self._tensor_itself(was) and (_is_given(tensor) or self._is_returned(tensor)):
-                raise Refused(f"the value is returned, and would be the very tensor {tensor.name}")
+                raise Refused("the value is returned, and would be the very tensor {found}", at=was, found=tensor)
         if self.program.dialect == ATEN:
             return
         for user in was.users:
             if barrier := self.program.aliasing.barrier_between(was, user):
-                raise Refused(f"the value is used beyond {barrier.name}")
+                raise Refused("the value is used beyond {at}, by {found}", at=barrier, found=user)
 
     def _tensor_itself(self, node: Node) -> Node:
         """The node that this very tensor comes from: `x.add_(1)`, and `x.contiguous()` of a contiguous x, are x."""
@@ -273,7 +276,7 @@ class Checks:
         output, viewed = was.graph.output_node(), self.program.aliasing.effects(was).aliases
         for node in covered:
             if node in viewed and output in node.users and self._returned_through(was):
-                raise Refused(f"the value is a view of {node.name}, which is returned too")
+                raise Refused("the value is a view of {at}, which is returned too", at=node)
 
     def _check_saved(self, was: Node, now: Node, made: Iterable[Node]) -> None:
         """Autograd needs some results as they were computed: a write to one, allowed before, would be an error then."""
@@ -286,4 +289,5 @@ class Checks:
             if new is None or new.op not in SAVED_FOR_BACKWARD or not aliasing.same(node, now):
                 continue
             if call is None or call.op != new.op:
-                raise Refused(f"the result is written, and the gradient of {new.op} needs it as it was")
+                sentence = f"the result is written by {{at}}, and the gradient of {new.op} needs it as it was"
+                raise Refused(sentence, at=aliasing.first_writer(was))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from torch.fx import Node
 
 from ..errors import RuleError
+from ..ir.refusal import Refusal
 from ..ir.text import line, source_line
 from ..match.matcher import Matcher
 from .record import Decision, Decline, Firing
@@ -174,13 +175,13 @@ def _try(
         tally.matched -= 1
         return False
     except Refused as refused:
-        return Decline(what, node.name, refused.reason, source_line(node))
+        return Decline.of(refused.refusal, what, node, len(match.nodes))
     except Exception as error:
         message = f"{type(error).__name__}: {error}"
         if strict:
             raise RuleError(f"pass {rewriter.pass_name}, rule {rule.name}: {message}\n  at {line(node)}") from error
         _report_failure(rewriter, rule, node, error, tally)
-        return Decline(what, node.name, f"raised {message}", source_line(node), raised=True)
+        return Decline.of(Refusal(f"raised {message}"), what, node, len(match.nodes), raised=True)
     for name in names:
         tally.fired[name] += 1
         rewriter.counted()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch.fx import GraphModule, Node
 
 from ..ir.facts import set_fact
+from .refusal import Refused
 from .spelling import Spelling
 
 if TYPE_CHECKING:
@@ -32,6 +33,17 @@ class Edit(ABC):
         `op` is the emitter that was given to the rewrite: it has made the nodes that the edit uses.
         """
 
+    @abstractmethod
+    def require_sound(self, rewriter: Rewriter, op: Emitter) -> None:
+        """Raise Refused where `make` would, and change nothing: what `why_not` asks."""
+
+
+class SoundByRule(Edit):
+    """An edit that the rewriter never refuses: that it is right is for the rule to know."""
+
+    def require_sound(self, rewriter: Rewriter, op: Emitter) -> None:
+        """There is nothing to check here."""
+
 
 @dataclass(frozen=True)
 class Respell(Edit):
@@ -43,9 +55,12 @@ class Respell(Edit):
     def make(self, rewriter: Rewriter, op: Emitter) -> None:
         rewriter.respell(self.node, self.spelling)
 
+    def require_sound(self, rewriter: Rewriter, op: Emitter) -> None:
+        rewriter.require_respelled(self.node, self.spelling)
+
 
 @dataclass(frozen=True)
-class SetArguments(Edit):
+class SetArguments(SoundByRule):
     """The same call with other arguments or by another overload, where the result is known to stay what it was, or to
     become what `value` says."""
 
@@ -63,7 +78,7 @@ class SetArguments(Edit):
 
 
 @dataclass(frozen=True)
-class Resize(Edit):
+class Resize(SoundByRule):
     """The same operation with other arguments: a longer result, of which its users read what they read before."""
 
     node: Node
@@ -77,7 +92,7 @@ class Resize(Edit):
 
 
 @dataclass(frozen=True)
-class Annotate(Edit):
+class Annotate(SoundByRule):
     """What code generation is told of a node beside its arguments."""
 
     node: Node
@@ -89,7 +104,7 @@ class Annotate(Edit):
 
 
 @dataclass(frozen=True)
-class TakeOutOfTuple(Edit):
+class TakeOutOfTuple(SoundByRule):
     """`f(x)[0]` -> `f(x)`, where f is a graph of one result that nobody else calls: f returns the result itself."""
 
     call: Node
@@ -108,12 +123,20 @@ class Erase(Edit):
 
     def make(self, rewriter: Rewriter, op: Emitter) -> None:
         rewriter.require_room()
+        self.require_sound(rewriter, op)
         for node in self.nodes:
             rewriter.erase(node)
 
+    def require_sound(self, rewriter: Rewriter, op: Emitter) -> None:
+        gone: set[Node] = set()
+        for node in self.nodes:
+            if (user := next((u for u in node.users if u not in gone), None)) is not None:
+                raise Refused("{at} is used, by {found}", at=node, found=user)
+            gone.add(node)
+
 
 @dataclass(frozen=True)
-class EraseUnused(Edit):
+class EraseUnused(SoundByRule):
     """Those of the nodes that nobody uses any more and nothing can notice, and then what nobody but they used."""
 
     nodes: Sequence[Node]
@@ -131,7 +154,7 @@ class EraseUnused(Edit):
 
 
 @dataclass(frozen=True)
-class Move(Edit):
+class Move(SoundByRule):
     """A node put before another. That no write, draw or region is crossed is for the rule to know."""
 
     node: Node
@@ -143,7 +166,7 @@ class Move(Edit):
 
 
 @dataclass(frozen=True)
-class Reorder(Edit):
+class Reorder(SoundByRule):
     """Several moves, in turn, that are right only as a whole; each counts as a rewrite."""
 
     moves: Sequence[Move]
@@ -155,7 +178,7 @@ class Reorder(Edit):
 
 
 @dataclass(frozen=True)
-class Arrange(Edit):
+class Arrange(SoundByRule):
     """All nodes in another order, the output last. That it computes the same is for the rule to know."""
 
     order: Sequence[Node]
@@ -167,7 +190,7 @@ class Arrange(Edit):
 
 
 @dataclass(frozen=True)
-class TakeResults(Edit):
+class TakeResults(SoundByRule):
     """`x.add_(1); x.mul_(2); f(x)` -> `a = x.add_(1); b = a.mul_(2); f(b)`: writes that return x itself."""
 
     written: Node
@@ -187,6 +210,9 @@ class WriteToNewMemory(Edit):
     def make(self, rewriter: Rewriter, op: Emitter) -> None:
         rewriter.write_to_new_memory(self.node, self.new, op)
 
+    def require_sound(self, rewriter: Rewriter, op: Emitter) -> None:
+        rewriter.require_new_memory(self.node, self.new, op)
+
 
 @dataclass(frozen=True)
 class ReplaceAll(Edit):
@@ -200,6 +226,9 @@ class ReplaceAll(Edit):
     def make(self, rewriter: Rewriter, op: Emitter) -> None:
         rewriter.replace_all(self.replacements)
 
+    def require_sound(self, rewriter: Rewriter, op: Emitter) -> None:
+        rewriter.require_all_sound(self.replacements)
+
 
 @dataclass(frozen=True)
 class Together(Edit):
@@ -210,3 +239,6 @@ class Together(Edit):
     def make(self, rewriter: Rewriter, op: Emitter) -> None:
         for edit in self.edits:
             edit.make(rewriter, op)
+
+    def require_sound(self, rewriter: Rewriter, op: Emitter) -> None:
+        self.edits[0].require_sound(rewriter, op)

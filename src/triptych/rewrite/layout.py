@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from ..ir.calls import of_a_library
 from ..ir.effects import node_operands
 from ..ir.facts import difference, fact, known_equal, same_strides, sharing
 from ..ir.program import Program
+from ..ir.refusal import Refusal
 from ..ir.schema import packet_tags
 from .refusal import Refused
 
@@ -45,7 +47,7 @@ def follow(program: Program, replaced: Mapping[Node, Any]) -> dict[Node, Any]:
     facts: dict[Node, Any] = dict(replaced)
     for node, new in replaced.items():
         if difference(fact(node), new) and (aliasing.written(node) or aliasing.is_input(node)):
-            raise Refused(_problem(node, new))
+            raise Refused(_problem(node, new).blaming(node))
     waiting = {u for n in replaced for u in n.users}
     work = list(waiting)
     heapq.heapify(work)
@@ -53,14 +55,14 @@ def follow(program: Program, replaced: Mapping[Node, Any]) -> dict[Node, Any]:
         node = heapq.heappop(work)
         cause = next(n for n in node.all_input_nodes if n in facts)
         if node.op == "output" or len(facts) > FURTHEST * len(replaced) or not _is_blind(program, node):
-            raise Refused(_problem(cause, facts[cause]))
+            raise Refused(_seen_by(node, cause, facts[cause]))
         old = fact(node)
         try:
             new = program.compute(node, lambda n: facts.get(n, fact(n)))
         except Exception as error:
-            raise Refused(_problem(cause, facts[cause])) from error
+            raise Refused(_seen_by(node, cause, facts[cause])) from error
         if old is None or new is None or difference(old, new, strides=False):
-            raise Refused(_problem(cause, facts[cause]))
+            raise Refused(_seen_by(node, cause, facts[cause]))
         _require_same_sharing(program, node, old, new, facts)
         if same_strides(old, new) or _is_computed_so_anyway(program, node, old, new):
             continue
@@ -77,10 +79,17 @@ def _is_computed_so_anyway(program: Program, node: Node, old: Any, new: Any) -> 
     return difference(old, new) is None and same_strides(program.compute(node), new)
 
 
-def _problem(node: Node, new: Any) -> str:
-    if problem := difference(fact(node), new):
-        return problem
-    return f"the stride of a dim of size 1 of {node.name} would change, and that could be seen"
+def _problem(node: Node, new: Any) -> Refusal:
+    size_one = "the stride of a dim of size 1 of {at} would change, and that could be seen"
+    return difference(fact(node), new) or Refusal(size_one, at=node)
+
+
+def _seen_by(observer: Node, changed: Node, new: Any) -> Refusal:
+    """The strides of a value would change, and an operation on it, or the caller, may tell the difference."""
+    problem = difference(fact(changed), new)
+    if observer.op == "output" or problem is None:
+        return _problem(changed, new).blaming(changed)
+    return replace(problem, sentence=f"{problem.sentence}, and {{at}} may depend on it", at=observer)
 
 
 def require_same_place(program: Program, was: Node, now: Node) -> None:
@@ -94,7 +103,7 @@ def require_same_place(program: Program, was: Node, now: Node) -> None:
         if _same_place(fact(was), fact(now)):
             return
     if (observer := _observer(program, was)) is not None:
-        raise Refused(f"{observer.name} may look at strides and storage offset, which would differ")
+        raise Refused("{at} may look at strides and storage offset, which would differ", at=observer)
 
 
 def _same_place(old: Any, new: Any) -> bool:
@@ -152,4 +161,4 @@ def _require_same_sharing(program: Program, node: Node, old: Any, new: Any, fact
     aliasing = program.aliasing
     memories = {aliasing.memory(n): aliasing.output_uses(n) for n in (node, *operands) if n is node or n in facts}
     if sum(memories.values()) > 1 or any(aliasing.written(n) or aliasing.is_input(n) for n in memories):
-        raise Refused(f"{node.name} would share other memory than before")
+        raise Refused("{at} would share other memory than before", at=node)

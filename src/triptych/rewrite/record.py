@@ -2,23 +2,62 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+from torch.fx import Node
+
+from ..ir.refusal import Refusal, words
+from ..ir.text import source_line
 
 
 @dataclass(frozen=True)
 class Decline:
-    """A site that a rule looked at and left alone, and why."""
+    """A site that a rule looked at and left alone, and why. It has names, not nodes: it outlives the graph."""
 
     rule: str
     node: str
+    """The value that the rule would have replaced."""
     reason: str
     source: str = ""
+    """The user's source line of the node at fault."""
     raised: bool = False
     """Not a refusal: the rule itself failed there."""
+    at: str = ""
+    """The node at fault, if that is another one than `node`."""
+    wanted: str = ""
+    found: str = ""
+    matched: int = 0
+    """How many nodes of the rule's pattern had matched, or how many the site covers."""
+    complete: bool = True
+    """The whole pattern was there: a check, or the rewriter, declined."""
+    graph: str = ""
+    """The graph it is in, where a record does not say so."""
+
+    @staticmethod
+    def of(refusal: Refusal, rule: str, root: Node, covered: int = 0, raised: bool = False, graph: str = "") -> Decline:
+        """The refusal of a site that begins at `root`; `covered`: how many nodes a complete match has."""
+        at = refusal.node
+        if at is None or at._erased:  # one that the rewrite made and that is gone with it
+            at = root
+        wanted, found = ("" if value is None else words(value) for value in (refusal.wanted, refusal.found))
+        return Decline(
+            rule, root.name, refusal.reason, source_line(at) or source_line(root), raised,
+            at.name if at is not root else "", wanted, found,
+            covered if refusal.matched is None else refusal.matched, refusal.matched is None, graph,
+        )  # fmt: skip
+
+    @property
+    def fault(self) -> str:
+        """The name of the node at fault."""
+        return self.at or self.node
 
     def __str__(self) -> str:
-        where = f"  # {self.source}" if self.source else ""
-        return f"{self.rule} at {self.node}: {self.reason}{where}"
+        graph = f" ({self.graph})" if self.graph else ""
+        how_far = "" if self.complete else f"matched {self.matched} of its nodes; "
+        is_named = not self.at or re.search(rf"\b{re.escape(self.at)}\b", self.reason)
+        at = "" if is_named else f", at {self.at}"
+        return f"{self.rule} at {self.node}{graph}: {how_far}{self.reason}{at}{_comment(self.source)}"
 
 
 @dataclass(frozen=True)
@@ -28,6 +67,16 @@ class Firing:
     rule: str
     node: str
     source: str = ""
+    graph: str = ""
+    """The graph it is in, where a record does not say so."""
+
+    def __str__(self) -> str:
+        graph = f" ({self.graph})" if self.graph else ""
+        return f"{self.rule} at {self.node}{graph}: fires{_comment(self.source)}"
+
+
+def _comment(source: str) -> str:
+    return f"  # {source}" if source else ""
 
 
 GAIN = 0.95
@@ -50,8 +99,15 @@ class Decision:
         return self.after < (self.before if self.sure else GAIN * self.before)
 
     @property
-    def refusal(self) -> str:
-        return f"would cost {self}" + (", too little less to be sure of" if self.after < self.before else "")
+    def refusal(self) -> Refusal:
+        most = self.before if self.sure else GAIN * self.before
+        unsure = ", too little less to be sure of" if self.after < self.before else ""
+        sentence = f"would cost {{found}} instead of {_microseconds(self.before)}{unsure}"
+        return Refusal(sentence, wanted=f"less than {_microseconds(most)}", found=_microseconds(self.after))
 
     def __str__(self) -> str:
-        return f"{self.after * 1e6:.1f} us instead of {self.before * 1e6:.1f} us"
+        return f"{_microseconds(self.after)} instead of {_microseconds(self.before)}"
+
+
+def _microseconds(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} us"

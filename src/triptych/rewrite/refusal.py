@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from torch.fx import Node
+
+from ..ir.refusal import Refusal
+
+if TYPE_CHECKING:
+    from ..ir.program import Value
+
 
 class Refused(Exception):
     """Not an error: a rewrite that would not be right here, with its reason."""
 
+    def __init__(
+        self, reason: str | Refusal = "", *, at: Node | Value | None = None, wanted: Any = None, found: Any = None
+    ) -> None:
+        super().__init__()
+        self.refusal = reason if isinstance(reason, Refusal) else Refusal(reason, at, wanted, found)
+
     @property
     def reason(self) -> str:
-        return str(self)
+        return self.refusal.reason
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 class NotConcerned(Refused):

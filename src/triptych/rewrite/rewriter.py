@@ -82,8 +82,7 @@ class Rewriter(Checks):
         self._relaid = {}
         try:
             self.require_room(len(edits))
-            made = [self._require_sound(e.olds, e.new, e.op, e.covered, e.terms) for e in edits]
-            self._check_gradients([(e.olds, news, e.op) for e, news in zip(edits, made)])
+            made = self._require_all_sound(edits)
         except Exception:
             for edit in reversed(edits):
                 edit.op.discard()
@@ -107,11 +106,24 @@ class Rewriter(Checks):
             self.replace(old, made if isinstance(made, (tuple, list)) else (made,), op, covered, terms)
 
     def require_sound(
-        self, olds: Sequence[Node], new: Any, op: Emitter, covered: tuple[Node, ...], terms: Terms
+        self, made: Any, old: Sequence[Node], op: Emitter, covered: Iterable[Node], terms: Terms
     ) -> None:
-        """Raises Refused if the rewrite would change the program's meaning; the graph stays as it is."""
-        news = self._require_sound(olds, new, op, covered, terms)
-        self._check_gradients([(olds, news, op)])
+        """Raises Refused where `install` would, and changes nothing."""
+        if isinstance(made, Edit):
+            made.require_sound(self, op)
+        else:
+            self.require_all_sound([Replacement(tuple(old), made, op, tuple(covered), terms)])
+
+    def require_all_sound(self, edits: Sequence[Replacement]) -> None:
+        """Raises Refused where `replace_all` would, and changes nothing."""
+        self._require_all_sound(edits)
+        self._relaid = {}
+
+    def _require_all_sound(self, edits: Sequence[Replacement]) -> list[list[Node]]:
+        """The nodes to put in place, for each replacement."""
+        made = [self._require_sound(e.olds, e.new, e.op, e.covered, e.terms) for e in edits]
+        self._check_gradients([(e.olds, news, e.op) for e, news in zip(edits, made)])
+        return made
 
     def _require_sound(
         self, olds: Sequence[Node], new: Any, op: Emitter, covered: tuple[Node, ...], terms: Terms
@@ -119,7 +131,7 @@ class Rewriter(Checks):
         """The nodes to put in place; of gradients nothing is asked yet."""
         news = list(new) if isinstance(new, (tuple, list)) else [new]
         if len(olds) != len(news):
-            raise Refused(f"{len(olds)} values replaced by {len(news)}")
+            raise Refused("{wanted} values replaced by {found}", wanted=len(olds), found=len(news))
         made = [self._node_of(n) for n in news]
         fresh = set(op.made)
         self._check_order(olds, made, covered, op, terms)
@@ -164,6 +176,16 @@ class Rewriter(Checks):
         self.program.respelled(node)
         self.touched = [node]
 
+    def require_respelled(self, node: Node, spelling: Spelling) -> None:
+        """Raises Refused where `respell` would, and changes nothing."""
+        before = Spelling.of(node)
+        seen = self.program.aliasing.effects(node)
+        _write(node, spelling)
+        try:
+            self._check_respelled(node, before, seen)
+        finally:
+            _write(node, before)
+
     def take_results(self, written: Node, writes: Collection[Node]) -> None:
         """`x.add_(1); x.mul_(2); f(x)` -> `a = x.add_(1); b = a.mul_(2); f(b)`: writes that return x itself."""
         self.require_room()
@@ -183,38 +205,46 @@ class Rewriter(Checks):
         reads the new value."""
         try:
             self.require_room()
-            aliasing = self.program.aliasing
-            seen = aliasing.effects(node)
-            if seen.random or seen.barrier or len(seen.writes) != 1:  # a write is kept whoever uses it
-                raise Refused(f"{node.name} has effects of its own")
-            (written,) = seen.writes
-            if tensor_fact(node) is None and len(aliasing.writers(written)) > MOST_WRITES:
-                raise Refused(f"the memory is written more than {MOST_WRITES} times")
-            others = [u for u in written.users if u is not node and u not in op.made]
-            earlier = [u for u in others if u < node]
-            shared = any(written in aliasing.effects(u).writes or self._read_after(written, u, node) for u in earlier)
-            if not aliasing.is_fresh(written) or shared:
-                raise Refused("others see the memory that is written")
-            barrier = aliasing.barrier_between(written, node)
-            if barrier is not None and any(may_require_grad(n) for n in node.all_input_nodes):
-                raise Refused(f"{barrier.name} stands before the write: autograd may not follow what is made there")
-            was = fact(written) if tensor_fact(node) is None else fact(node)  # `x[i] = 0` has no value itself
-            now = fact(self._node_of(new))
-            if problem := difference(was, now):
-                raise Refused(problem)
-            if not same_strides(was, now):
-                raise Refused("the stride of a dim of size 1 would change")
-            if problem := self.program.gradient_paths.problem([(node, self._node_of(new))], op.made, is_write=True):
-                raise Refused(problem)
+            self.require_new_memory(node, new, op)
         except Exception:
             op.discard()
             raise
+        (written,) = self.program.aliasing.effects(node).writes
+        later = [u for u in written.users if node < u and u not in op.made]
         self.edited = True
         self.touched = list(op.made)
         # writes that follow are the next to get here: what is behind them is told then
         self._swap(node, self._node_of(new), past_writes=False)
-        self._swap(written, self._node_of(new), [u for u in others if node < u], past_writes=False)
+        self._swap(written, self._node_of(new), later, past_writes=False)
         self.erase(node)
+
+    def require_new_memory(self, node: Node, new: Any, op: Emitter) -> None:
+        """Raises Refused where `write_to_new_memory` would, and changes nothing."""
+        aliasing = self.program.aliasing
+        seen = aliasing.effects(node)
+        if seen.random or seen.barrier or len(seen.writes) != 1:  # a write is kept whoever uses it
+            raise Refused("{at} has effects of its own", at=node)
+        (written,) = seen.writes
+        if tensor_fact(node) is None and (times := len(aliasing.writers(written))) > MOST_WRITES:
+            sentence = "the memory is written more than {wanted} times"
+            raise Refused(sentence, at=written, wanted=MOST_WRITES, found=times)
+        earlier = [u for u in written.users if u < node and u not in op.made]
+        shared = (u for u in earlier if written in aliasing.effects(u).writes or self._read_after(written, u, node))
+        if not aliasing.is_fresh(written):
+            raise Refused("others see the memory that is written", at=written)
+        if (observer := next(shared, None)) is not None:
+            raise Refused("others see the memory that is written: {at}", at=observer)
+        barrier = aliasing.barrier_between(written, node)
+        if barrier is not None and any(may_require_grad(n) for n in node.all_input_nodes):
+            raise Refused("{at} stands before the write: autograd may not follow what is made there", at=barrier)
+        was = fact(written) if tensor_fact(node) is None else fact(node)  # `x[i] = 0` has no value itself
+        now = fact(self._node_of(new))
+        if problem := difference(was, now):
+            raise Refused(problem.blaming(node))
+        if not same_strides(was, now):
+            raise Refused("the stride of a dim of size 1 would change", at=node)
+        if problem := self.program.gradient_paths.problem([(node, self._node_of(new))], op.made, is_write=True):
+            raise Refused(problem)
 
     def _read_after(self, source: Node, user: Node, write: Node) -> bool:
         """Is this user a view of the source that is read, itself or through another view, behind a write?"""
@@ -232,7 +262,7 @@ class Rewriter(Checks):
     def erase(self, node: Node) -> None:
         """Remove a node that nobody uses."""
         if node.users:
-            raise Refused(f"{node.name} is used")
+            raise Refused("{at} is used, by {found}", at=node, found=next(iter(node.users)))
         self.edited = True
         self.program.erased(node)
         operands = set(node.all_input_nodes)

@@ -19,6 +19,7 @@ from torch.fx import Node
 from ..errors import TriptychError
 from ..ir.facts import tensor_fact
 from ..ir.program import Program, Value
+from ..ir.refusal import Refusal
 from ..ir.text import line
 from ..match.matcher import Found, Matcher
 from ..match.pattern import Pattern, build_pattern
@@ -47,7 +48,7 @@ class Match:
         self.names: tuple[str, ...] | None = None
         """What a rewrite is counted as, where that is not the rule's own name, or more than one rewrite; with no name
         at all it only changes the order and is not counted."""
-        self.problem = ""
+        self.problem: str | Refusal = ""
         """Why nothing can be done here, if the analysis knows already."""
         self.about: Node | None = None
         """The node that a report names for this site; None: the first of the roots."""
@@ -62,7 +63,7 @@ class Match:
         covers: Iterable[Node] = (),
         before: Node | None = None,
         names: Sequence[str] | None = None,
-        problem: str = "",
+        problem: str | Refusal = "",
         about: Node | None = None,
         emitter: Callable[[Program, Node, str], Emitter] = Emitter,
         **found: Any,
@@ -90,15 +91,36 @@ class Match:
         """The node that reports name."""
         return self.about or self.roots[0].node
 
-    def require(self, condition: Any, reason: str) -> None:
-        """Leave this site alone, for that reason, unless the condition holds."""
-        if not condition:
-            raise Refused(reason)
+    def require(
+        self,
+        condition: Any,
+        reason: str = "",
+        *,
+        at: Value | Node | None = None,
+        wanted: Any = None,
+        found: Any = None,
+    ) -> None:
+        """Leave this site alone, for that reason, unless the condition holds.
 
-    def applies(self, condition: Any, reason: str = "") -> None:
+        `at` is the value at fault, if that is not the one to replace: reports name it and its source line. `wanted` and
+        `found` are what was compared, of any type; `{at}`, `{wanted}` and `{found}` in the reason stand for the three.
+        No text is made while the condition holds.
+        """
+        if not condition:
+            raise Refused(reason, at=at, wanted=wanted, found=found)
+
+    def applies(
+        self,
+        condition: Any,
+        reason: str = "",
+        *,
+        at: Value | Node | None = None,
+        wanted: Any = None,
+        found: Any = None,
+    ) -> None:
         """What the pattern cannot say by its form ("to the same shape"); without it this is no match."""
         if not condition:
-            raise NotConcerned(reason)
+            raise NotConcerned(reason, at=at, wanted=wanted, found=found)
 
     def pays(self, before: float, after: float, sure: bool = False) -> None:
         """Leave this site alone unless the cost model says that the new way is quicker, both in seconds.
@@ -106,7 +128,8 @@ class Match:
         `sure`: the new way is the old one with less to do, and nothing more, so any gain counts.
         """
         self.decision = Decision(before, after, sure=sure)
-        self.require(self.decision.pays, self.decision.refusal)
+        if not self.decision.pays:
+            raise Refused(self.decision.refusal)
 
     def cover(self, nodes: Iterable[Node]) -> None:
         """More nodes whose work the rewrite does: found by `check` itself, beyond the pattern."""
@@ -260,17 +283,19 @@ class CompiledRule:
             inside = set(match.nodes)
             outputs = {r.node for r in match.roots}
             for node in match.nodes:
-                if node not in outputs and any(u not in inside for u in node.users):
-                    raise Refused(f"{node.name} is used outside the pattern")
+                if node not in outputs and (user := next((u for u in node.users if u not in inside), None)):
+                    raise Refused("{at} is used outside the pattern, by {found}", at=node, found=user)
         captured = [v for v in match.bindings.values() if isinstance(v, Node)]
         if len(captured) < 2:
             return
-        tensors = [t for node in captured if (t := tensor_fact(node)) is not None]
-        for first, other in ((tensors[0], t) for t in tensors[1:]):
+        tensors = [(node, t) for node in captured if (t := tensor_fact(node)) is not None]
+        for (_, first), (node, other) in ((tensors[0], t) for t in tensors[1:]):
             if not rule.mixed_dtypes and other.dtype != first.dtype:
-                raise Refused(f"different dtypes {first.dtype} and {other.dtype}")
+                sentence = "different dtypes {wanted} and {found}"
+                raise Refused(sentence, at=node, wanted=first.dtype, found=other.dtype)
             if other.device != first.device and other.dim() != 0 and first.dim() != 0:
-                raise Refused(f"different devices {first.device} and {other.device}")
+                sentence = "different devices {wanted} and {found}"
+                raise Refused(sentence, at=node, wanted=first.device, found=other.device)
 
 
 def _wanted(method: Callable[..., Any], known: set[str] | None) -> frozenset[str]:
