@@ -8,6 +8,7 @@ from torch.fx import Node
 from .calls import Call
 from .facts import number, tensor_fact
 from .program import Program
+from .refusal import Refusal
 from .traits import is_pointwise
 from .values.shape_only import EXACT, SAME_VALUE
 
@@ -18,19 +19,19 @@ INDEXING = frozenset("index _unsafe_index index_put _unsafe_index_put tensor_get
 """Take an index from the CPU, whatever the device of the values."""
 
 
-def not_taken_over(call: Call, user: Node, operand: Node) -> str | None:
+def not_taken_over(call: Call, user: Node, operand: Node) -> Refusal | None:
     """Why a GPU operation that takes its operand from the CPU cannot as well take it from the GPU."""
     if call.op == "to" or (call.op in INDEXING and call.args.get("self") is not operand):
         return None
     value = tensor_fact(operand)
     if value is None or value.dim() or not is_pointwise(call.op):
-        return f"{user.name} takes it from the CPU"
+        return Refusal("{at} takes it from the CPU", at=user)
     operands = [
         v for n in user.all_input_nodes if (v := tensor_fact(n)) is not None and v.dtype != torch.bool
     ]
     if any(v.dtype != value.dtype for v in operands):
         # a number from the CPU keeps its precision, one from the GPU is first rounded to the result's dtype
-        return f"{user.name} would round it before it computes"
+        return Refusal("{at} would round it before it computes", at=user)
     return None
 
 

@@ -51,7 +51,7 @@ class FixIotaDevice(Rule):
         found = sorted({n for chain in chains for n in chain})
         for node in found:
             problem = unlike_elsewhere(m.program.call(node), tensor_fact(node))
-            m.require(problem is None, str(problem))
+            m.require(problem is None, str(problem), at=node)
         m.cover(found)
 
     def rewrite(self, op, m):

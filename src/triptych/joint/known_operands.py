@@ -117,7 +117,8 @@ class Site:
         """Before autograd, an operand that is used no more gets no gradient where it got zeros."""
         lost = tensor_fact(dropped)
         zeros = self.program.dialect == TORCH and lost is not None and lost.requires_grad
-        self.match.require(not zeros, "a gradient of zeros would become none at all")
+        at = dropped if isinstance(dropped, Node) else None
+        self.match.require(not zeros, "a gradient of zeros would become none at all", at=at)
 
     def _as_result(self, op: Emitter, operand: Node) -> Any:
         """What leaves the graph does so in memory of its own, as before: a copy is less than an operation on two
@@ -195,7 +196,7 @@ class NeutralNumber(DecidedOperation):
         if site.call.op in ("add", "sub") and not site.is_exact:
             added = math.copysign(1, number) * (-1 if site.call.op == "sub" else 1)
             harmless = added < 0 or site.knowledge.never_negative_zero(operand)
-            site.match.require(harmless, "the value may hold -0.0, which adding 0.0 turns into 0.0")
+            site.match.require(harmless, "the value may hold -0.0, which adding 0.0 turns into 0.0", at=operand)
         return site.is_operand(operand)
 
     examples = [

@@ -75,7 +75,8 @@ class PadMm(Rule):
         m.applies(all(not isinstance(s, int) or s > 0 for s in (*a.shape, *b.shape)))
         if c is not None:
             aligned = c.rank <= m.root.rank
-            m.require(aligned and _is_broadcast(c.shape, m.root.shape), "the bias has another shape")
+            fits = aligned and _is_broadcast(c.shape, m.root.shape)
+            m.require(fits, "the bias has another shape", at=c, wanted=m.root.shape, found=c.shape)
         if not self.always:
             m.pays(*_costs(m, a, b, padding, self.measure))
 
@@ -133,7 +134,7 @@ def _padding(m: Match, a: torch.Tensor, b: torch.Tensor) -> Padding:
         size = sizes[name]
         if known(size % alignment == 0):
             continue
-        m.require(isinstance(size, int), f"the size {size} is not known to be aligned")
+        m.require(isinstance(size, int), "the size {found} is not known to be aligned", found=size)
         grows[name] = -size % alignment
     return Padding(**grows)
 

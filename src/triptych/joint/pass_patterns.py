@@ -41,10 +41,10 @@ class PointlessConvert(Rule):
         if a is None:
             return
         m.applies(b == x.dtype or len(m.nodes[1].users) == 1, "the inner cast stays anyway")
-        m.require(lossless(x.dtype, a), f"{x.dtype} -> {a} loses values")
+        m.require(lossless(x.dtype, a), "{wanted} -> {found} loses values", at=m.nodes[1], wanted=x.dtype, found=a)
         to_integer = not (b.is_floating_point or b.is_complex or b == torch.bool)
         out_of_range = (x.is_float or a.is_floating_point) and to_integer and not lossless(x.dtype, b)
-        m.require(not out_of_range, "what a float out of range becomes depends on its width")
+        m.require(not out_of_range, "what a float out of range becomes depends on its width", at=m.nodes[1])
 
     def rewrite(self, op, x, b):
         return x if b == x.dtype else op.to(x, dtype=b)

@@ -48,8 +48,11 @@ class QuantizeByNumbers(Rule):
 
     def check(self, m, count):
         numbers = [_number(m.program, operand) for operand in m.root.node.args[1 : 1 + count]]
-        m.require(None not in numbers, "scale and zero point are not known")
-        m.require(all(isinstance(n, int) for n in numbers[1:]), "a zero point that is no whole number")
+        for operand, number in zip(m.root.node.args[1 : 1 + count], numbers):
+            at = operand if isinstance(operand, Node) else None
+            m.require(number is not None, "scale and zero point are not known", at=at)
+        fraction = next((n for n in numbers[1:] if not isinstance(n, int)), None)
+        m.require(fraction is None, "a zero point that is no whole number", found=fraction)
         m.bindings["numbers"] = numbers
 
     def rewrite(self, op, m, count):

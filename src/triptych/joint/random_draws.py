@@ -206,7 +206,7 @@ class Bernoulli(Draw):
         if like.dtype == f64:
             _require_dtype(like.dtype)
         if chance is not None and not _is_probability(chance) and tensor_fact(chance) is None:
-            raise Refused(f"{chance} is no probability")
+            raise Refused("{found} is no probability", found=chance)
         drawn = source.floats(like, "rand")
         return op.to(op.lt(drawn, call.args["self"] if chance is None else chance), dtype=like.dtype)
 
@@ -228,7 +228,7 @@ class Dropout(Draw):
         """Kept with probability 1 - p and scaled by its inverse, and what is kept."""
         operand, p = call.args["input"], call.args.get("p", 0.5)
         if not _is_probability(p):
-            raise Refused(f"{p} is no probability")
+            raise Refused("{found} is no probability", found=p)
         if p == 0 and call.op == "dropout":
             raise Refused("nothing is dropped")
         like = tensor_fact(operand)
@@ -276,7 +276,7 @@ class Uniform(Draw):
         like = _plain_floats(node, call)
         low, high = call.args.get("from", 0.0), call.args.get("to", 1.0)
         if not (_is_number(low) and _is_number(high) and low <= high):
-            raise Refused(f"{low} to {high} is no known range")
+            raise Refused("{found} is no known range", found=f"{low} to {high}")
         value = op.add(op.mul(source.floats(like, "rand"), high - low), low)
         value = value if like.dtype == f32 else op.to(value, dtype=like.dtype)
         first = op.full([], low, dtype=like.dtype, device=like.device)
@@ -341,7 +341,7 @@ class Exponential(Draw):
         like = _plain_floats(node, call)
         rate = call.args.get("lambd", 1.0)
         if not _is_number(rate) or rate <= 0:
-            raise Refused(f"{rate} is no known rate")
+            raise Refused("{found} is no known rate", found=rate)
         value = op.div(op.neg(op.log1p(op.neg(source.floats(like, "rand")))), rate)
         value = value if like.dtype == f32 else op.to(value, dtype=like.dtype)
         return op.clamp(value, min=torch.finfo(like.dtype).tiny)
@@ -367,14 +367,14 @@ def _require_plain(call: Call) -> None:
     if call.args.get("pin_memory"):
         raise Refused("it is made in pinned memory")
     if call.args.get("layout") not in (None, torch.strided):
-        raise Refused(f"its layout is {call.args['layout']}")
+        raise Refused("its layout is {found}", wanted=torch.strided, found=call.args["layout"])
 
 
 def _require_dtype(dtype: Any) -> None:
     if dtype == f64:
         raise Refused("32-bit draws would lose resolution in float64")
     if dtype not in DTYPES:
-        raise Refused(f"no such draw in {dtype}")
+        raise Refused("no such draw in {found}", found=dtype)
 
 
 def _is_probability(value: Any) -> bool:

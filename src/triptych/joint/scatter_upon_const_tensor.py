@@ -48,15 +48,21 @@ class ScatterUponConstTensor(Rule):
         m.applies(m.root.known and index.known and index.rank == m.root.rank > 0)
         m.require(not pinned, "it is made in pinned memory")
         m.require(isinstance(fill, (bool, int, float)), "the fill is no number")
-        m.require(known(index.shape[dim] == 1), "several places of one position are written")
+        several = "several places of one position are written"
+        m.require(known(index.shape[dim] == 1), several, at=index, wanted=f"size 1 in dim {dim}", found=index.shape)
         others = [d for d in range(m.root.rank) if d != dim]
-        m.require(all(known_equal(index.shape[d], m.root.shape[d]) for d in others), "only a part is written")
+        is_whole = all(known_equal(index.shape[d], m.root.shape[d]) for d in others)
+        m.require(is_whole, "only a part is written", at=index, wanted=m.root.shape, found=index.shape)
         if source is not None:
-            m.require(known_equal(source.shape, index.shape), "the source is larger than the index")
-            m.require(source.dtype == m.root.dtype, f"{source.dtype} would be written into {m.root.dtype}")
+            larger = "the source is larger than the index"
+            m.require(known_equal(source.shape, index.shape), larger, at=source, wanted=index.shape, found=source.shape)
+            converted = "{found} would be written into {wanted}"
+            m.require(source.dtype == m.root.dtype, converted, at=source, wanted=m.root.dtype, found=source.dtype)
         else:
-            m.require(isinstance(value, (bool, int, float)), "the value is no number")
-            m.require(_fits(value, m.root.dtype), f"{value} is not a value of {m.root.dtype}")
+            m.require(isinstance(value, (bool, int, float)), "the value is no number", found=value)
+            m.require(
+                _fits(value, m.root.dtype), "{found} is not a value of {wanted}", wanted=m.root.dtype, found=value
+            )
 
     def rewrite(self, op, m, fill, dim, index, value, source):
         like, shape = m.root.tensor, list(m.root.shape)

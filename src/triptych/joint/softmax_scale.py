@@ -70,12 +70,13 @@ class _ScaledSoftmax(Rule, ABC):
         m.applies(m.root.known and x.known and x.is_float)
         wider = m.root.dtype.itemsize > x.dtype.itemsize
         m.require(_inside_softmax(m.program, m.root.node, dim), "the difference is used otherwise than in a softmax")
-        taken_by_log = any(m.program.call(u).op == "sub" for u in m.root.node.users)
-        m.require(wider or not taken_by_log, "log_softmax shows a difference that overflows")
+        log = next((u for u in m.root.node.users if m.program.call(u).op == "sub"), None)
+        m.require(wider or log is None, "log_softmax shows a difference that overflows", at=log)
         if isinstance(s, (int, float)):
-            m.require(s != 0 and math.isfinite(s), f"{s} is no plain scale")
+            m.require(s != 0 and math.isfinite(s), "{found} is no plain scale", found=s)
             least = 2 * -math.log(torch.finfo(m.root.dtype).tiny) / torch.finfo(m.root.dtype).max
-            m.require(wider or abs(self.factor(s)) > least, "the scale is so small that x - max(x) may overflow")
+            small = "the scale is so small that x - max(x) may overflow"
+            m.require(wider or abs(self.factor(s)) > least, small, wanted=f"more than {least:.1g}", found=s)
             return
         m.applies(isinstance(s, Value) and s.is_tensor, "a symbolic scale")
         m.applies(_constant_along(s, x, dim), "the scale varies along the dim")
@@ -83,6 +84,7 @@ class _ScaledSoftmax(Rule, ABC):
         m.require(
             never_negative(m.program, s.node) or x.device.type in self.CONTRACTS,
             "the sign of the scale is not known, and nothing is gained by finding it out",
+            at=s,
         )
 
     def rewrite(self, op, m, x, s, dim):

@@ -42,14 +42,15 @@ class Nested(Rule, ABC):
         inner = [t for t in dict.fromkeys(tensors) if joined_operands(m.program, t.node, self.inner, dim)]
         m.applies(inner, f"no {self.inner} among the operands")
         own = [t for t in inner if _only_joined_further(m.program, t.node, dim)]
-        m.require(own, f"{inner[0].node.name} is used elsewhere, and would be made all the same")
+        m.require(own, "{at} is used elsewhere, and would be made all the same", at=inner[0])
         same = [t for t in own if t.dtype is not None and t.dtype == m.root.dtype]
-        m.require(same, f"{own[0].dtype} is converted to {m.root.dtype} on the way")
+        converted = "{found} is converted to {wanted} on the way"
+        m.require(same, converted, at=own[0], wanted=m.root.dtype, found=own[0].dtype)
         goes_on = _only_joined_further(m.program, m.root.node, dim)
         operands, taken, is_all = self._flat(m, tensors, dim, FEW if goes_on else MOST_OPERANDS)
         few = is_all and len(operands) <= FEW
         m.applies(few or not goes_on, "goes into a larger one whole")
-        m.require(is_all, f"more than {MOST_OPERANDS} operands")
+        m.require(is_all, "more than {wanted} operands", wanted=MOST_OPERANDS, found=len(operands))
         m.require(few or len(operands) <= 4 * len(set(operands)), "the same values again and again")
         m.cover(taken)
 

@@ -179,7 +179,8 @@ def _ways(op: Emitter, form: Form, dim: int, m: Match) -> list[Callable[[], Any]
 def _part(op: Emitter, operand: Operand) -> Any:
     value = build(op, operand.source, operand.steps)
     if _is_copy(value, operand):
-        raise Refused("a part would have to be copied before it is put together with the others")
+        sentence = "a part of {at} would have to be copied before it is put together with the others"
+        raise Refused(sentence, at=operand.source)
     return value
 
 

@@ -12,6 +12,7 @@ from torch.fx import Node
 from ..ir.devices import computes_alike, not_taken_over, unlike_elsewhere
 from ..ir.facts import tensor_fact
 from ..ir.program import Program
+from ..ir.refusal import Refusal
 from ..rewrite.edits import EraseUnused, ReplaceAll, Together
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
@@ -38,7 +39,7 @@ class BuildOnGpu(Rule):
             if not group.devices:
                 continue
             if group.problem is None and len(group.devices) > 1:
-                group.problem = "it is used on several devices"
+                group.problem = Refusal("it is used on several devices", found=sorted(map(str, group.devices)))
             if group.problem is not None:
                 yield Match.at(program, group.nodes[0], problem=group.problem)
             else:
@@ -86,7 +87,7 @@ class _Group:
     ends: dict[Node, None] = field(default_factory=dict)
     """Operations that take a value of the group to a GPU."""
     devices: set[torch.device] = field(default_factory=set)
-    problem: str | None = None
+    problem: Refusal | None = None
 
 
 def _groups(program: Program) -> list[_Group]:
@@ -99,7 +100,8 @@ def _groups(program: Program) -> list[_Group]:
         operands = node.all_input_nodes
         if call.op in CONSTRUCTORS:
             if all(tensor_fact(o) is None for o in operands):
-                belongs[node] = _Group([node], problem=unlike_elsewhere(call, found))
+                unlike = unlike_elsewhere(call, found)
+                belongs[node] = _Group([node], problem=None if unlike is None else Refusal(unlike, at=node))
         elif any(o in belongs for o in operands) and computes_alike(program, node, call, found):
             if all(o in belongs or tensor_fact(o) is None for o in operands):
                 group = _joined(belongs, [o for o in operands if o in belongs])
@@ -125,15 +127,15 @@ def _joined(belongs: dict[Node, _Group], operands: list[Node]) -> _Group:
 def _look_at_users(program: Program, node: Node, group: _Group, belongs: dict[Node, _Group]) -> None:
     aliasing = program.aliasing
     if aliasing.written(node) or not aliasing.effects(node).pure:
-        group.problem = f"{node.name} is written"
+        group.problem = Refusal("{at} is written", at=node)
     for user in node.users:
         if belongs.get(user) is group:
             continue
         call, result = program.call(user), tensor_fact(user)
         if user.op == "output":
-            group.problem = f"{node.name} is returned"
+            group.problem = Refusal("{at} is returned", at=node)
         elif call is None or call.mutates or result is None or result.device.type == "cpu":
-            group.problem = f"{user.name} uses it on the CPU"
+            group.problem = Refusal("{at} uses it on the CPU", at=user)
         else:
             group.ends[user] = None
             group.devices.add(result.device)

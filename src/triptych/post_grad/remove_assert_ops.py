@@ -11,9 +11,11 @@ from torch.fx import Node
 
 from ..ir.calls import Call
 from ..ir.facts import fact, known_equal
+from ..ir.refusal import Refusal
 from ..rewrite.edits import Erase
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
+from ..rewrite.refusal import Refused
 from ..rewrite.rule import Rule
 
 check_metadata = torch.ops.aten._assert_tensor_metadata.default
@@ -41,8 +43,8 @@ class DropMetadataAssert(Rule):
         return op.call_of("_assert_tensor_metadata")
 
     def check(self, m):
-        problem = unproved(m.root.call)
-        m.require(problem is None, str(problem))
+        if problem := unproved(m.root.call):
+            raise Refused(problem)
 
     def rewrite(self, op, m):
         return Erase([m.root.node])
@@ -64,12 +66,12 @@ class RemoveAssertOps(Pass):
         return (DropMetadataAssert(),)
 
 
-def unproved(call: Call) -> str | None:
-    """The first part of a metadata assert that the facts do not prove, in words."""
+def unproved(call: Call) -> Refusal | None:
+    """The first part of a metadata assert that the facts do not prove."""
     operand = call.args.get("a")
     value = fact(operand) if isinstance(operand, Node) else None
     if not isinstance(value, torch.Tensor):
-        return "nothing is known of the value"
+        return Refusal("nothing is known of the value", at=operand if isinstance(operand, Node) else None)
     there: dict[str, Any] = {
         "dtype": value.dtype,
         "device": value.device,
@@ -82,7 +84,7 @@ def unproved(call: Call) -> str | None:
         if part == "a" or wanted is None:
             continue
         if part not in there:
-            return f"the {part} is not known"
+            return Refusal(f"the {part} is not known", at=operand, wanted=wanted)
         if part in ("size", "stride"):
             same = known_equal(list(there[part]), list(wanted))
         elif part == "device":
@@ -90,5 +92,6 @@ def unproved(call: Call) -> str | None:
         else:
             same = there[part] == wanted
         if not same:
-            return f"{part} {wanted} is asserted, {there[part]} is recorded"
+            sentence = f"{part} {{wanted}} is asserted, {{found}} is recorded"
+            return Refusal(sentence, at=operand, wanted=wanted, found=there[part])
     return None

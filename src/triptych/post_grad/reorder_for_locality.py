@@ -13,6 +13,7 @@ from torch.fx import Node
 
 from ..ir.facts import fact
 from ..ir.program import Program
+from ..ir.refusal import Refusal
 from ..rewrite.edits import Move, Together
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
@@ -139,17 +140,18 @@ class _Walk:
             return False
         return self.program.aliasing.effects(leader).pure
 
-    def _obstacle(self, unit: list[Node], anchor: Node) -> str:
-        """What stands between a unit and the place it would move to; empty if nothing does."""
+    def _obstacle(self, unit: list[Node], anchor: Node) -> Refusal | None:
+        """What stands between a unit and the place it would move to; None if nothing does."""
         first, last = self.origin[unit[0]], self.place[anchor]
-        if _any_between(self.borders, first, last):
-            return "a region begins or ends, or a collective runs, in between"
+        if (border := _first_between(self.borders, first, last)) is not None:
+            return Refusal("a region begins or ends, or a collective runs, in between", at=self.nodes[border])
         if self.writes:
             aliasing = self.program.aliasing
             memories = {aliasing.memory(n) for n in (*unit, *unit[0].all_input_nodes)}
-            if any(_any_between(self.writes.get(m, ()), first, last) for m in memories):
-                return "memory that it reads is written in between"
-        return ""
+            writes = [_first_between(self.writes.get(m, ()), first, last) for m in memories]
+            if (write := min((place for place in writes if place is not None), default=None)) is not None:
+                return Refusal("memory that it reads is written in between, by {at}", at=self.nodes[write])
+        return None
 
 
 def _takes_apart(node: Node) -> bool:
@@ -167,6 +169,6 @@ def _line_up(unit: list[Node], anchor: Node) -> bool:
     return unit[-1].next is anchor and all(left.next is right for left, right in itertools.pairwise(unit))
 
 
-def _any_between(places: Sequence[int], first: int, last: int) -> bool:
+def _first_between(places: Sequence[int], first: int, last: int) -> int | None:
     at = bisect_right(places, first)
-    return at < len(places) and places[at] < last
+    return places[at] if at < len(places) and places[at] < last else None

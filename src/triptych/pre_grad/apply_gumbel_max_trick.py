@@ -58,7 +58,8 @@ class GumbelMax(Rule):
 
     def check(self, m, draw, dim):
         softmax = m.program.call(draw.softmax)
-        m.require(dim == softmax.args["dim"], "the sample is taken along another dim than the softmax")
+        other_dim = "the sample is taken along another dim than the softmax"
+        m.require(dim == softmax.args["dim"], other_dim, wanted=softmax.args["dim"], found=str(dim))
         _require_replaceable(m.program, draw)
 
     def rewrite(self, op, m, draw, asking):
@@ -128,20 +129,20 @@ def _require_replaceable(program: Program, draw: Draw) -> None:
     if probs is None or noise is None or tensor_fact(draw.logits) is None:
         raise Refused("shape and dtype are not known")
     if probs.dtype not in WIDE or noise.dtype != probs.dtype:
-        raise Refused(f"{probs.dtype} rounds too coarsely for the same sample")
+        raise Refused("{found} rounds too coarsely for the same sample", at=draw.softmax, found=probs.dtype)
     if not known_equal(probs.shape, noise.shape):
-        raise Refused("the draw is broadcast")
+        raise Refused("the draw is broadcast", at=draw.noise, wanted=probs.shape, found=noise.shape)
     _require_unused(draw.quotient, [draw.argmax])
     _require_unused(draw.softmax, [draw.quotient, *_asking_for_the_shape(program, draw.softmax)])
     if writer := program.aliasing.written_between([draw.logits], draw.softmax, draw.argmax):
-        raise Refused(f"{writer.name} writes the logits after the softmax")
+        raise Refused("{at} writes the logits after the softmax", at=writer)
     if barrier := program.aliasing.barrier_between(draw.softmax, draw.argmax):
-        raise Refused(f"{barrier.name} stands between the matched nodes")
+        raise Refused("{at} stands between the matched nodes", at=barrier)
 
 
 def _require_unused(node: Node, beside: list[Node]) -> None:
-    if any(user not in beside for user in node.users):
-        raise Refused(f"{node.name} is used elsewhere, and would be made all the same")
+    if (other := next((user for user in node.users if user not in beside), None)) is not None:
+        raise Refused("{at} is used elsewhere, by {found}, and would be made all the same", at=node, found=other)
 
 
 def _asking_for_the_shape(program: Program, node: Node) -> list[Node]:

@@ -42,15 +42,22 @@ def require_foldable(m: Match) -> None:
     call = y.call
     m.applies(call is not None and call.op in RANKS and not call.mutates, "no convolution before the norm")
     m.require(m["training"] is False and m["mean"] is not None, "the norm uses the statistics of the batch")
-    m.require(list(y.node.users) == [m.root.node], f"{y.node.name} is used elsewhere too")
+    m.require_no_other_user(y)
     weight = m.program.value(call.args["weight"])
-    m.require(y.is_float and weight.is_float and m["var"].is_float, "no floating-point tensors, or nothing is known")
-    m.require(y.rank == RANKS[call.op], "the channels of the norm are not those of the weight")
-    tensors = [v for v in operands(m) if isinstance(v, Value)]
-    m.require(all(v.device == y.device for v in tensors), "weights on several devices")
-    m.require(known_equal(m["mean"].shape, (y.shape[1],)), "statistics of another shape")
-    statistics = (m["mean"].tensor, m["var"].tensor)
-    m.require(not any(t is not None and t.requires_grad for t in statistics), "the statistics want a gradient")
+    for value in (y, weight, m["var"]):
+        m.require(value.is_float, "no floating-point tensors, or nothing is known", at=value, found=value.dtype)
+    channels = "the channels of the norm are not those of the weight"
+    m.require(y.rank == RANKS[call.op], channels, at=y, wanted=f"{RANKS[call.op]} dims", found=y.rank)
+    for value in operands(m):
+        if isinstance(value, Value):
+            apart = "weights on several devices"
+            m.require(value.device == y.device, apart, at=value, wanted=y.device, found=value.device)
+    size = (y.shape[1],)
+    mean, var = m["mean"], m["var"]
+    m.require(known_equal(mean.shape, size), "statistics of another shape", at=mean, wanted=size, found=mean.shape)
+    for value in (mean, var):
+        wants_gradient = value.tensor is not None and value.tensor.requires_grad
+        m.require(not wants_gradient, "the statistics want a gradient", at=value)
     m.cover([y.node])
 
 

@@ -49,7 +49,8 @@ def read_equation(m: Match, equation: Any, tensors: Any) -> Equation:
     if not arrow:
         result = "".join(sorted(i for i, count in counts.items() if count == 1))
     m.applies(all(len(o) == t.rank for o, t in zip(operands, tensors)), "another number of dims")
-    m.require(all(len(set(o)) == len(o) for o in operands), "takes a diagonal")
+    for indices, tensor in zip(operands, tensors):
+        m.require(len(set(indices)) == len(indices), "takes a diagonal", at=tensor, found=indices)
     sizes: dict[str, list[Any]] = {}
     for indices, tensor in zip(operands, tensors):
         for index, size in zip(indices, tensor.shape):

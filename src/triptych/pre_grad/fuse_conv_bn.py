@@ -43,10 +43,11 @@ class FoldBatchNorm(Rule):
         require_foldable(m)
         m.require(m.program.options.freeze, "weights are not promised to stay as they are: that is what freeze is for")
         m.require(not m.program.is_training, "gradients are recorded")
-        weight = m["y"].call.args["weight"]
-        m.require(len(weight.users) == 1, f"{weight.name} is used elsewhere too, and would be kept twice")
+        twice = "{at} is used elsewhere too, by {found}, and would be kept twice"
+        m.require_no_other_user(m["y"].call.args["weight"], m["y"].node, twice)
         nodes = [v.node for v in operands(m) if isinstance(v, Value)]
-        m.require(m.program.computed_once(*nodes), "not from weights alone, so it would be computed on every call")
+        given = next((n for n in nodes if not m.program.computed_once(n)), None)
+        m.require(given is None, "not from weights alone, so it would be computed on every call", at=given)
 
     def rewrite(self, op, m):
         return fold(op, m)

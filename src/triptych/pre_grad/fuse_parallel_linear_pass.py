@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from ..cost import device_model
 from ..ir.facts import is_static, tensor_fact
 from ..ir.program import ATEN, Program
+from ..ir.refusal import Refusal
 from ..ir.sizes import elements
 from ..kernels import triton_is_there
 from ..kernels.registry import KERNEL_DTYPES
@@ -95,7 +96,8 @@ class OwnPointers(Rule):
         self.own_pointers = own_pointers
 
     def sites(self, program: Program) -> Iterator[Match]:
-        for members in runs_with_one_key(program, member_of, _key):
+        for run in runs_with_one_key(program, member_of, _key):
+            members = run.members
             if len(members) > 1 and self._kernel_runs(program, members[0]):
                 group = placed(members)
                 if group is not None:
@@ -154,9 +156,10 @@ class JoinedWeights(Rule):
     keeps_strides = False
 
     def sites(self, program: Program) -> Iterator[Match]:
-        for members in runs_with_one_key(program, member_of, _key):
+        for run in runs_with_one_key(program, member_of, _key):
+            members = run.members
             if len(members) < 2:
-                problem = "the input or a weight is written between the layers"
+                problem = Refusal("the input or a weight is written between the layers", at=run.disturbed_by)
                 yield from (Match.at(program, m.node, problem=problem) for m in members)
                 continue
             for biased in (True, False):

@@ -88,8 +88,10 @@ class FuseSplitLinearAdd(Rule):
         found = _taken_apart(m.program, m.root.node)
         m.applies(found is not None and len(found.layers) > 1, "no sum of linear layers over pieces of one value")
         assert found is not None
-        m.require(found.whole, "the layers are not over all pieces of the value, once each")
-        m.require(len({member.turned for member in found.members}) == 1, "weights lie in different ways")
+        m.require(found.whole, "the layers are not over all pieces of {at}, once each", at=found.source)
+        first = found.members[0]
+        unlike = next((member.weight for member in found.members if member.turned != first.turned), None)
+        m.require(unlike is None, "weights lie in different ways", at=unlike)
         m.cover(found.nodes(m.root.node))
         m.pays(*_costs(m.program, m.root.node, found))
 

@@ -18,6 +18,7 @@ from torch.fx import Node
 from ..cost import bytes_of, device_model, size_hint
 from ..ir.facts import is_static, known_equal, tensor_fact
 from ..ir.program import Program, Value
+from ..ir.refusal import Refusal
 from ..match.pattern import Tensor
 from ..rewrite.copying import copied_as
 from ..rewrite.emit import Emitter
@@ -56,9 +57,12 @@ def check_kernel(m: Match, x: Value, w: Value, b: Value | None = None) -> None:
     m.applies(x.rank == 3 and w.rank == 2, "no layer over features")
     m.applies(b is None or isinstance(b, Value) and b.rank == 1, "no bias of features")
     inside = [n for n in m.nodes if n is not m.root.node and not _is_view_of_operand(m, n)]
-    used = next((n for n in inside if any(user not in m.nodes for user in n.users)), None)
-    m.require(used is None, f"{used.name if used else ''} is used outside the pattern")
-    m.require(x.is_float and x.dtype == w.dtype == m.root.dtype, f"computes in {m.root.dtype}, of {x.dtype}")
+    used, user = next(((n, user) for n in inside for user in n.users if user not in m.nodes), (None, None))
+    m.require(used is None, "{at} is used outside the pattern, by {found}", at=used, found=user)
+    m.require(
+        x.is_float and x.dtype == w.dtype == m.root.dtype,
+        "computes in {found}, of {wanted}", at=x, wanted=x.dtype, found=m.root.dtype,
+    )  # fmt: skip
 
 
 def _is_view_of_operand(m: Match, node: Node) -> bool:
@@ -185,7 +189,8 @@ class MatmulLce(Rule):
     def rewrite(self, op, x, w, b, m):
         def as_it_lay() -> Value:
             if size_hint(w.shape[0]) >= size_hint(w.shape[1]):
-                raise Refused("somebody sees how the result lies, and to copy it is more than to copy x")
+                sentence = "somebody sees how the result lies, and to copy it is more than to copy x"
+                raise Refused(sentence, at=w, wanted=f"fewer rows than {w.shape[1]}", found=w.shape[0])
             return copied_as(op, product(op, x, w, b), m.root.tensor)
 
         return FirstOf(lambda: product(op, x, w, b), as_it_lay)
@@ -266,7 +271,8 @@ class FusedLce(Rule):
     keeps_strides = False
 
     def sites(self, program: Program) -> Iterator[Match]:
-        for members in runs_with_one_key(program, _member, _key):
+        for run in runs_with_one_key(program, _member, _key):
+            members = run.members
             group = placed(members) if len(members) > 1 else None
             if group is not None:
                 batch, _, places = tensor_of(group.members[0].x).shape
@@ -274,7 +280,7 @@ class FusedLce(Rule):
                 yield group.site(program, copied=copied)
             elif members:
                 problem = "something is written or used between the layers"
-                yield Match.at(program, members[0].node, problem=problem)
+                yield Match.at(program, members[0].node, problem=Refusal(problem, at=run.disturbed_by))
 
     def check(self, m, group, copied):
         program, x = m.program, tensor_of(group.members[0].x)

@@ -91,7 +91,8 @@ def as_copy(op: Emitter, call: Call) -> Value:
     """What is written, in memory of its own that lies as that of x did"""
     target, value = Value(op.program, call.args["self"]), Value(op.program, call.args["value"])
     if not value.is_tensor or value.device != target.device:
-        raise Refused("what is written is no tensor of the same device")
+        at = value.node if isinstance(value.node, Node) else None
+        raise Refused("what is written is no tensor of the same device", at=at, wanted=target.device)
     value = value if value.dtype == target.dtype else op.to(value, dtype=target.dtype)
     value = value if known_equal(value.shape, target.shape) else op.expand(value, target.shape)
     return copied_as(op, value, target.tensor)  # type: ignore[arg-type]
@@ -103,12 +104,13 @@ def as_masked_fill(op: Emitter, call: Call, place: int, mask: Node) -> Value:
     target, where, value = Value(program, call.args["self"]), Value(program, mask), _filled(call)
     behind = target.rank - place - where.rank
     if place < 0 or behind < 0 or not known_equal(where.shape, target.shape[place : place + where.rank]):
-        raise Refused("a mask of another shape than what it indexes")
+        sentence = "a mask of another shape than what it indexes"
+        raise Refused(sentence, at=mask, wanted=target.shape, found=where.shape)
     made = tensor_fact(value)
     if made is not None and made.dim() != 0:
-        raise Refused("more than one number is written")
+        raise Refused("more than one number is written", at=value, found=made.shape)
     if made is not None and made.dtype != target.dtype:
-        raise Refused(f"{made.dtype} is written to {target.dtype}")
+        raise Refused("{found} is written to {wanted}", at=value, wanted=target.dtype, found=made.dtype)
     if behind:
         where = op.reshape(where, [*where.shape, *[1] * behind])
     return op.masked_fill(target, where, value)

@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from ..ir.facts import fact
 from ..ir.program import Program
+from ..ir.refusal import Refusal
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
@@ -72,15 +73,16 @@ def _tree(program: Program, outer: Node, dim: int) -> _Tree:
     return tree
 
 
-def _why_apart(program: Program, inner: Node, dim: int) -> str | None:
+def _why_apart(program: Program, inner: Node, dim: int) -> Refusal | None:
     """Why a split of a piece of another was not made one with it."""
     piece = program.call(inner).args["self"]  # type: ignore[union-attr]
     if not isinstance(piece, Node) or piece.target is not getitem or split_along(program, piece.args[0]) != dim:
         return None
     if len(piece.users) > 1:
-        return f"{piece.name} is used elsewhere"
+        other = next(u for u in piece.users if u is not inner)
+        return Refusal("{at} is used elsewhere, by {found}", at=piece, found=other)
     barrier = program.aliasing.barrier_between(piece.args[0], inner)  # type: ignore[arg-type]
-    return f"{barrier.name} stands between the splits" if barrier is not None else None
+    return Refusal("{at} stands between the splits", at=barrier) if barrier is not None else None
 
 
 class SplitOfAPiece(Rule):

@@ -36,7 +36,7 @@ class AddmmToLinear(Rule):
 
     def check(self, m, b):
         m.require(m.program.dialect != ATEN, "linear is no operation of an ATen graph")
-        m.require(b.rank == 1, "the bias is no vector")
+        m.require(b.rank == 1, "the bias is no vector", at=b, wanted="1 dim", found=f"{b.rank} dims")
 
     def rewrite(self, op, b, x, w):
         return op.linear(x, w, bias=b)
@@ -131,7 +131,7 @@ class OneSpelling(WrittenAs):
             try:
                 wanted = wanted_spelling(program, node)
             except Refused as refused:
-                yield Match.at(program, node, problem=refused.reason)
+                yield Match.at(program, node, problem=refused.refusal)
                 continue
             if wanted is None:
                 continue

@@ -128,9 +128,16 @@ class Group:
 Read = Callable[[Program, Node], "Member | None"]
 
 
-def runs_with_one_key(
-    program: Program, read: Read, key: Callable[[Program, Member], Any]
-) -> Iterator[list[Member]]:
+@dataclass
+class Run:
+    """Members between which nothing writes what they read, and no region begins or ends."""
+
+    members: list[Member]
+    disturbed_by: Node | None = None
+    """What parts it from the members before it, or after it if it is the first."""
+
+
+def runs_with_one_key(program: Program, read: Read, key: Callable[[Program, Member], Any]) -> Iterator[Run]:
     """Members that have a key in common, cut into the runs that `undisturbed` gives; None is no key.
 
     The graph may be rewritten between one run and the next, so members are read again when their turn comes: an input
@@ -145,7 +152,7 @@ def runs_with_one_key(
     for alike in nodes.values():
         if len(alike) > 1:
             for run in undisturbed(program, read_again(program, alike, read)):
-                yield read_again(program, [m.node for m in run], read)
+                yield Run(read_again(program, [m.node for m in run.members], read), run.disturbed_by)
 
 
 def read_again(program: Program, nodes: Iterable[Node], read: Read) -> list[Member]:
@@ -153,32 +160,35 @@ def read_again(program: Program, nodes: Iterable[Node], read: Read) -> list[Memb
     return [m for n in nodes if not n._erased and (m := read(program, n)) is not None]
 
 
-def undisturbed(program: Program, members: Sequence[Member]) -> list[list[Member]]:
+def undisturbed(program: Program, members: Sequence[Member]) -> list[Run]:
     """Members in graph order, cut where a region begins or ends or something they read is written."""
     aliasing = program.aliasing
-    runs: list[list[Member]] = []
+    runs: list[Run] = []
     memory: set[Node] = set()
     """What the members of the last run read."""
     for member in members:
         own = {aliasing.memory(n) for n in member.operands}
-        if runs and _is_undisturbed(program, runs[-1], member, memory):
-            runs[-1].append(member)
+        disturber = _disturber(program, runs[-1].members, member, memory) if runs else None
+        if runs and disturber is None:
+            runs[-1].members.append(member)
             memory |= own
-        else:
-            runs.append([member])
-            memory = own
+            continue
+        if len(runs) == 1:
+            runs[0].disturbed_by = disturber
+        runs.append(Run([member], disturber))
+        memory = own
     return runs
 
 
-def _is_undisturbed(program: Program, run: Sequence[Member], member: Member, memory: set[Node]) -> bool:
-    """Nothing between the run and the member begins or ends a region, or writes what either of them reads."""
+def _disturber(program: Program, run: Sequence[Member], member: Member, memory: set[Node]) -> Node | None:
+    """What begins or ends a region between the run and the member, or writes what either of them reads."""
     aliasing = program.aliasing
     first, last = run[0].node, run[-1].node
-    written = (at for _, at in aliasing.memory_written_between(last, member.node))
+    written = (writer for writer, at in aliasing.memory_written_between(last, member.node) if at in memory)
     return (
-        aliasing.barrier_between(last, member.node) is None
-        and aliasing.written_between(member.operands, first, member.node) is None
-        and memory.isdisjoint(written)
+        aliasing.barrier_between(last, member.node)
+        or aliasing.written_between(member.operands, first, member.node)
+        or next(written, None)
     )
 
 

@@ -158,7 +158,8 @@ class CopiedTurnedProduct(Rule):
     def check(self, m, a, b, dims):
         m.applies(swaps_last_two(dims) and a.rank == b.rank == len(dims), "the permute does not swap rows and columns")
         is_copy(m, m.root.node, operand(m, m.root.node))
-        m.require(read_in_place(a.tensor) and read_in_place(b.tensor), "an operand cannot be read where it lies")
+        for value in (a, b):
+            m.require(read_in_place(value.tensor), "an operand cannot be read where it lies", at=value)
         copy = device_model(m.root.device).copy(2 * bytes_of(m.root.tensor))
         product = _product_cost(a.tensor, b.tensor)
         m.pays(product + copy, product)
@@ -194,8 +195,8 @@ def _drops_copy(m: Match, side: int) -> None:
     copy = (product.get_input(), product.get_other())[side]
     permuted = operand(m, copy)
     is_copy(m, copy, permuted)
-    m.require(not m.program.computed_once(copy), "the copy is made once, before the first call")
-    m.require(read_in_place(tensor_fact(permuted)), "the permuted value cannot be read where it lies")
+    m.require(not m.program.computed_once(copy), "the copy is made once, before the first call", at=copy)
+    m.require(read_in_place(tensor_fact(permuted)), "the permuted value cannot be read where it lies", at=permuted)
     m.applies(left.dim() == right.dim(), "a batch times one matrix")
     cost = _product_cost(left, right)
     m.pays(cost + device_model(left.device).copy(2 * bytes_of(tensor_of(copy))), cost)
@@ -232,7 +233,7 @@ class CopiedIntoLinear(Rule):
         m.applies(list(dims) == [1, 0], "no matrix: folding its batch into rows copies it again")
         copy = NormalizedLinearNode(m.root.node).get_input()
         is_copy(m, copy, operand(m, copy))
-        m.require(read_in_place(x.tensor), "x cannot be read where it lies")
+        m.require(read_in_place(x.tensor), "x cannot be read where it lies", at=x)
         product = _linear_cost(tensor_fact(copy), w.tensor, False)
         m.pays(product + device_model(x.device).copy(2 * bytes_of(x.tensor)), product)
 
@@ -265,11 +266,11 @@ class PermutedIntoLinear(Rule):
         asked_for = m.program.call(given).op == "contiguous"
         if asked_for:
             is_copy(m, given, operand(m, given))
-            m.require(len(given.users) == 1, f"{given.name} is used elsewhere, and would be made all the same")
+            m.require_no_other_user(given, reason="{at} is used elsewhere, by {found}, and would be made all the same")
         else:
-            m.require(w.tensor.requires_grad, "torch reads x where it lies")
+            m.require(w.tensor.requires_grad, "torch reads x where it lies", at=x)
         m.require(not m.program.is_training, "the gradient of the weight would be made for each batch element first")
-        m.require(read_in_place(x.tensor), "x cannot be read where it lies")
+        m.require(read_in_place(x.tensor), "x cannot be read where it lies", at=x)
         model = device_model(x.device)
         permuted = tensor_fact(given)
         addition = model.copy(2 * bytes_of(m.root.tensor)) if b is not None else 0.0
@@ -335,7 +336,8 @@ class LinearThenPermuted(Rule):
         is_copy(m, m.root.node, operand(m, m.root.node))
         m.require(len(dims) == 2 or not m.program.is_training or not w.tensor.requires_grad,
                   "the gradient of the weight would be made for each batch element first")  # fmt: skip
-        m.require(read_in_place(x.tensor) and read_in_place(w.tensor), "an operand cannot be read where it lies")
+        for value in (x, w):
+            m.require(read_in_place(value.tensor), "an operand cannot be read where it lies", at=value)
         addition = device_model(x.device).copy(2 * bytes_of(m.root.tensor))
         before = _linear_cost(x.tensor, w.tensor, False) + TURNING_COPY * addition
         m.pays(before, _linear_cost(x.tensor, w.tensor, True) + (addition if b is not None else 0.0))

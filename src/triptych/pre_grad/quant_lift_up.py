@@ -53,8 +53,9 @@ class LiftQuantize(Rule):
     def check(self, m, v):
         view = v.call
         m.applies(view is not None and view.op in (*SAME_ELEMENTS, *FEWER_ELEMENTS, "expand"), "no view before it")
-        m.require(view.op in SAME_ELEMENTS or view.op == "expand", f"{view.op} leaves less to quantize")
-        m.require(list(v.node.users) == [m.root.node], f"{v.node.name} is used elsewhere")
+        is_all = view.op in SAME_ELEMENTS or view.op == "expand"
+        m.require(is_all, "{found} leaves less to quantize", at=v, found=view.op)
+        m.require_no_other_user(v)
         _axis_before(m, v)
         m.cover([v.node])
 
@@ -104,7 +105,7 @@ class SinkDequantize(Rule):
     def check(self, m, d):
         call = d.call
         m.applies(call is not None and call.op in DEQUANTIZE, "no dequantize before it")
-        m.require(list(d.node.users) == [m.root.node], f"{d.node.name} is used elsewhere")
+        m.require_no_other_user(d)
         _axis_after(m, d)
         m.cover([d.node])
 
@@ -167,7 +168,7 @@ def _axis_before(m: Match, v: Value) -> int | None:
         return None
     before = {after: dim for dim, after in _kept_dims(view, Value(m.program, view.args["self"]), v).items()}
     axis = call.args["axis"] % v.rank
-    m.require(axis in before, "no dim before the view is that of the channels")
+    m.require(axis in before, "no dim before the view is that of the channels", at=v, wanted=f"dim {axis}")
     return before[axis]
 
 
@@ -177,7 +178,7 @@ def _axis_after(m: Match, d: Value) -> int | None:
         return None
     kept = _kept_dims(view, d, m.root)
     axis = call.args["axis"] % d.rank
-    m.require(axis in kept, "no dim after the view is that of the channels")
+    m.require(axis in kept, "no dim after the view is that of the channels", wanted=f"dim {axis}")
     return kept[axis]
 
 

@@ -96,8 +96,10 @@ class ReluOfNanToNum(Rule):
     def _replaced(self, m: Match, x: Any, nan: Any, posinf: Any, neginf: Any) -> Replaced:
         inner = Replaced.by(m, x.dtype, nan, posinf, neginf)
         values = (inner.nan, inner.posinf, inner.neginf)
-        m.require(not any(map(_is_negative_zero, values)), "relu may or may not keep the sign of -0.0")
-        m.require(inner.neginf <= 0, f"-inf becomes {inner.neginf}, and relu would have made it 0 before")
+        at = m.nodes[1]
+        m.require(not any(map(_is_negative_zero, values)), "relu may or may not keep the sign of -0.0", at=at)
+        positive = "-inf becomes {found}, and relu would have made it 0 before"
+        m.require(inner.neginf <= 0, positive, at=at, wanted="at most 0", found=inner.neginf)
         above = [v if math.isnan(v) else max(v, 0.0) for v in values]
         return Replaced(*above)
 
@@ -185,9 +187,13 @@ class NanToNumOfRelu(Rule):
     def check(self, m, x, nan, posinf, neginf):
         kept = Replaced.by(m, x.dtype, nan, posinf, neginf)
         m.applies(not any(_is_nan_to_num(m.program, u) for u in m.root.node.users), "made one with the next first")
-        m.require(math.isnan(kept.nan) or _same(kept.nan, 0.0), f"relu makes no {kept.nan} of what is below 0, or NaN")
+        no_such = "relu makes no {found} of what is below 0, or NaN"
+        m.require(math.isnan(kept.nan) or _same(kept.nan, 0.0), no_such, wanted="NaN or 0", found=kept.nan)
         largest = torch.finfo(x.dtype).max
-        m.require(kept.posinf in (INFINITY, largest), f"no one operation makes {kept.posinf} of inf alone")
+        m.require(
+            kept.posinf in (INFINITY, largest),
+            "no one operation makes {found} of inf alone", wanted=f"inf or {largest}", found=kept.posinf,
+        )  # fmt: skip
         m.require(not gradient_wanted(m.program), "a gradient may be wanted, and would differ at NaN, inf or 0")
 
     def rewrite(self, op, m, x, nan, posinf, neginf):

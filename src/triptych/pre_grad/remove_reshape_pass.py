@@ -108,13 +108,13 @@ def cone_above(program: Program, top: Node, root: Node, peel: Callable[[Node], N
         raise NotConcerned("no view above")
     for node in cone.inside:
         if outside := next((u for u in node.users if u not in cone.inside and u is not root), None):
-            raise Refused(f"{node.name} is used by {outside.name} too")
+            raise Refused("{at} is used by {found} too", at=node, found=outside)
     return cone
 
 
 def _stop(cone: Cone, node: Node, why: str) -> None:
     """A site that had some of its views is worth a reason; one that had none is no site."""
-    raise (Refused if cone.sources else NotConcerned)(f"{node.name} {why}")
+    raise (Refused if cone.sources else NotConcerned)(f"{{at}} {why}", at=node)
 
 
 def _is_plain_pointwise(program: Program, node: Node) -> bool:
@@ -147,7 +147,8 @@ class AcrossPointwise(Rule, ABC):
         for node in sorted(cone.inside):
             made = op.again(node, operands)
             # without dims x counts as a number when dtypes are promoted
-            m.require(made.dtype == tensor_fact(node).dtype, f"{node.name} would be computed in {made.dtype}")
+            dtype = tensor_fact(node).dtype
+            m.require(made.dtype == dtype, "{at} would be computed in {found}", at=node, wanted=dtype, found=made.dtype)
             operands[node] = made.node
         return operands[y.node]
 

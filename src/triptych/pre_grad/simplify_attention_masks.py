@@ -124,7 +124,7 @@ class MaskRule(Rule, ABC):
 
     def about(self, m: Match, mask: Any) -> Knowledge:
         m.applies(isinstance(mask, Value) and mask.is_tensor, "no mask")
-        m.require(not mask.tensor.requires_grad, "the mask has a gradient")
+        m.require(not mask.tensor.requires_grad, "the mask has a gradient", at=mask)
         return knowledge(m.program)
 
     def attend(self, op: Any, m: Match, mask: Any = None, is_causal: bool = False) -> Value:
@@ -144,7 +144,7 @@ class DropFullMask(MaskRule):
     def check(self, m: Match, mask: Any) -> None:
         about = self.about(m, mask)
         m.applies(mask.dtype == torch.bool)
-        m.require(about.is_all_true(mask.node), "the mask is not known to be true everywhere")
+        m.require(about.is_all_true(mask.node), "the mask is not known to be true everywhere", at=mask)
 
     def rewrite(self, op: Any, m: Match) -> Together:
         return self.without_mask(op, m)
@@ -170,7 +170,7 @@ class DropZeroBias(MaskRule):
     def check(self, m: Match, mask: Any) -> None:
         about = self.about(m, mask)
         m.applies(mask.is_float)
-        m.require(about.is_zero(mask.node), "the bias is not known to be 0")
+        m.require(about.is_zero(mask.node), "the bias is not known to be 0", at=mask)
 
     def rewrite(self, op: Any, m: Match) -> Together:
         return self.without_mask(op, m)
@@ -195,8 +195,9 @@ class CausalMask(MaskRule):
         lengths = q.is_tensor and k.is_tensor and mask.rank >= 2
         same = lengths and known_equal((q.shape[-2], k.shape[-2]), mask.shape[-2:])
         triangle = about.is_causal if mask.dtype == torch.bool else about.is_causal_bias
-        m.require(same and known_equal(q.shape[-2], k.shape[-2]), "queries and keys are not known to be as many")
-        m.require(triangle(mask.node), "the mask is not known to be the lower triangle")
+        square = same and known_equal(q.shape[-2], k.shape[-2])
+        m.require(square, "queries and keys are not known to be as many", at=mask, found=mask.shape)
+        m.require(triangle(mask.node), "the mask is not known to be the lower triangle", at=mask)
 
     def rewrite(self, op: Any, m: Match) -> Together:
         return self.without_mask(op, m, is_causal=True)
@@ -227,7 +228,8 @@ class BooleanMask(MaskRule):
 
     def check(self, m: Match, keep: Any, fill: Any) -> None:
         m.applies(isinstance(keep, Value) and keep.dtype == torch.bool and keep.rank >= 2)
-        m.require(fill == -math.inf, "a finite fill lets a row without keys attend to all of them")
+        finite = "a finite fill lets a row without keys attend to all of them"
+        m.require(fill == -math.inf, finite, at=m.nodes[1], wanted=-math.inf, found=fill)
 
     def rewrite(self, op: Any, m: Match, keep: Any) -> Value:
         return self.attend(op, m, mask=keep)
@@ -254,8 +256,8 @@ class KeptBias(MaskRule):
     def check(self, m: Match, q: Any, keep: Any, bias: Any, fill: Any) -> None:
         m.applies(isinstance(keep, Value) and bias.rank >= 2 and bias.dtype == q.dtype)
         filler = fill.tensor if isinstance(fill, Value) else None
-        m.require(filler is None or not filler.requires_grad, "the fill has a gradient")
-        m.require(knowledge(m.program).is_all_true(keep.node), "the mask is not known to be true everywhere")
+        m.require(filler is None or not filler.requires_grad, "the fill has a gradient", at=fill)
+        m.require(knowledge(m.program).is_all_true(keep.node), "the mask is not known to be true everywhere", at=keep)
 
     def rewrite(self, op: Any, m: Match, bias: Any) -> Value:
         return self.attend(op, m, mask=bias)
@@ -281,8 +283,8 @@ class BiasAndZero(MaskRule):
 
     def check(self, m: Match, q: Any, bias: Any, zero: Any) -> None:
         m.applies(bias.rank >= 2 and bias.dtype == q.dtype)
-        m.require(not zero.tensor.requires_grad, "what is added has a gradient")
-        m.require(knowledge(m.program).is_zero(zero.node), "what is added is not known to be 0")
+        m.require(not zero.tensor.requires_grad, "what is added has a gradient", at=zero)
+        m.require(knowledge(m.program).is_zero(zero.node), "what is added is not known to be 0", at=zero)
 
     def rewrite(self, op: Any, m: Match, bias: Any) -> Value:
         return self.attend(op, m, mask=bias)

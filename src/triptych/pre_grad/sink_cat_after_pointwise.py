@@ -54,10 +54,12 @@ class Sink(Rule, ABC):
         counted = [c.op for c in calls if c is not None and not c.mutates and self.takes(c)]
         name = counted[0] if counted else ""
         m.applies(counted.count(name) > 1, "no pointwise operation on several operands")
-        m.require(counted.count(name) == len(calls), f"only {counted.count(name)} of {len(calls)} operands are {name}")
+        other = next((t for t in tensors if t.call is None or t.call.op != name), None)
+        part = f"only {counted.count(name)} of {len(calls)} operands are {name}"
+        m.require(counted.count(name) == len(calls), part, at=other)
         m.require(len(set(tensors)) == len(tensors), f"a {name} would be computed twice")
         for t in tensors:
-            m.require(list(t.node.users) == [m.root.node], f"{t.node.name} is used elsewhere")
+            m.require_no_other_user(t)
         own = [Value(m.program, n) for n in _own_operands(m, calls)]
         m.require(_has_dim(own, m), "cat of 1-D tensors without elements takes any dim")
         _require_no_change(m, own, tensors)
@@ -108,7 +110,8 @@ def _own_operands(m: Match, calls: Sequence[Call]) -> list[Node]:
     """The operand in which the calls differ; everything else they say is the same, and is no tensor."""
     given = [_tensor_first(c) for c in calls]
     first = given[0]
-    m.require(all(args.keys() == first.keys() for args in given), "different arguments")
+    for value, args in zip(m["tensors"], given):
+        m.require(args.keys() == first.keys(), "different arguments", at=value, wanted=[*first], found=[*args])
     apart = [k for k in first if not all(_alike(args[k], first[k]) for args in given)]
     m.require(len(apart) == 1, "different arguments" if apart else "one value joined with itself")
     own = [args[apart[0]] for args in given]
@@ -135,13 +138,16 @@ def _alike(left: Any, right: Any) -> bool:
 def _require_no_change(m: Match, own: Sequence[Value], made: Sequence[Value]) -> None:
     """Joining what goes in is as right as joining what comes out: no cast, no broadcast, nothing wider to move."""
     for a, fa in zip(own, made):
-        m.require(a.known and fa.known, "shape and dtype are not known")
-        m.require(known_equal(a.shape, fa.shape), f"{a.node.name} is broadcast")
-        m.require(a.dtype == own[0].dtype, f"different dtypes {own[0].dtype} and {a.dtype}")
-        m.require(a.device == own[0].device, f"different devices {own[0].device} and {a.device}")
-        m.require(fa.dtype == m.root.dtype, f"{fa.dtype} is converted to {m.root.dtype} on the way")
+        m.require(a.known and fa.known, "shape and dtype are not known", at=fa)
+        m.require(known_equal(a.shape, fa.shape), "{at} is broadcast", at=a, wanted=fa.shape, found=a.shape)
+        dtype, device = own[0].dtype, own[0].device
+        m.require(a.dtype == dtype, "different dtypes {wanted} and {found}", at=a, wanted=dtype, found=a.dtype)
+        m.require(a.device == device, "different devices {wanted} and {found}", at=a, wanted=device, found=a.device)
+        converted = "{found} is converted to {wanted} on the way"
+        m.require(fa.dtype == m.root.dtype, converted, at=fa, wanted=m.root.dtype, found=fa.dtype)
     narrower = own[0].dtype.itemsize > m.root.dtype.itemsize
-    m.require(not narrower, f"{own[0].dtype} would be moved instead of {m.root.dtype}")
+    larger = "{found} would be moved instead of {wanted}"
+    m.require(not narrower, larger, at=own[0], wanted=m.root.dtype, found=own[0].dtype)
 
 
 def _eager(examples: Sequence[Example]) -> list[Example]:

@@ -65,7 +65,7 @@ def require_certain(program: Program, node: Node, wanted: Spelling) -> None:
     for operand in node_operands((node.args, node.kwargs)):
         value = fact(operand)
         if isinstance(value, torch.Tensor) and not _private.is_ordinary(value):
-            raise Refused(f"{operand.name} is no ordinary tensor")
+            raise Refused("{at} is no ordinary tensor", at=operand)
     if fact(node) is None and not _certain_without_facts(node, program.call(node), wanted):
         raise Refused("shape and dtype are not known")
 

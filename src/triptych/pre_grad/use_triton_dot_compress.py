@@ -29,8 +29,9 @@ def all_pairs(op: Any, x: Any) -> Any:
 
 
 def check_compression(m: Match, x: Value, scores: Node, width: Any) -> None:
-    m.require(len(scores.users) == 1, f"{scores.name} is used elsewhere, and would be made all the same")
-    m.require(x.is_float and m.root.dtype == x.dtype, f"computes in {m.root.dtype}, of {x.dtype}")
+    m.require_no_other_user(scores, reason="{at} is used elsewhere, by {found}, and would be made all the same")
+    computes = "computes in {found}, of {wanted}"
+    m.require(x.is_float and m.root.dtype == x.dtype, computes, at=x, wanted=x.dtype, found=m.root.dtype)
     model = device_model(x.device)
     b, n, d, k = (size_hint(s) for s in (*x.shape, width))
     before = model.gemm(n, n, d, x.dtype, batch=b) + model.gemm(n, k, n, x.dtype, batch=b)
@@ -49,7 +50,8 @@ class DotCompress(Rule):
 
     def check(self, m, x, w):
         m.applies(x.rank == 3 and w.rank in (2, 3), "no batch of matrices")
-        m.require(w.rank == 2 or known_equal(w.shape[0], x.shape[0]), "one w for all of a batch, with a dim of its own")
+        one_for_all = "one w for all of a batch, with a dim of its own"
+        m.require(w.rank == 2 or known_equal(w.shape[0], x.shape[0]), one_for_all, at=w)
         check_compression(m, x, m.root.call.args["self"], w.shape[-1])
 
     def rewrite(self, op, x, w):

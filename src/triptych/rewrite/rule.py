@@ -48,7 +48,7 @@ class Match:
         self.names: tuple[str, ...] | None = None
         """What a rewrite is counted as, where that is not the rule's own name, or more than one rewrite; with no name
         at all it only changes the order and is not counted."""
-        self.problem: str | Refusal = ""
+        self.problem: str | Refusal | None = None
         """Why nothing can be done here, if the analysis knows already."""
         self.about: Node | None = None
         """The node that a report names for this site; None: the first of the roots."""
@@ -63,7 +63,7 @@ class Match:
         covers: Iterable[Node] = (),
         before: Node | None = None,
         names: Sequence[str] | None = None,
-        problem: str | Refusal = "",
+        problem: str | Refusal | None = None,
         about: Node | None = None,
         emitter: Callable[[Program, Node, str], Emitter] = Emitter,
         **found: Any,
@@ -108,6 +108,17 @@ class Match:
         """
         if not condition:
             raise Refused(reason, at=at, wanted=wanted, found=found)
+
+    def require_no_other_user(
+        self,
+        value: Value | Node,
+        user: Node | None = None,
+        reason: str = "{at} is used elsewhere, by {found}",
+    ) -> None:
+        """Leave this site alone if anything but the root, or another node that is given, uses the value."""
+        node = value.node if isinstance(value, Value) else value
+        other = next((u for u in node.users if u is not (user or self.root.node)), None)
+        self.require(other is None, reason, at=node, found=other)
 
     def applies(
         self,
