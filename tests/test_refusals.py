@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import json
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -393,3 +395,36 @@ def test_why_not_says_fires_only_where_the_rewriter_agrees():
     answer = triptych.why_not(DropClone, gm)
     assert [f.node for f in answer.fires] == ["y"] and [m.node for m in answer] == ["clone_1"]
     assert len(triptych.find(DropClone, gm)) == 2
+
+
+# ---- all rules ----
+
+
+def names_in_text(path: Path) -> list[str]:
+    """Where a file writes the name of a node into the text of a refusal instead of giving the node."""
+    found = []
+    for call in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if not isinstance(call, ast.Call):
+            continue
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        if name not in ("require", "applies", "Refused", "NotConcerned", "Refusal"):
+            continue
+        texts = [part for text in call.args if isinstance(text, ast.JoinedStr) for part in ast.walk(text)]
+        if any(isinstance(part, ast.Attribute) and part.attr == "name" for part in texts):
+            found.append(f"{path.name}:{call.lineno}")
+    return found
+
+
+PACKAGES = ("ir", "match", "rewrite", "rules", "pieces", "batching", "pre_grad", "joint", "post_grad")
+
+
+def test_no_refusal_hides_a_node_in_its_text():
+    root = Path(triptych.__file__).parent
+    files = [path for package in PACKAGES for path in sorted((root / package).rglob("*.py"))]
+    assert len(files) > 80 and [where for path in files for where in names_in_text(path)] == []
+
+
+def test_the_check_sees_a_hidden_node(tmp_path):
+    file = tmp_path / "rule.py"
+    file.write_text('m.require(x, f"{y.node.name} is used")\nraise Refused("{at} is used", at=y)\n')
+    assert names_in_text(file) == ["rule.py:1"]

@@ -80,7 +80,8 @@ class _ScaledSoftmax(Rule, ABC):
             return
         m.applies(isinstance(s, Value) and s.is_tensor, "a symbolic scale")
         m.applies(_constant_along(s, x, dim), "the scale varies along the dim")
-        m.require(wider, "x - max(x) may overflow where the scale is tiny")
+        tiny = "x - max(x) may overflow where the scale is tiny"
+        m.require(wider, tiny, at=s, wanted=f"a wider dtype than {x.dtype}", found=m.root.dtype)
         m.require(
             never_negative(m.program, s.node) or x.device.type in self.CONTRACTS,
             "the sign of the scale is not known, and nothing is gained by finding it out",

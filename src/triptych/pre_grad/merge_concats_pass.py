@@ -79,7 +79,8 @@ class CatHeldByAnother(Rule):
 
     def check(self, m):
         leaves = m.program.aliasing.is_output(m.root.node)
-        m.require(not leaves, "the value leaves the graph, and would be a part of a larger one")
+        part = "the value leaves the graph, and would be a part of a larger one, {found}"
+        m.require(not leaves, part, found=m.bindings["other"])
 
     def rewrite(self, op, other, dim, part):
         return op.slice(other, dim, part.start, part.stop) if part is not None else other

@@ -240,7 +240,8 @@ class StabilizeRelu(Rule):
                 yield Match.at(program, node, call=call)
 
     def check(self, m, call):
-        m.require(not _is_guarded(m.program, m.root.node, call), "a nan_to_num stands beside it already")
+        guard = _guard(m.program, m.root.node, call)
+        m.require(guard is None, "a nan_to_num stands beside it already", at=guard)
 
     def rewrite(self, op, m, call):
         x = call.args["self"]
@@ -265,14 +266,15 @@ class StabilizeRelu(Rule):
     ]  # fmt: skip
 
 
-def _is_guarded(program: Program, relu: Node, call: Call) -> bool:
-    """Does no NaN come in, or does everyone who reads the value replace it?"""
+def _guard(program: Program, relu: Node, call: Call) -> Node | None:
+    """What lets no NaN come in, or one of those who read the value if all of them replace NaN."""
     before = call.args["self"]
     if isinstance(before, Node) and _replaces_nan(program, before):
-        return True
+        return before
     if call.mutates:
-        return False  # what it wrote may be read by other names
-    return bool(relu.users) and all(_replaces_nan(program, user) for user in relu.users)
+        return None  # what it wrote may be read by other names
+    readers = list(relu.users)
+    return readers[0] if readers and all(_replaces_nan(program, user) for user in readers) else None
 
 
 def _is_nan_to_num(program: Program, node: Node) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -57,7 +58,8 @@ class Sink(Rule, ABC):
         other = next((t for t in tensors if t.call is None or t.call.op != name), None)
         part = f"only {counted.count(name)} of {len(calls)} operands are {name}"
         m.require(counted.count(name) == len(calls), part, at=other)
-        m.require(len(set(tensors)) == len(tensors), f"a {name} would be computed twice")
+        repeated = next((t for t, times in Counter(tensors).items() if times > 1), None)
+        m.require(repeated is None, f"a {name} would be computed twice", at=repeated)
         for t in tensors:
             m.require_no_other_user(t)
         own = [Value(m.program, n) for n in _own_operands(m, calls)]
@@ -113,11 +115,14 @@ def _own_operands(m: Match, calls: Sequence[Call]) -> list[Node]:
     for value, args in zip(m["tensors"], given):
         m.require(args.keys() == first.keys(), "different arguments", at=value, wanted=[*first], found=[*args])
     apart = [k for k in first if not all(_alike(args[k], first[k]) for args in given)]
-    m.require(len(apart) == 1, "different arguments" if apart else "one value joined with itself")
+    m.require(apart, "one value joined with itself")
+    m.require(len(apart) == 1, "different arguments", wanted="one that differs", found=apart)
     own = [args[apart[0]] for args in given]
-    m.require(all(isinstance(n, Node) for n in own), "different arguments")
-    others = [v for k, v in first.items() if k != apart[0]]
-    m.require(not any(isinstance(v, Node) for v in others), "another tensor takes part")
+    number = next((i for i, n in enumerate(own) if not isinstance(n, Node)), None)
+    if number is not None:
+        m.require(False, "different arguments", at=m["tensors"][number], wanted="a tensor", found=own[number])
+    other = next((v for k, v in first.items() if k != apart[0] and isinstance(v, Node)), None)
+    m.require(other is None, "another tensor takes part", at=other)
     return own
 
 

@@ -176,9 +176,12 @@ class Checks:
         was_shares = aliasing.is_input(was)
         now_leaves = aliasing.is_input(now) or aliasing.is_output(now)
         if aliasing.is_output(was) and (now_leaves or was_shares or self._returned_beside(was)):
-            raise Refused("the value leaves the graph, and would share other memory than before", at=was)
+            sentence = "the value leaves the graph, and would share other memory than before"
+            raise Refused(sentence, at=was) if is_new else Refused(f"{sentence}: that of {{found}}", at=was, found=now)
         if not is_new and aliasing.is_output(was) and self._gradient_needs(now, besides=was):
-            raise Refused(f"the value is returned, and the gradient needs {now.name}, which nobody may write then", at=now)
+            raise Refused(
+                "the value is returned, and the gradient needs {found}, which nobody may write then", at=was, found=now
+            )
 
     def _gradient_needs(self, node: Node, besides: Node) -> bool:
         """May the backward read what this node computes? So far the caller gets a copy, and may write to it."""
