@@ -10,7 +10,6 @@ import builtins
 import functools
 import inspect
 import logging
-import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +17,10 @@ import torch
 from torch.fx import Node
 
 from .. import _private
-from .canonical import CANONICAL, canonical_parameters
+from .canonical import CANONICAL
 from .facts import fact, fixed_number, settled, tensor_fact
 from .modules import module_call
+from .operations import OPERATIONS, operation
 from .schema import REQUIRED, fixed_parameters, overloads, parameters, same_constant, signature
 
 log = logging.getLogger("triptych")
@@ -43,23 +43,19 @@ class Call:
 
 
 OPERATORS: dict[Any, str] = {
-    operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.truediv: "div",
-    operator.matmul: "matmul", operator.neg: "neg", operator.pow: "pow", operator.floordiv: "floor_divide",
-    operator.mod: "remainder", operator.eq: "eq", operator.ne: "ne", operator.lt: "lt", operator.le: "le",
-    operator.gt: "gt", operator.ge: "ge", operator.and_: "bitwise_and", operator.or_: "bitwise_or",
-    operator.xor: "bitwise_xor", operator.invert: "bitwise_not", operator.not_: "not", operator.abs: "abs",
-    operator.pos: "positive",
-    operator.iadd: "add_", operator.isub: "sub_", operator.imul: "mul_", operator.itruediv: "div_",
-    operator.iand: "bitwise_and_", operator.ior: "bitwise_or_", operator.ixor: "bitwise_xor_",
-    builtins.pow: "pow", builtins.abs: "abs",
-    operator.setitem: "setitem", operator.getitem: "getitem", builtins.getattr: "getattr",
-}  # fmt: skip
+    **{row.operator: name for name, row in OPERATIONS.items() if row.operator is not None},
+    **{row.in_place_operator: f"{name}_" for name, row in OPERATIONS.items() if row.in_place_operator is not None},
+    builtins.pow: "pow",
+    builtins.abs: "abs",
+}
 
-METHOD_ORDER = {"where": (1, 0, 2), "polygamma": (1, 0)}
-"""Methods whose tensor is not the first parameter of the schema."""
+SPECIAL_METHODS = {function.__name__.strip("_"): name for function, name in OPERATORS.items()}
+"""`x.__mod__(y)` calls what `x % y` does, and `x.__iadd__(y)` what `x += y` does."""
 
-REFLECTED = {"radd": "add", "rsub": "sub", "rmul": "mul", "rpow": "pow", "rmatmul": "matmul"}
-"""`1 - x` as a method of x: the operands stand the other way round."""
+REFLECTED = {
+    f"r{row.operator.__name__.strip('_')}": name for name, row in OPERATIONS.items() if row.operator is not None
+}
+"""`1 - x` as a method of x, `x.__rsub__(1)`: the operands stand the other way round."""
 
 PYTHON_RENAMES = {"training": "train", "split_size_or_sections": "split_size", "tensor": "self"}
 """Parameters of functions written in Python that the schema calls by another name."""
@@ -145,14 +141,12 @@ def _method(node: Node, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
         name = name[2:-2]
         if name in ("rdiv", "rtruediv"):
             return Call("rdiv", {"self": args[0], "other": args[1]})
-        if name in REFLECTED:
+        if name in REFLECTED and len(args) == 2:
             return _bind(node, REFLECTED[name], tuple(reversed(args)), kwargs)
-        if name.startswith("i") and name[1:] in ("add", "sub", "mul", "truediv"):
-            name = name[1:] + "_"
-        name = {"truediv": "div", "getitem": "getitem"}.get(name, name)
+        name = SPECIAL_METHODS.get(name, name)
         if name in ("getitem", "setitem"):
             return _operator(node, name, args, kwargs)
-    order = METHOD_ORDER.get(name)
+    order = operation(name).method_order
     if order is not None and len(args) == len(order):
         return _bind(node, name, tuple(args[i] for i in order), kwargs)
     return _bind(node, name, args, kwargs) or _python_method(name, args, kwargs)
@@ -315,7 +309,8 @@ def _rank_of_dims(node: Node, name: str, args: dict[str, Any]) -> int | None:
 @functools.cache
 def op_parameters(name: str) -> dict[str, Any]:
     """Parameters of a canonical operation, in order, with their defaults."""
-    return canonical_parameters(name) or parameters(name) or _qualified_parameters(name)
+    own = operation(name).parameters
+    return dict(own) if own else parameters(name) or _qualified_parameters(name)
 
 
 def _qualified_parameters(name: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """One name for the many spellings of an operation.
 
-Each entry turns one spelling's arguments into those of the canonical operation, or returns None where the facts do
-not suffice (then the spelling keeps its own name).
+Each function here turns one spelling's arguments into those of the canonical operation, or returns None where the
+facts do not suffice (then the spelling keeps its own name). Spellings that differ in their name alone are aliases in
+the table of `operations.py`.
 """
 
 from __future__ import annotations
@@ -14,45 +15,12 @@ import torch
 from torch.fx import Node
 
 from .facts import fact, known_equal, number, tensor_fact
-from .schema import REQUIRED
+from .operations import OPERATIONS
 
 Args = dict[str, Any]
 Adapter = Callable[[Node, Args], "tuple[str, Args] | None"]
 
 CANONICAL: dict[str, Adapter] = {}
-
-OWN_PARAMETERS: dict[str, Args] = {
-    "identity": {"self": REQUIRED},
-    "tensor_getitem": {"self": REQUIRED, "index": REQUIRED},
-    "reshape": {"self": REQUIRED, "shape": REQUIRED},
-    "permute": {"self": REQUIRED, "dims": REQUIRED},
-    "expand": {"self": REQUIRED, "size": REQUIRED, "implicit": False},
-    "to": {"self": REQUIRED, "dtype": None, "device": None, "layout": None, "non_blocking": False, "copy": False,
-           "memory_format": None, "pin_memory": None},
-    "split": {"self": REQUIRED, "sizes": REQUIRED, "dim": 0},
-    "squeeze": {"self": REQUIRED, "dim": None},
-    "matmul": {"self": REQUIRED, "other": REQUIRED},
-    "softmax": {"self": REQUIRED, "dim": REQUIRED, "dtype": None},
-    "log_softmax": {"self": REQUIRED, "dim": REQUIRED, "dtype": None},
-    "clamp": {"self": REQUIRED, "min": None, "max": None},
-    "rdiv": {"self": REQUIRED, "other": REQUIRED},
-    "getitem": {"self": REQUIRED, "index": REQUIRED},
-    "select": {"self": REQUIRED, "dim": REQUIRED, "index": REQUIRED},
-    "slice": {"self": REQUIRED, "dim": 0, "start": 0, "end": None, "step": 1},
-    "batch_norm": {"input": REQUIRED, "weight": None, "bias": None, "running_mean": None, "running_var": None,
-                   "training": REQUIRED, "momentum": REQUIRED, "eps": REQUIRED, "cudnn_enabled": None},
-    "full": {"size": REQUIRED, "fill_value": REQUIRED, "dtype": None, "layout": None, "device": None,
-             "pin_memory": None},
-    "full_like": {"self": REQUIRED, "fill_value": REQUIRED, "dtype": None, "layout": None, "device": None,
-                  "pin_memory": None, "memory_format": None},
-}  # fmt: skip
-"""Operations whose parameters are ours because several schemas meet in them, or no schema has them: `3 / x`, which
-torch computes as `x.reciprocal() * 3`, is `rdiv(x, 3)`, because `div(3, x)` rounds otherwise."""
-
-
-def canonical_parameters(name: str) -> Args | None:
-    return OWN_PARAMETERS.get(name)
-
 
 def spelled(*names: str) -> Callable[[Adapter], Adapter]:
     def register(adapter: Adapter) -> Adapter:
@@ -72,19 +40,9 @@ def renamed(op: str, *names: str, **params: str) -> None:
     spelled(*names)(adapter)
 
 
-renamed("cat", "concat", "concatenate")
-renamed("mul", "multiply")
-renamed("sub", "subtract")
-renamed("div", "divide", "true_divide")
-renamed("neg", "negative")
-renamed("abs", "absolute")
-renamed("matmul", "mm", "bmm", mat2="other")
-renamed("clamp", "clip")
-renamed("expand", "broadcast_to")
-renamed("alias", "prims.view_of", a="self")
-renamed("sigmoid", "special_expit")
-renamed("softmax", "special_softmax")
-renamed("log_softmax", "special_log_softmax")
+for _name, _row in OPERATIONS.items():
+    if _row.aliases:
+        renamed(_name, *_row.aliases.split(), **(_row.alias_parameters or {}))
 
 
 @spelled("rsub")
@@ -280,13 +238,13 @@ CAST_METHODS = {
     "bool": torch.bool,
 }  # fmt: skip
 
-for _name, _dtype in CAST_METHODS.items():
+for _method, _dtype in CAST_METHODS.items():
 
     def _cast(node: Node, args: Args, dtype: torch.dtype = _dtype) -> tuple[str, Args] | None:
         plain = not args.get("rest") and set(args) <= {"self", "rest"}
         return ("to", {"self": args["self"], "dtype": dtype}) if plain else None
 
-    spelled(_name)(_cast)
+    spelled(_method)(_cast)
 
 
 @spelled("split", "split_with_sizes", "chunk", "tensor_split")
@@ -346,8 +304,8 @@ def _plain_slice(value: Any, dim: Any, start: Any, end: Any, step: Any) -> tuple
         end = size if end is None else min(max(end + size if end < 0 else end, 0), size)
         end = None if end == size else max(end, start)
     args = {"self": value, "dim": dim % max(known.dim(), 1), "start": start, "end": end, "step": step}
-    plain = OWN_PARAMETERS["slice"]
-    return "slice", {k: v for k, v in args.items() if isinstance(v, Node) or v is not plain[k] and v != plain[k]}
+    defaults = OPERATIONS["slice"].parameters or {}
+    return "slice", {k: v for k, v in args.items() if isinstance(v, Node) or v is not defaults[k] and v != defaults[k]}
 
 
 def index_steps(rank: int, index: Any) -> list[tuple[int, Any]] | None:

@@ -7,13 +7,13 @@ from torch.fx import Node
 
 from .calls import Call
 from .facts import number, tensor_fact
+from .operations import with_trait
 from .program import Program
 from .refusal import Refusal
 from .traits import is_pointwise
-from .values.shape_only import EXACT, SAME_VALUE
+from .values.shape_only import EXACT, SAME_ELEMENTS
 
-ROUNDED_ELSEWHERE = frozenset("div sqrt reciprocal remainder fmod floor_divide".split())
-"""Fast forms of these on a GPU round otherwise than the CPU does."""
+ROUNDED_ON_GPU = with_trait("rounds_on_gpu")
 
 INDEXING = frozenset("index _unsafe_index index_put _unsafe_index_put tensor_getitem".split())
 """Take an index from the CPU, whatever the device of the values."""
@@ -39,9 +39,9 @@ def computes_alike(program: Program, node: Node, call: Call, found: torch.Tensor
     """The same bits on a GPU as on the CPU."""
     if not program.aliasing.effects(node).pure or "device" in call.args:
         return False
-    if found.dtype.is_floating_point and call.op in ROUNDED_ELSEWHERE:
+    if found.dtype.is_floating_point and call.op in ROUNDED_ON_GPU:
         return False
-    return call.op in SAME_VALUE or call.op in EXACT or call.op == "to"
+    return call.op in SAME_ELEMENTS or call.op in EXACT or call.op == "to"
 
 
 def unlike_elsewhere(call: Call, found: torch.Tensor) -> str | None:

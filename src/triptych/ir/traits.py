@@ -1,24 +1,15 @@
-"""What kind of operation a canonical name stands for, read from schemas and tags where they say it."""
+"""What kind of operation a canonical name stands for, by the table of operations and torch's schemas and tags."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
 
+from .operations import with_trait
 from .schema import overloads, packet_tags
 
-COMMUTATIVE = frozenset(
-    "add mul maximum minimum eq ne logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor".split()
-)
-GEMM = frozenset(
-    "matmul addmm baddbmm linear convolution conv1d conv2d conv3d einsum scaled_dot_product_attention addbmm".split()
-)
-REDUCTION = frozenset("sum mean amax amin prod any all var std var_mean argmax argmin logsumexp norm".split())
-VIEW = frozenset(
-    "reshape permute expand squeeze unsqueeze slice select split unbind getitem detach alias diagonal as_strided "
-    "unfold tensor_getitem view_as_real view_as_complex".split()
-)
-POINTWISE = frozenset(["to", "dropout", "prims.convert_element_type", "where", "clamp", "fill", "clone", "rdiv"])
+COMMUTATIVE, GEMM, REDUCTION = with_trait("commutative"), with_trait("gemm"), with_trait("reduction")
+VIEW, POINTWISE = with_trait("view"), with_trait("pointwise")
 
 
 @functools.cache
@@ -67,7 +58,7 @@ def traits(op: str) -> frozenset[str]:
         "pointwise": is_pointwise, "commutative": is_commutative, "gemm": is_gemm, "reduction": is_reduction,
         "view": is_view, "random": is_random,
     }  # fmt: skip
-    found = {name for name, test in tests.items() if test(op)}
+    names = {name for name, test in tests.items() if test(op)}
     if op.endswith("_") and not op.endswith("__"):
-        found.add("mutating")
-    return frozenset(found)
+        names.add("mutating")
+    return frozenset(names)

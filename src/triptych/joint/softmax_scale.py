@@ -34,8 +34,9 @@ import torch.nn.functional as F
 from torch.fx import Node
 
 from ..ir.facts import known, tensor_fact
+from ..ir.operations import with_trait
 from ..ir.program import Program, Value
-from ..ir.values.shape_only import SAME_VALUE
+from ..ir.values.shape_only import SAME_ELEMENTS
 from ..match.matcher import equal
 from ..match.pattern import Tensor
 from ..rewrite.emit import Emitter
@@ -44,7 +45,7 @@ from ..rewrite.rule import Match, Rule
 
 f32, f64 = torch.float32, torch.float64
 
-NEVER_NEGATIVE = frozenset("exp exp2 sigmoid abs square relu softplus sqrt softmax".split())
+NEVER_NEGATIVE = with_trait("never_negative")
 
 
 class _ScaledSoftmax(Rule, ABC):
@@ -244,7 +245,7 @@ def never_negative(program: Program, node: Node) -> bool:
         if call.op == "full":
             filled = call.args.get("fill_value")
             return isinstance(filled, (int, float)) and filled >= 0
-        if call.op not in SAME_VALUE and call.op != "to":
+        if call.op not in SAME_ELEMENTS and call.op != "to":
             return False
         node = call.args["self"]
     return False

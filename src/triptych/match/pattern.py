@@ -20,8 +20,9 @@ from torch.fx import Node
 
 from ..errors import TriptychError, UnknownName
 from ..ir.calls import op_parameters
-from ..ir.canonical import CANONICAL, OWN_PARAMETERS
+from ..ir.canonical import CANONICAL
 from ..ir.facts import fact, tensor_fact
+from ..ir.operations import OPERATIONS, operation
 
 
 @dataclass(frozen=True)
@@ -236,7 +237,7 @@ class PatternBuilder:
 
     def __getattr__(self, name: str) -> Callable[..., Pattern]:
         params = op_parameters(name)
-        if not params or (name in CANONICAL and name not in OWN_PARAMETERS):
+        if not params or (name in CANONICAL and not operation(name).parameters):
             raise UnknownName("operation", name, known_operations())
 
         def build(*args: Any, **kwargs: Any) -> Pattern:
@@ -279,7 +280,8 @@ class PatternBuilder:
 def known_operations() -> list[str]:
     public = [n for n in dir(torch.ops.aten) if not n.startswith("_")]
     functions = [n for n in dir(torch) if not n.startswith("_") and n.islower()]
-    return sorted({*OWN_PARAMETERS, *public, *functions})
+    own = [name for name, row in OPERATIONS.items() if row.parameters]
+    return sorted({*own, *public, *functions})
 
 
 def build_pattern(method: Callable[..., Any]) -> tuple[Pattern, ...]:

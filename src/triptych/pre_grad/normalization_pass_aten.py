@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from ..ir.canonical import OWN_PARAMETERS, index_step, index_steps
+from ..ir.canonical import index_step, index_steps
 from ..ir.facts import fact, tensor_fact
+from ..ir.operations import operation
 from ..ir.program import ATEN, Program
 from ..match.pattern import Tensor
 from ..rewrite.edits import Respell
@@ -136,7 +137,7 @@ class OneSpelling(WrittenAs):
             if wanted is None:
                 continue
             written, call = Spelling.of(node), program.call(node)
-            ours = call is not None and call.op in OWN_PARAMETERS
+            ours = call is not None and operation(call.op).parameters is not None
             if call is not None and call.op == "split" and _slices_written(program, node):
                 yield Match.at(program, node, problem="autograd lets nobody write to the pieces of a split")
             elif not wanted.same_function(written) or (ours and not wanted.same_arguments(written)):

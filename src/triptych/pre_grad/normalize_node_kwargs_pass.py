@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch.fx import Node
 
 from .. import _private
-from ..ir.calls import METHOD_ORDER, is_torch_function
+from ..ir.calls import is_torch_function
 from ..ir.facts import fact, tensor_fact
+from ..ir.operations import operation
 from ..ir.program import ATEN, Program
 from ..ir.schema import REQUIRED, overloads, same_constant, signature
 from ..rewrite.examples import declines, fires
@@ -82,7 +83,7 @@ def _own_arguments(node: Node) -> Spelling | None:
     if fact(node) is None:
         return None
     if node.op == "call_method":
-        return None if node.target in METHOD_ORDER else _by_schema(node, str(node.target))
+        return None if operation(str(node.target)).method_order else _by_schema(node, str(node.target))
     if isinstance(node.target, (_private.OpOverload, _private.OpOverloadPacket)):
         return None
     if not is_torch_function(node.target):

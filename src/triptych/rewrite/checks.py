@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from ..ir.effects import Effects, node_operands
 from ..ir.facts import difference, fact, known_equal, same_strides, sharing
+from ..ir.operations import with_trait
 from ..ir.program import ATEN, Program, Value
 from ..ir.traits import is_gemm, is_pointwise
 from .emit import Emitter
@@ -46,11 +47,7 @@ class _Plain:
 PLAIN = _Plain()
 
 
-SAVED_FOR_BACKWARD = frozenset(
-    "scaled_dot_product_attention softmax log_softmax logsumexp exp exp2 expm1 tanh sigmoid sqrt rsqrt reciprocal tan "
-    "relu elu celu selu threshold pow cumprod amax amin norm".split()
-)
-"""Operations whose gradient is computed from their result."""
+SAVED_FOR_BACKWARD = with_trait("saves_result")
 
 
 def _is_given(node: Node) -> bool:

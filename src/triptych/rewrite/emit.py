@@ -21,11 +21,13 @@ from .. import _private
 from ..errors import UnknownName
 from ..ir.calls import op_parameters
 from ..ir.facts import set_fact
+from ..ir.operations import operation, with_trait
 from ..ir.program import ATEN, Program, Value
 from ..ir.schema import REQUIRED, keyword_only, overloads
 from ..ir.text import RULE
+from ..ir.traits import is_commutative
 from ..match.pattern import known_operations
-from .forms import PYTHON_OPERATORS, special_form
+from .dialects import special_form
 from .refusal import Refused
 
 aten = torch.ops.aten
@@ -41,8 +43,7 @@ SIZE_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 """What symbolic sizes are computed with, by the name that the symbols know it by."""
 
-AS_TENSOR_OVERLOAD = frozenset("add sub mul div maximum minimum".split())
-"""AOTAutograd writes a number operand of these into the `.Tensor` overload; so do we."""
+AS_TENSOR_OVERLOAD = with_trait("number_as_tensor")
 
 
 class Emitter:
@@ -178,25 +179,25 @@ class Emitter:
     # ---- the two dialects ----
 
     def _torch(self, name: str, bound: dict[str, Any]) -> Value:
+        row = operation(name)
         if _number_first(bound):
-            if name in ("add", "mul") and set(bound) == {"self", "other"}:
+            if is_commutative(name) and set(bound) == {"self", "other"}:
                 bound = {"self": bound["other"], "other": bound["self"]}
-            elif name in PYTHON_OPERATORS and len(bound) == 2:
-                return self.node("call_function", PYTHON_OPERATORS[name], tuple(bound.values()), {})
+            elif row.operator is not None and name != "div" and len(bound) == 2:  # `3 / x` is no `div`, but `rdiv`
+                return self.node("call_function", row.operator, tuple(bound.values()), {})
         dim = bound.get("dim")
         if isinstance(dim, list) and len(dim) == 1:
             bound = {**bound, "dim": dim[0]}
         if name.endswith("_") and hasattr(torch.Tensor, name):
             return self.node("call_method", name, *_split_arguments(name, bound))
-        target = next((f for m in (F, torch) if name in TORCH_HOMES.get(m, ()) and (f := getattr(m, name, None))), None)
-        target = target or getattr(torch, name, None) or getattr(F, name, None)
+        target = row.torch or getattr(torch, name, None) or getattr(F, name, None)
         args, kwargs = _split_arguments(name, bound)
-        if target is not None and name not in METHODS:
+        if target is not None and not isinstance(target, str):
             if "tensors" in bound and _takes_any_number(target):
                 args = tuple(a for arg in args for a in (arg if isinstance(arg, list) else (arg,)))
             return self.node("call_function", target, args, kwargs)
-        if hasattr(torch.Tensor, name):
-            return self.node("call_method", name, args, kwargs)
+        if hasattr(torch.Tensor, target or name):
+            return self.node("call_method", target or name, args, kwargs)
         return self.aten(name, bound)
 
     def aten(self, name: str, bound: dict[str, Any]) -> Value:
@@ -221,15 +222,6 @@ class Emitter:
             by_name = {p.name: bound[p.name] for p in sig.params[len(args) :] if p.name in bound}
             return self.node("call_function", sig.overload, args, by_name)
         raise Refused(f"{name} has no form in an ATen graph for these arguments")
-
-
-TORCH_HOMES: dict[Any, frozenset[str]] = {
-    F: frozenset("relu gelu silu linear layer_norm softmax log_softmax scaled_dot_product_attention".split())
-}
-
-
-METHODS = frozenset(["unfold"])
-"""Operations whose name is that of another function: `F.unfold` is no `Tensor.unfold`."""
 
 
 def _number_first(bound: dict[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from .. import _private
 from ..ir.calls import of_a_library
 from ..ir.effects import node_operands
 from ..ir.facts import difference, fact, known_equal, same_strides, sharing
+from ..ir.operations import with_trait
 from ..ir.program import Program
 from ..ir.refusal import Refusal
 from ..ir.schema import packet_tags
@@ -22,13 +23,7 @@ from .refusal import Refused
 FURTHEST = 256
 """So many values a replaced one are looked at before a difference counts as one that is seen."""
 
-READS_STRIDES = frozenset("as_strided as_strided_copy as_strided_scatter view_as_real view_as_complex view".split())
-"""Operations whose meaning, not only whose result's place in memory, depends on how the operand lies."""
-
-READS_PLACE = frozenset(
-    "storage_offset sym_storage_offset stride sym_stride is_contiguous data_ptr untyped_storage set_ resize_".split()
-)
-"""Operations that tell the program itself how a tensor lies in memory."""
+READS_LAYOUT = with_trait("reads_layout")
 
 SIZE_FROM_DATA = frozenset(["dynamic_output_shape", "data_dependent_output"])
 
@@ -140,7 +135,7 @@ def looks_beyond_values(program: Program, node: Node) -> bool:
     if isinstance(target, _private.OpOverload) and target.namespace not in KNOWN_NAMESPACES:
         return True
     call = program.call(node)
-    return call is not None and call.op in (READS_STRIDES | READS_PLACE)
+    return call is not None and call.op in READS_LAYOUT
 
 
 def _is_blind(program: Program, node: Node) -> bool:

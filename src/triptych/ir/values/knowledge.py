@@ -13,6 +13,7 @@ from torch.fx import Node
 from ... import _private
 from ..calls import Call
 from ..facts import known, known_equal, tensor_fact
+from ..operations import with_trait
 from ..program import Program
 from .affine import (
     NEVER,
@@ -29,10 +30,10 @@ from .affine import (
 from .arithmetic import COMPARISONS, by_range
 from .elements import Elements, leaf_of, uniform
 from .ranges import RANGES, Interval, interval, of_dtype, of_elements
-from .shape_only import SAME_VALUE, ShapeOnly, distinct, is_plain
+from .shape_only import SAME_ELEMENTS, ShapeOnly, distinct, is_plain
 from .transfer import TRANSFER
 
-NEVER_NEGATIVE_ZERO = frozenset("exp sigmoid abs softmax square rand rand_like exp2 cosh".split())
+NEVER_NEGATIVE_ZERO = with_trait("never_negative_zero")
 
 
 def knowledge(program: Program) -> Knowledge:
@@ -116,7 +117,7 @@ class Knowledge:
                 return False
             if call.op in NEVER_NEGATIVE_ZERO or (call.op == "mul" and call.args["self"] is call.args["other"]):
                 return True
-            if call.op not in SAME_VALUE and call.op != "to":
+            if call.op not in SAME_ELEMENTS and call.op != "to":
                 return False
             node = call.args.get("self")
         return False

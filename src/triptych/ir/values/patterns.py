@@ -13,7 +13,7 @@ from ..facts import known, number, tensor_fact
 from .affine import Affine, Condition, at_least_zero, both, condition, constant, index, opposite
 from .elements import Elements, cast, fits, leaf_of, pieces, same_leaf, uniform
 from .places import seen_through, tensor_entries
-from .shape_only import SAME_VALUE
+from .shape_only import SAME_ELEMENTS
 from .transfer import cast_all, compared, is_real, joined, of, operand, with_rank
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _ones_where(where: Condition, found: torch.Tensor) -> Elements | None:
 # ---- views and copies ----
 
 
-@of(*(SAME_VALUE - {"as_strided"}), "tensor_getitem", "identity")  # `as_strided` may read beyond its operand
+@of(*(SAME_ELEMENTS - {"as_strided"}), "tensor_getitem", "identity")  # `as_strided` may read beyond its operand
 def _view(know: Knowledge, node: Node, call: Call, found: torch.Tensor) -> Elements | None:
     source = call.args.get("self")
     held, own = know.elements(source), tensor_fact(source)

@@ -14,7 +14,7 @@ from ..calls import Call
 from ..facts import number, numel, tensor_fact
 from .affine import Affine
 from .elements import Elements
-from .shape_only import SAME_VALUE
+from .shape_only import SAME_ELEMENTS
 
 if TYPE_CHECKING:
     from ..values import Knowledge
@@ -211,7 +211,7 @@ def _count(know: Knowledge, call: Call, found: torch.Tensor) -> Interval | None:
 
 
 RANGES: dict[str, Range] = {
-    **dict.fromkeys(SAME_VALUE - {"as_strided"}, _same),  # which may read beyond its operand
+    **dict.fromkeys(SAME_ELEMENTS - {"as_strided"}, _same),  # which may read beyond its operand
     **dict.fromkeys(("tensor_getitem", "identity", "index", "gather", "amax", "amin"), _same),
     **dict.fromkeys(("where", "masked_fill", "cat"), _join),
     **dict.fromkeys(("add", "sub", "mul"), _integer),

@@ -10,26 +10,13 @@ from torch.fx import GraphModule, Node
 
 from ... import _private
 from ..facts import fact, is_static, numel
+from ..operations import with_trait
 from ..program import Program
 from ..traits import is_gemm, is_view
 
-EXACT = frozenset(
-    "add sub mul div neg abs square sqrt reciprocal eq ne lt le gt ge logical_and logical_or logical_xor "
-    "logical_not bitwise_and bitwise_or bitwise_xor bitwise_not where masked_fill maximum minimum clamp relu "
-    "floor ceil round trunc sign isnan isinf isfinite remainder fmod floor_divide isneginf isposinf signbit".split()
-)
-"""Pointwise operations whose rounding IEEE fixes: one element computed here is each one computed there."""
-
-SAME_VALUE = frozenset(
-    "reshape permute expand squeeze unsqueeze slice select alias detach clone contiguous diagonal repeat "
-    "tile flip roll lift_fresh_copy unfold as_strided narrow".split()
-)
-"""The result holds what the operand holds, in another shape or order."""
-
-MOVED = frozenset(
-    "to cat stack split unbind getitem tensor_getitem index index_select gather tril triu full full_like".split()
-)
-"""Further operations that compute no number of their own."""
+EXACT, SAME_ELEMENTS = with_trait("exact"), with_trait("same_elements")
+ROUND_ALIKE = EXACT | SAME_ELEMENTS | with_trait("copies_elements")
+"""Operations whose results are the same whatever computes them: they round as IEEE says, or only move elements."""
 
 UNKNOWN_CONTENTS = ("empty", "resize", "set_")
 ELEMENTS = 4 * 1024 * 1024
@@ -99,7 +86,7 @@ class ShapeOnly:
         aliasing = self.program.aliasing
         if not aliasing.effects(node).pure or aliasing.written(node):
             return False
-        rounds = any(r.dtype.is_floating_point for r in results) and call.op not in (EXACT | SAME_VALUE | MOVED)
+        rounds = any(r.dtype.is_floating_point for r in results) and call.op not in ROUND_ALIKE
         if rounds and any(r.device.type != "cpu" for r in results):
             return False
         size = 0 if is_view(call.op) else sum(numel(r.shape) for r in results)

@@ -1,4 +1,5 @@
-"""Operations whose form in a dialect is not simply a function of the same name."""
+"""How a dialect writes an operation that takes more there than a call of one function or method with the arguments as
+they are; the simple cases are in the table of `ir/operations.py`."""
 
 from __future__ import annotations
 
@@ -24,17 +25,9 @@ aten = torch.ops.aten
 Form = Callable[["Emitter", dict[str, Any]], Value]
 
 
-def _function(target: Any) -> Form:
-    return lambda op, a: op.node("call_function", target, tuple(a.values()), {})
-
-
-def _method(name: str, spread: str | None = None) -> Form:
-    def form(op: Emitter, a: dict[str, Any]) -> Value:
-        rest = {k: v for k, v in a.items() if k not in ("self", spread)}
-        spread_args = (tuple(a[spread]) or ([],)) if spread else ()
-        return op.node("call_method", name, (a["self"], *spread_args), rest)
-
-    return form
+def _torch_expand(op: Emitter, a: dict[str, Any]) -> Value:
+    rest = {k: v for k, v in a.items() if k not in ("self", "size")}
+    return op.node("call_method", "expand", (a["self"], *(a["size"] or ([],))), rest)
 
 
 def _torch_to(op: Emitter, a: dict[str, Any]) -> Value:
@@ -82,16 +75,13 @@ def _torch_split(op: Emitter, a: dict[str, Any]) -> Value:
 
 TORCH_FORMS: dict[str, Form] = {
     "to": _torch_to,
-    "expand": _method("expand", spread="size"),
-    "contiguous": _method("contiguous"),
+    "expand": _torch_expand,
     "slice": _torch_slice,
     "dropout": _torch_dropout,
     "squeeze": _torch_squeeze,
     "split": _torch_split,
     "batch_norm": _torch_batch_norm,
     "rdiv": _torch_rdiv,
-    "getitem": _function(operator.getitem),
-    "tensor_getitem": _function(operator.getitem),
 }
 
 
@@ -213,13 +203,6 @@ ATEN_FORMS: dict[str, Form] = {
     "sub": _aten_sub,
     "mul": _aten_mul,
 }
-
-
-PYTHON_OPERATORS = {
-    "sub": operator.sub, "pow": operator.pow, "remainder": operator.mod, "floor_divide": operator.floordiv,
-    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
-}  # fmt: skip
-"""How a torch-level graph writes `2 - x`, a number before a tensor: most functions take the tensor first."""
 
 
 def special_form(dialect: str, name: str) -> Form | None:
