@@ -56,20 +56,26 @@ class Operation:
     """What a torch-level graph calls, if not the function of the same name in `torch`; a string names a method."""
     method_order: tuple[int, ...] | None = None
     """The order of the parameters as a method, where the tensor is not the first parameter of the schema."""
+    neutral: int | None = None
+    """The number n for which `f(x, n)` is x, of integers; of booleans its truth. `neutral_problem` of
+    `rules/neutral.py` says which floats are an exception."""
+    absorbing: int | None = None
+    """The number n for which `f(x, n)` is n whatever x is, of integers; of booleans its truth."""
 
 
 OPERATIONS: dict[str, Operation] = {
     # arithmetic
-    "add": Operation("commutative exact number_as_tensor", operator=operator.add, in_place_operator=operator.iadd),
+    "add": Operation("commutative exact number_as_tensor", operator=operator.add, in_place_operator=operator.iadd,
+                     neutral=0),
     "sub": Operation("exact number_as_tensor", aliases="subtract", operator=operator.sub,
-                     in_place_operator=operator.isub),
+                     in_place_operator=operator.isub, neutral=0),
     "mul": Operation("commutative exact number_as_tensor", aliases="multiply", operator=operator.mul,
-                     in_place_operator=operator.imul),
+                     in_place_operator=operator.imul, neutral=1, absorbing=0),
     "div": Operation("exact rounds_on_gpu number_as_tensor", aliases="divide true_divide", operator=operator.truediv,
-                     in_place_operator=operator.itruediv),
+                     in_place_operator=operator.itruediv, neutral=1),
     # `3 / x`, which torch computes as `x.reciprocal() * 3`; `div(3, x)` would round differently
     "rdiv": Operation("pointwise", {"self": REQUIRED, "other": REQUIRED}),
-    "floor_divide": Operation("exact rounds_on_gpu", operator=operator.floordiv),
+    "floor_divide": Operation("exact rounds_on_gpu", operator=operator.floordiv, neutral=1),
     "remainder": Operation("exact rounds_on_gpu", operator=operator.mod),
     "fmod": Operation("exact rounds_on_gpu"),
     "pow": Operation("saves_result", operator=operator.pow),
@@ -102,13 +108,16 @@ OPERATIONS: dict[str, Operation] = {
     "isposinf": Operation("exact"),
     "not": Operation(operator=operator.not_),
     "logical_not": Operation("exact"),
-    "logical_and": Operation("commutative exact"),
-    "logical_or": Operation("commutative exact"),
+    "logical_and": Operation("commutative exact", neutral=1, absorbing=0),
+    "logical_or": Operation("commutative exact", neutral=0, absorbing=1),
     "logical_xor": Operation("commutative exact"),
     "bitwise_not": Operation("exact", operator=operator.invert),
-    "bitwise_and": Operation("commutative exact", operator=operator.and_, in_place_operator=operator.iand),
-    "bitwise_or": Operation("commutative exact", operator=operator.or_, in_place_operator=operator.ior),
-    "bitwise_xor": Operation("commutative exact", operator=operator.xor, in_place_operator=operator.ixor),
+    "bitwise_and": Operation("commutative exact", operator=operator.and_, in_place_operator=operator.iand,
+                             neutral=-1, absorbing=0),
+    "bitwise_or": Operation("commutative exact", operator=operator.or_, in_place_operator=operator.ior,
+                            neutral=0, absorbing=-1),
+    "bitwise_xor": Operation("commutative exact", operator=operator.xor, in_place_operator=operator.ixor,
+                             neutral=0),
     "where": Operation("pointwise exact", method_order=(1, 0, 2)),
     "masked_fill": Operation("exact"),
     # functions of one element

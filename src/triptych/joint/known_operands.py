@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -16,13 +15,15 @@ from torch.fx import Node
 from .. import _private
 from ..ir.calls import Call
 from ..ir.facts import known_equal, tensor_fact
+from ..ir.operations import OPERATIONS, operation
 from ..ir.program import TORCH, Program
-from ..ir.traits import is_reduction
+from ..ir.traits import is_commutative, is_reduction
 from ..ir.values.knowledge import as_number, knowledge
 from ..rewrite.emit import Emitter
 from ..rewrite.examples import declines, fires
 from ..rewrite.refusal import NotConcerned
 from ..rewrite.rule import Match, Rule
+from ..rules.neutral import is_neutral, neutral_problem, rounds
 
 f32, f64 = torch.float32, torch.float64
 
@@ -141,7 +142,7 @@ class Site:
     def with_number(self) -> tuple[Node, bool | int | float]:
         """The tensor and the known number that an operation of two operands has."""
         left, right = self.call.args.get("self"), self.call.args.get("other")
-        sides = ((left, right), (right, left)) if self.call.op in COMMUTES else ((left, right),)
+        sides = ((left, right), (right, left)) if is_commutative(self.call.op) else ((left, right),)
         for operand, other in sides:
             number = self.number(other)
             if isinstance(operand, Node) and tensor_fact(operand) is not None and number is not None:
@@ -152,29 +153,6 @@ class Site:
     def is_exact(self) -> bool:
         return not self.result.dtype.is_floating_point
 
-    @property
-    def rounds(self) -> bool:
-        """A division of floats that rounds to whole numbers."""
-        return not self.is_exact and (self.call.op in INTEGERS_ONLY or "rounding_mode" in self.call.args)
-
-
-COMMUTES = frozenset("add mul logical_and logical_or bitwise_and bitwise_or bitwise_xor".split())
-
-NEUTRAL: dict[str, Any] = {
-    "add": 0, "sub": 0, "mul": 1, "div": 1, "floor_divide": 1, "logical_and": True, "logical_or": False,
-    "bitwise_and": -1, "bitwise_or": 0, "bitwise_xor": 0,
-}  # fmt: skip
-"""The number that changes nothing."""
-
-ABSORBING: dict[str, Any] = {"mul": 0, "logical_and": False, "logical_or": True, "bitwise_and": 0}
-"""The number that leaves nothing else."""
-
-NEUTRAL_TRUTH = {"bitwise_and": True, "bitwise_or": False, "bitwise_xor": False}
-ABSORBING_TRUTH = {"bitwise_and": False, "bitwise_or": True}
-"""The same for booleans, where it is another one."""
-
-INTEGERS_ONLY = ("floor_divide", "remainder")
-
 
 class NeutralNumber(DecidedOperation):
     """x + 0, x - 0, x * 1, x / 1, x & true, x | false, x ^ 0 -> x, where a tensor holds that number everywhere
@@ -182,21 +160,14 @@ class NeutralNumber(DecidedOperation):
     For floats x + 0.0 and x - -0.0 only where no element can be -0.0, which would become 0.0.
     """
 
-    ops = frozenset(NEUTRAL)
+    ops = frozenset(name for name, row in OPERATIONS.items() if row.neutral is not None)
 
     def decide(self, site: Site) -> Build | None:
-        if "alpha" in site.call.args or site.rounds:
-            return None
         operand, number = site.with_number()
-        neutral = NEUTRAL[site.call.op]
-        if site.result.dtype == torch.bool:
-            neutral = NEUTRAL_TRUTH.get(site.call.op, neutral)
-        if number != neutral:
+        if not is_neutral(site.call, number, site.result.dtype):
             return None
-        if site.call.op in ("add", "sub") and not site.is_exact:
-            added = math.copysign(1, number) * (-1 if site.call.op == "sub" else 1)
-            harmless = added < 0 or site.knowledge.never_negative_zero(operand)
-            site.match.require(harmless, "the value may hold -0.0, which adding 0.0 turns into 0.0", at=operand)
+        problem = neutral_problem(site.call.op, number, site.result.dtype)
+        site.match.require(not problem or site.knowledge.never_negative_zero(operand), problem, at=operand)
         return site.is_operand(operand)
 
     examples = [
@@ -218,20 +189,21 @@ class NeutralNumber(DecidedOperation):
 
 
 class Absorb(DecidedOperation):
-    """x * 0, x & 0, x | true, x % 1 -> full(shape, number), of integers and booleans"""
+    """x * 0, x & 0, x | -1, x % 1 -> full(shape, number), of integers; x & false, x | true of booleans"""
 
-    ops = frozenset((*ABSORBING, *ABSORBING_TRUTH, "remainder"))
+    ops = frozenset(name for name, row in OPERATIONS.items() if row.absorbing is not None) | {"remainder"}
 
     def decide(self, site: Site) -> Build | None:
-        if site.rounds:
+        dtype = site.result.dtype
+        if rounds(site.call, dtype):
             return None
         operand, number = site.with_number()
         if site.call.op == "remainder":
             return site.is_number(0, operand) if abs(number) == 1 else None
-        absorbing = ABSORBING.get(site.call.op)
-        if site.result.dtype == torch.bool:
-            absorbing = ABSORBING_TRUTH.get(site.call.op, absorbing)
-        if absorbing is None or number != absorbing:
+        absorbing: Any = operation(site.call.op).absorbing
+        if dtype == torch.bool:
+            absorbing = bool(absorbing)
+        if number != absorbing or (absorbing < 0 and not dtype.is_signed):
             return None
         site.match.require(site.call.op != "mul" or site.is_exact, "0 times NaN or infinity is NaN")
         return site.is_number(absorbing, operand)
@@ -239,6 +211,8 @@ class Absorb(DecidedOperation):
     examples = [
         fires(lambda x: (x + 1) * torch.zeros_like(x), "i64[4, 8]"),
         fires(lambda x: x % 1, "i64[4, 8]"),
+        fires(lambda x: x | -1, "i64[4, 8]"),
+        declines(lambda x: x | -1, "u8[4, 8]"),  # it is 255 there
         declines(lambda x: x.sin() * torch.zeros(8), "f32[4, 8]", because="NaN"),
         declines(lambda x: x % 2, "i64[4, 8]"),
     ]

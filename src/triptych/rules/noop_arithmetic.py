@@ -3,39 +3,46 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import Annotated, Any
 
 import torch
 
 from ..ir.program import ATEN
+from ..ir.values.ranges import of_dtype
 from ..match.pattern import Is, Tensor
 from ..rewrite.examples import declines, fires
-from ..rewrite.rule import Rule
+from ..rewrite.rule import Match, Rule
+from .neutral import is_neutral, neutral_problem
 from .noop_views import Noop
 
 INFINITY = math.inf
 SPECIAL = torch.tensor([-0.0, 0.0, INFINITY, -INFINITY, math.nan, 1.5, 1e-45, -3.0])
 """For examples: the values that real-number algebra forgets."""
 
-Zero = Annotated[Any, Is("zero", lambda v: isinstance(v, (int, float)) and v == 0)]
 One = Annotated[Any, Is("one", lambda v: isinstance(v, (int, float)) and v == 1)]
+ZeroOrOne = Annotated[Any, Is("zero or one", lambda v: isinstance(v, (int, float)) and v in (0, 1))]
 
 
-def _is_negative(zero: Any) -> bool:
-    return isinstance(zero, float) and math.copysign(1.0, zero) < 0
+class NeutralOperand(Noop, ABC):
+    """f(x, n) -> x, for the number n that changes nothing: the column `neutral` in the table of operations"""
+
+    @abstractmethod
+    def pattern(self, op: Any) -> Any: ...
+
+    def check(self, m: Match, x: Any, number: Any) -> None:
+        call: Any = m.root.call
+        m.applies(x.known and is_neutral(call, number, x.dtype), "the number changes something")
+        super().check(m, x)
+        problem = neutral_problem(call.op, number, x.dtype)
+        m.require(not problem, problem)
 
 
-class AddZero(Noop):
+class AddZero(NeutralOperand):
     """x + 0 -> x, where x is an integer; for floats only x + -0.0 -> x"""
 
-    def pattern(self, op, x: Tensor, zero: Zero):
-        return op.add(x, zero)
-
-    def check(self, m, x, zero):
-        super().check(m, x)
-        if x.known and x.dtype.is_complex:
-            m.require(False, "-0.0i + 0i is 0i")  # the number's imaginary part is a positive zero
-        m.require(not x.is_float or _is_negative(zero), "-0.0 + 0 is 0.0")
+    def pattern(self, op, x: Tensor, number: ZeroOrOne):
+        return op.add(x, number)
 
     examples = [
         fires(lambda x: (x + 0) * 2, "i64[4, 8]"),
@@ -52,17 +59,11 @@ class AddZero(Noop):
     ]
 
 
-class SubtractZero(Noop):
+class SubtractZero(NeutralOperand):
     """x - 0 -> x"""
 
-    def pattern(self, op, x: Tensor, zero: Zero):
-        return op.sub(x, zero)
-
-    def check(self, m, x, zero):
-        super().check(m, x)
-        if x.known and x.dtype.is_complex:
-            m.require(False, "-0.0i - 0i is 0i")  # torch adds the number times -1 + 0i, whose imaginary part is 0
-        m.require(not _is_negative(zero), "-0.0 - -0.0 is 0.0")
+    def pattern(self, op, x: Tensor, number: ZeroOrOne):
+        return op.sub(x, number)
 
     examples = [
         fires(lambda x: (x - 0) * 2, SPECIAL),
@@ -75,15 +76,11 @@ class SubtractZero(Noop):
     ]
 
 
-class MultiplyByOne(Noop):
+class MultiplyByOne(NeutralOperand):
     """x * 1 -> x"""
 
-    def pattern(self, op, x: Tensor, one: One):
-        return op.mul(x, one)
-
-    def check(self, m, x):
-        super().check(m, x)
-        m.require(not x.known or not x.dtype.is_complex, "an infinite part times 1 + 0i has a NaN")
+    def pattern(self, op, x: Tensor, number: ZeroOrOne):
+        return op.mul(x, number)
 
     examples = [
         fires(lambda x: (x * 1) + 2, SPECIAL),
@@ -105,19 +102,11 @@ def _after_no_grad(x: Any) -> Any:
     return y
 
 
-class DivideByOne(Noop):
+class DivideByOne(NeutralOperand):
     """x / 1 -> x; integers: x // 1 -> x"""
 
-    def pattern(self, op, x: Tensor, one: One, rounding):
-        return op.div(x, one, rounding_mode=rounding) | op.floor_divide(x, one)
-
-    def check(self, m, x, rounding):
-        super().check(m, x)
-        if not x.known:
-            return
-        m.require(not x.dtype.is_complex, "an infinite part divided by 1 + 0i has a NaN")
-        floors = rounding is not None or m.root.op == "floor_divide"
-        m.applies(not (floors and x.is_float), "it rounds")
+    def pattern(self, op, x: Tensor, number: ZeroOrOne, rounding):
+        return op.div(x, number, rounding_mode=rounding) | op.floor_divide(x, number)
 
     examples = [
         fires(lambda x: (x / 1) + 2, SPECIAL),
@@ -202,9 +191,9 @@ class ClampToAnything(Noop):
     def check(self, m, x, low, high):
         super().check(m, x)
         m.require(x.known, "shape and dtype are not known")
-        smallest, largest = _range(x.dtype)
-        m.applies(_is_bound(low) and (low is None or low <= smallest), "it limits something")
-        m.applies(_is_bound(high) and (high is None or high >= largest), "it limits something")
+        m.applies(_is_bound(low) and _is_bound(high), "it limits something")
+        bounds = -INFINITY if low is None else low, INFINITY if high is None else high
+        m.applies(of_dtype(x.dtype).within(*bounds), "it limits something")
         m.require(not x.is_float or m.program.dialect == ATEN, "the gradient of a NaN would differ")
 
     examples = [
@@ -220,12 +209,6 @@ class ClampToAnything(Noop):
 
 def _is_bound(value: Any) -> bool:
     return value is None or isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _range(dtype: torch.dtype) -> tuple[float, float]:
-    if dtype.is_floating_point or dtype.is_complex:
-        return -INFINITY, INFINITY
-    return (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
 
 
 ARITHMETIC: list[Rule] = [
