@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from triptych.attention import sdpa
+from triptych.attention import mask_plan
 from triptych.attention.sinks import further_keys, require_gain
 from triptych.ir.text import text
 from triptych.pre_grad.attention_heads import AttentionHeads
@@ -354,7 +354,7 @@ def test_a_sink_is_a_key_where_that_gains(device, width, gradient, gains):
 @pytest.mark.parametrize("name", ["gpt_oss", "sink_and_mask", "sink_and_finite_mask", "sink_of_each_query"])
 def test_more_keys_beside_a_sink(name, dynamic, monkeypatch):
     """As on a GPU, whose kernels want a multiple of eight."""
-    monkeypatch.setattr(sdpa, "further_keys", lambda keys: 8)
+    monkeypatch.setattr(mask_plan, "further_keys", lambda keys: 8)
     (call,) = attention_calls(gm := check(name, torch.float32, dynamic))
     if not dynamic:
         assert [call.kwargs["attn_mask"].meta["example_value"].shape[-1]] == [S + 8], text(gm)

@@ -16,12 +16,12 @@ from ..rewrite.edits import Erase, EraseUnused, ReplaceAll, SetArguments, Togeth
 from ..rewrite.examples import declines, fires
 from ..rewrite.rewriter import Replacement
 from ..rewrite.rule import Match
-from .build import softmax_call
 from .contraction import contraction_of
 from .layer import asked_for_weights, layer_of_two_heads, only_result_read
 from .masks import one_number
 from .paths import paths
-from .probabilities import goes_into_product
+from .read import softmax_call
+from .read_probabilities import goes_into_product
 from .rule import AttentionRule, may_draw_otherwise
 
 QKV = ["f32[2, 6, 8]"] * 3

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +16,11 @@ from ..ir.program import Program
 from ..rewrite.examples import declines, fires
 from ..rewrite.refusal import NotConcerned, Refused
 from ..rewrite.rule import FirstOf, Match
-from .build import Attention, softmax_call
+from .emit import emit
 from .paths import obstacle_above, paths
-from .probabilities import way_down
+from .plan import AttentionPlan, plan
+from .read import Surroundings, read, softmax_call
+from .read_probabilities import way_down
 from .rule import AttentionRule, may_draw_otherwise
 from .sharing import Shared
 
@@ -28,19 +30,47 @@ ABC = ["f32[2, 6, 8]"] * 3
 HALF = ["bf16[2, 4, 6, 8]"] * 3
 T: dict[str, Any] = {"dialects": ["torch"]}
 
+_Result = TypeVar("_Result")
+
 
 def _beside_a_sink(q: Any, k: Any, v: Any, sink: Any) -> Any:
     return torch.cat([q @ k.mT, sink], -1).softmax(-1)[..., :-1] @ v
 
 
-@dataclass(frozen=True)
-class Surroundings:
-    """A softmax, the ways from products down to it, and what stands between it and the product with the values."""
+class Way:
+    """One of the products that a softmax is computed from, read as an attention, or the reason why it cannot be."""
 
-    softmax: Node
-    ways: Sequence[Sequence[Node]]
-    after: Sequence[Node]
-    last: Node
+    def __init__(self, program: Program, around: Surroundings, path: Sequence[Node]) -> None:
+        self.program, self.reading = program, _attempt(read, program, around, path)
+        self._plan: AttentionPlan | Refused | None = None
+
+    def plan(self, lowest_score: float) -> AttentionPlan:
+        """What computes the attention, planned when it is first asked for; raises Refused where nothing does."""
+        if self._plan is None:
+            self._plan = _attempt(self._planned, lowest_score)
+        return _unless_refused(self._plan)
+
+    def _planned(self, lowest_score: float) -> AttentionPlan:
+        attention = _unless_refused(self.reading)
+        planned = plan(self.program, attention, may_draw_otherwise(self.program), lowest_score)
+        inside, result, needed = set(attention.covered), attention.values.node, planned.leaves
+        for node in attention.covered:
+            if node is not result and (node in needed or any(u not in inside for u in node.users)):
+                raise Refused(f"{node.name} is used outside the attention")
+        return planned
+
+
+def _attempt(phase: Callable[..., _Result], *args: Any) -> _Result | Refused:
+    try:
+        return phase(*args)
+    except Refused as refused:
+        return refused
+
+
+def _unless_refused(outcome: _Result | Refused) -> _Result:
+    if isinstance(outcome, Refused):
+        raise outcome
+    return outcome
 
 
 @dataclass(frozen=True)
@@ -66,36 +96,43 @@ class AttentionByHand(AttentionRule):
     def sites_at(self, program: Program, node: Node) -> Iterator[Match]:
         if softmax_call(program, node) is None:
             return
-        ways = list(paths(program, node))
+        paths_down = list(paths(program, node))
         try:
             after, last = way_down(program, node)
         except NotConcerned:
             return
         except Refused as refused:
-            if ways:
+            if paths_down:
                 yield Match.at(program, node, problem=refused.reason)
             return
-        if ways:
-            around = Surroundings(node, ways, after, last)
-            yield Match.at(program, last, about=node, around=around)
-        elif obstacle := obstacle_above(program, node):
-            yield Match.at(program, node, problem=obstacle)
+        if not paths_down:
+            if obstacle := obstacle_above(program, node):
+                yield Match.at(program, node, problem=obstacle)
+            return
+        around = Surroundings(node, after, last)
+        ways = [Way(program, around, path) for path in paths_down]
+        yield Match.at(program, last, about=node, ways=ways)
 
-    def rewrite(self, op, m, around):
-        ways = [functools.partial(self._fused, op, m, around, path) for path in around.ways]
-        return FirstOf(*ways, first_reason=True)
+    def check(self, m, ways):
+        """One of the ways leads to an attention that can be planned; later ones are planned when they are needed."""
+        refusals = []
+        for way in ways:
+            try:
+                way.plan(self.lowest_score)
+                return
+            except Refused as refused:
+                refusals.append(refused)
+        raise refusals[0]
 
-    def _fused(self, op: Any, m: Match, around: Surroundings, path: Sequence[Node]) -> FirstOf:
-        """The attention that one of the products leads to, with the strides of its kernel or with those of eager."""
-        draws = may_draw_otherwise(m.program)
-        attention = Attention(m.program, around.softmax, path, around.after, around.last, draws, self.lowest_score)
-        result = attention.build(op, same_strides=False)
-        m.nodes = tuple(dict.fromkeys([around.last, *attention.covered]))
-        inside = set(m.nodes)
-        for node in m.nodes:
-            if node is not around.last and any(u not in inside for u in node.users):
-                raise Refused(f"{node.name} is used outside the attention")
-        return FirstOf(lambda: result, lambda: attention.build(op, same_strides=True), first_reason=True)
+    def rewrite(self, op, m, ways):
+        return FirstOf(*(functools.partial(self._fused, op, m, way) for way in ways), first_reason=True)
+
+    def _fused(self, op: Any, m: Match, way: Way) -> FirstOf:
+        """The attention, with the strides of its kernel or with those of eager."""
+        planned = way.plan(self.lowest_score)
+        m.nodes = tuple(planned.attention.covered)
+        strides = (False, True)
+        return FirstOf(*(functools.partial(emit, op, planned, same) for same in strides), first_reason=True)
 
     examples = [
         fires(lambda q, k, v: (q @ k.mT / 8**0.5).softmax(-1) @ v, *QKV, **T),

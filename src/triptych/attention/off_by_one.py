@@ -14,7 +14,7 @@ from ..ir.program import Program, Value
 from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Match
 from .paths import ways_from_products
-from .probabilities import goes_into_product
+from .read_probabilities import goes_into_product
 from .rule import AttentionRule
 from .softmax import SHIFTS, Found, is_bare_product, reduction
 

@@ -11,12 +11,11 @@ from ..ir.facts import known_equal, tensor_fact
 from ..ir.program import Program
 from .contraction import contraction_of
 from .layout import VIEWS
+from .read_scores import SPELLINGS
 from .sinks import joined_with_sink
 
 SEARCHED = 40
 """Nodes looked at above one softmax."""
-SAME = ("to", "clone", "neg", "masked_fill", "clamp", *VIEWS)
-EITHER = ("add", "sub", "mul", "div", "where", "maximum", "max")
 
 
 def paths(program: Program, softmax: Node) -> Iterator[list[Node]]:
@@ -40,10 +39,9 @@ def ways_from_products(program: Program, last: Node) -> Iterator[list[Node]]:
         call = program.call(node)
         if call is not None and (joined := joined_with_sink(program, call)) is not None:
             yield from climb(joined.scores, [node, *below])
-        if call is None or call.mutates or call.op not in (*SAME, *EITHER):
+        if call is None or call.mutates or call.op not in SPELLINGS:
             return
-        params = ("self",) if call.op in SAME else ("self", "other")
-        for param in params:
+        for param in SPELLINGS[call.op].operands:
             operand = call.args.get(param)
             if isinstance(operand, Node) and _full(operand, node, call):
                 yield from climb(operand, [node, *below])
@@ -60,7 +58,8 @@ def obstacle_above(program: Program, softmax: Node) -> str | None:
         if contraction_of(program, node) is not None:
             return f"{through} stands between the product and the softmax" if through else None
         if call is not None and tensor_fact(node) is not None:
-            name = through or ("" if call.op in (*SAME, *EITHER) and not call.mutates else call.op)
+            spelling = None if call.mutates else SPELLINGS.get(call.op)
+            name = through or ("" if spelling is not None and spelling.operands else call.op)
             work += [(n, name) for n in node.all_input_nodes]
     return None
 

@@ -15,9 +15,9 @@ from ..ir.program import Program
 from ..rewrite.emit import Emitter
 from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Match
-from .build import softmax_call
 from .paths import paths
-from .probabilities import goes_into_product
+from .read import softmax_call
+from .read_probabilities import goes_into_product
 from .rule import AttentionRule
 
 STEPS = 8

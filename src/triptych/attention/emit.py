@@ -1,0 +1,82 @@
+"""Third phase: a planned attention is written into the graph. The only phase that makes nodes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..ir.facts import known_equal, same_layout, tensor_fact
+from ..ir.program import Value
+from ..rewrite.copying import copied_as
+from ..rewrite.emit import Emitter
+from .plan import AttentionPlan
+
+
+def emit(op: Emitter, plan: AttentionPlan, same_strides: bool) -> Value:
+    """What takes the place of the product with the values; `same_strides`: with strides as eager has them."""
+    q, k, wide, v, attn_mask, finite_rows, kept_rows, *factors = plan.draft.place(op, plan.values)
+    assert v is not None
+    causal = {"is_causal": True} if plan.is_causal else {}
+    result = op.scaled_dot_product_attention(
+        q, k, wide, attn_mask=attn_mask, dropout_p=plan.dropout, **causal, scale=plan.scale
+    )
+    result = result if known_equal(result.shape[-1], v.shape[-1]) else op.slice(result, 3, 0, v.shape[-1])
+    result = _rows_without_keys(op, plan, result, v, finite_rows, kept_rows)
+    wanted = [*plan.batch, result.shape[-2], v.shape[-1]]
+    result = result if known_equal(wanted, result.shape) else op.reshape(result, wanted)
+    for factor in factors:
+        result = op.mul(result, factor)
+    if plan.factor != 1:
+        result = op.mul(result, plan.factor)
+    result = _added(op, plan, _axes_as_before(op, plan, result))
+    old = tensor_fact(plan.attention.values.node)
+    assert old is not None
+    result = result if result.dtype == old.dtype else op.to(result, dtype=old.dtype)
+    if same_strides and not same_layout(old, tensor_fact(result.node)):  # type: ignore[arg-type]
+        return copied_as(op, result, old)
+    return result
+
+
+def _rows_without_keys(
+    op: Emitter, plan: AttentionPlan, result: Value, v: Value, finite_rows: Value | None, kept_rows: Value | None
+) -> Value:
+    """Rows of which all keys are masked give what they give in eager."""
+    is_training = op.program.is_training
+    if finite_rows is not None:  # a factor, and not a choice: so that the gradients are NaN where eager's are
+        result = op.mul(result, _one_or_nan(op, finite_rows, result))
+    if kept_rows is not None:
+        instead: Any = plan.without_keys
+        if instead != 0.0 and is_training:  # the gradient of the values is NaN, and theirs alone
+            instead = op.mul(op.mean(v, dim=[2], keepdim=True), _one_or_nan(op, kept_rows, result))
+        result = op.where(kept_rows, result, instead)
+    if plan.nan_is_zero:  # weights of zero, which NaN and infinity in the values show all the same
+        nothing = op.mul(op.mean(v, dim=[2], keepdim=True), 0.0)
+        result = op.where(op.all(op.isnan(result), dim=-1, keepdim=True), nothing, result)
+    return result
+
+
+def _one_or_nan(op: Emitter, rows: Value, like: Value) -> Value:
+    factor = op.where(rows, 1.0, math.nan)
+    return factor if factor.dtype == like.dtype else op.to(factor, dtype=like.dtype)
+
+
+def _axes_as_before(op: Emitter, plan: AttentionPlan, result: Value) -> Value:
+    """From (batch, queries, width) to the axes of the product with the values."""
+    values, layout = plan.attention.values, plan.attention.probabilities.layout
+    batch = [values.left_axes[d] for d in layout.batch]
+    (width,) = values.only_right
+    if layout.query is None:
+        result, axes = op.reshape(result, [*result.shape[:-2], result.shape[-1]]), [*batch, width]
+    else:
+        axes = [*batch, values.left_axes[layout.query], width]
+    order = [axes.index(a) for a in values.result_axes]
+    return result if order == sorted(order) else op.permute(result, order)
+
+
+def _added(op: Emitter, plan: AttentionPlan, result: Value) -> Value:
+    """What `baddbmm` and its like add to the product with the values."""
+    values = plan.attention.values
+    result = result if values.alpha == 1 else op.mul(result, values.alpha)
+    if values.added is None:
+        return result
+    return op.add(result, values.added if values.beta == 1 else op.mul(values.added, values.beta))

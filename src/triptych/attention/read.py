@@ -1,0 +1,133 @@
+"""First phase: what stands around a softmax is read into the normal form of an attention. Nothing is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..cost import size_hint
+from ..ir.calls import Call
+from ..ir.facts import tensor_fact
+from ..ir.program import Program
+from ..rewrite.refusal import Refused
+from .contraction import BROADCAST, Contraction, contraction_of
+from .layout import VIEWS, Layout, viewed
+from .operands import shape_of
+from .read_probabilities import ProbabilityReader
+from .read_scores import ScoreReader, is_plain_number
+from .terms import Attention, product_layout
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """A softmax, what stands between it and the product with the values, and that product."""
+
+    softmax: Node
+    after: Sequence[Node]
+    last: Node
+
+
+def read(program: Program, around: Surroundings, path: Sequence[Node]) -> Attention:
+    """The attention that one of the ways from a product to the softmax leads to."""
+    softmax = program.call(around.softmax)
+    assert softmax is not None
+    values = _product_with_values(program, around)
+    product, query, key = _roles(program, around, path, values)
+    scores = ScoreReader(program, product, product_layout(product, query, key))
+    for above, node in zip(path, path[1:]):
+        scores.read(node, above)
+    if isinstance(softmax.args.get("dtype"), torch.dtype):
+        scores.cast(softmax.args["dtype"])
+    probabilities = ProbabilityReader(program, around.softmax, scores.type.layout)
+    for node in around.after:
+        probabilities.read(node)
+    covered = dict.fromkeys([around.last, *path, *scores.covered, around.softmax, *around.after])
+    return Attention(
+        around.softmax,
+        product,
+        query,
+        key,
+        values,
+        tuple(scores.terms),
+        tuple(probabilities.terms),
+        scores.type,
+        probabilities.type,
+        tuple(covered),
+    )
+
+
+def _product_with_values(program: Program, around: Surroundings) -> Contraction:
+    values = contraction_of(program, around.last)
+    assert values is not None
+    probabilities = around.after[-1] if around.after else around.softmax
+    values = values.swapped() if values.right is probabilities else values
+    if values.right is probabilities:
+        raise Refused("probabilities times themselves")
+    return values
+
+
+def _roles(
+    program: Program, around: Surroundings, path: Sequence[Node], values: Contraction
+) -> tuple[Contraction, str | None, str]:
+    """The product with queries left and keys right, and the labels of their axes: as softmax and values want it."""
+    softmax = program.call(around.softmax)
+    assert softmax is not None
+    reasons = []
+    for product, query, key in _possible_roles(program, path[0]):
+        layout = product_layout(product, query, key)
+        try:
+            if _behind_views(program, layout, path).key == softmax.args.get("dim"):
+                _check_values(values, _behind_views(program, layout, [*path, around.softmax, *around.after]))
+                return product, query, key
+            reasons.append("the softmax is not over the keys")
+        except Refused as refused:
+            reasons.append(refused.reason)
+    raise Refused(reasons[0] if reasons else "the scores are not a product of queries and keys")
+
+
+def _possible_roles(program: Program, node: Node) -> Iterator[tuple[Contraction, str | None, str]]:
+    product = contraction_of(program, node)
+    assert product is not None
+    sizes: dict[str, Any] = dict(zip(product.result_axes, shape_of(node)))
+    for oriented in (product, product.swapped()):
+        if len(oriented.summed) != 1:
+            continue
+        for key in reversed(oriented.only_right):
+            own = oriented.only_left
+            # of several axes that keys do not have, the longest holds the queries: keys are stretched over the rest
+            queries = sorted(reversed(own), key=lambda a: -size_hint(sizes[a])) if own else [None]
+            yield oriented, queries[0], key
+
+
+def _behind_views(program: Program, layout: Layout, nodes: Sequence[Node]) -> Layout:
+    for before, node in zip(nodes, nodes[1:]):
+        call = program.call(node)
+        if call is not None and call.op in VIEWS:
+            layout, _ = viewed(program, layout, before, node)
+    return layout
+
+
+def _check_values(values: Contraction, layout: Layout) -> None:
+    if not is_plain_number(values.alpha) or not is_plain_number(values.beta):
+        raise Refused("a product times something that is not a number")
+    if len(values.summed) != 1 or len(values.only_right) != 1:
+        raise Refused("the values are not multiplied as in attention")
+    if values.left_axes[layout.key] != values.summed[0]:
+        raise Refused("the values are not summed over the keys")
+    if BROADCAST in values.left_axes or set(values.left_axes) - set(values.result_axes) != set(values.summed):
+        raise Refused("the probabilities are stretched")
+
+
+def softmax_call(program: Program, node: Node) -> Call | None:
+    """A softmax over one known dim of a floating-point tensor."""
+    call = program.call(node)
+    if call is None or call.op != "softmax" or call.mutates or not isinstance(call.args.get("dim"), int):
+        return None
+    operand, result = tensor_fact(call.args.get("self")), tensor_fact(node)
+    if operand is None or result is None or not operand.dtype.is_floating_point or operand.dim() == 0:
+        return None
+    return call
