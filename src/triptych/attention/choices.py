@@ -45,39 +45,39 @@ class Choice:
 
 def choice(program: Program, node: Any, depth: int = 12) -> Choice | None:
     """The two numbers that a tensor holds and the mask that says where, if it is proved to be so."""
-    found, call = tensor_fact(node), program.call(node) if isinstance(node, Node) else None
-    if found is None or depth == 0 or found.requires_grad or program.aliasing.written(node):
+    tensor, call = tensor_fact(node), program.call(node) if isinstance(node, Node) else None
+    if tensor is None or depth == 0 or tensor.requires_grad or program.aliasing.written(node):
         return None
-    made = _made(program, call, found, depth - 1) if call is not None and not call.mutates else None
-    if made is not None:
-        return made
-    return Choice(node) if found.dtype == torch.bool or _is_zero_or_one(program, node, found) else None
+    computed = _computed(program, call, tensor, depth - 1) if call is not None and not call.mutates else None
+    if computed is not None:
+        return computed
+    return Choice(node) if tensor.dtype == torch.bool or _is_zero_or_one(program, node, tensor) else None
 
 
 def kept_by(op: Emitter, node: Node) -> Value:
     """Where a tensor of zeros and ones is one, as a boolean."""
     call = op.program.call(node)
     inner = call.args["self"] if call is not None and call.op == "to" and not call.mutates else None
-    found = tensor_fact(inner)
-    if isinstance(inner, Node) and found is not None and found.dtype == torch.bool:
+    tensor = tensor_fact(inner)
+    if isinstance(inner, Node) and tensor is not None and tensor.dtype == torch.bool:
         return Value(op.program, inner)
     return op.ne(node, 0)
 
 
-def _made(program: Program, call: Call, found: torch.Tensor, depth: int) -> Choice | None:
+def _computed(program: Program, call: Call, tensor: torch.Tensor, depth: int) -> Choice | None:
     if call.op == "to" or call.op in SAME_ELEMENTS:
         inner = choice(program, call.args["self"], depth)
         if inner is None:
             return None
         if call.op in SAME_ELEMENTS - SAME_PLACES:
             return replace(inner, views=(*inner.views, call))
-        return _held(inner, lambda side: side, [inner], found.dtype)
+        return _on_both_sides(inner, lambda side: side, [inner], tensor.dtype)
     if call.op not in OPERATIONS:
         return None
     names, compute = OPERATIONS[call.op]
     if call.get("alpha") not in (1, None) or call.get("rounding_mode") is not None or not set(names) <= set(call.args):
         return None
-    if (found.dtype == torch.bool) != (call.op in TO_BOOLEAN):  # `~` of an integer is no such thing
+    if (tensor.dtype == torch.bool) != (call.op in TO_BOOLEAN):  # `~` of an integer is no such thing
         return None
     operands: list[Choice | float] = []
     for name in names:
@@ -89,9 +89,9 @@ def _made(program: Program, call: Call, found: torch.Tensor, depth: int) -> Choi
     if not choices or not all(choices[0].same_places(program, o) for o in choices[1:]):
         return None
     whole = [tensor_fact(call.args[n]) for n, o in zip(names, operands) if o is choices[0]]
-    if whole[0] is None or not known_equal(whole[0].shape, found.shape):
+    if whole[0] is None or not known_equal(whole[0].shape, tensor.shape):
         return None
-    return _held(choices[0], compute, operands, found.dtype)
+    return _on_both_sides(choices[0], compute, operands, tensor.dtype)
 
 
 def _operand(program: Program, value: Any, depth: int) -> Choice | float | None:
@@ -101,11 +101,11 @@ def _operand(program: Program, value: Any, depth: int) -> Choice | float | None:
     return number[0] if number is not None else choice(program, value, depth)
 
 
-def _held(
+def _on_both_sides(
     first: Choice, compute: Callable[..., Any], operands: Sequence[Choice | float], dtype: torch.dtype
 ) -> Choice | None:
     """The numbers that come out for either side of the mask, as the dtype holds them."""
-    made = []
+    numbers = []
     for side in ("low", "high"):
         try:
             number = float(compute(*(getattr(o, side) if isinstance(o, Choice) else o for o in operands)))
@@ -117,8 +117,8 @@ def _held(
             return None
         if math.isnan(number):
             return None
-        made.append(number)
-    return replace(first, low=made[0], high=made[1])
+        numbers.append(number)
+    return replace(first, low=numbers[0], high=numbers[1])
 
 
 def _chosen(condition: float, left: float, right: float) -> float:
@@ -146,15 +146,15 @@ OPERATIONS: dict[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
 TO_BOOLEAN = frozenset("eq ne lt le gt ge logical_not bitwise_not".split())
 
 
-def _is_zero_or_one(program: Program, node: Node, found: torch.Tensor) -> bool:
+def _is_zero_or_one(program: Program, node: Node, tensor: torch.Tensor) -> bool:
     """A triangle of ones, an integer between 0 and 1, and their like."""
-    if found.dtype.is_complex or found.layout != torch.strided:
+    if tensor.dtype.is_complex or tensor.layout != torch.strided:
         return False
     know = knowledge(program)
-    held = know.elements(node)
-    if not found.dtype.is_floating_point:
+    elements = know.elements(node)
+    if not tensor.dtype.is_floating_point:
         return know.interval(node).within(0, 1)
-    if held is not None and all(isinstance(x, torch.Tensor) and x.item() in (0, 1) for _, x in held.pieces):
+    if elements is not None and all(isinstance(x, torch.Tensor) and x.item() in (0, 1) for _, x in elements.pieces):
         return True
     value = know.evaluate(node)
     return value is not None and bool(((value == 0) | (value == 1)).all())

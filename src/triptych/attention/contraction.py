@@ -89,15 +89,15 @@ def _batch(operand: Any, labels: Sequence[str], node: Node) -> list[str]:
     assert result is not None
     own = operand.shape[:-2]
     missing = len(labels) - len(own)
-    found = []
+    own_labels = []
     for size, label, whole in zip(own, labels[missing:], result.shape[missing:]):
         if known_equal(size, whole):
-            found.append(label)
+            own_labels.append(label)
         elif known(size == 1):
-            found.append(BROADCAST)
+            own_labels.append(BROADCAST)
         else:
             raise Refused("axes that may or may not be stretched")
-    return found
+    return own_labels
 
 
 def _baddbmm(node: Node, call: Call) -> Contraction:

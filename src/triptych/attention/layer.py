@@ -13,6 +13,7 @@ from torch.fx import Node
 from ..ir.calls import Call
 from ..ir.facts import fact, known_equal, tensor_fact
 from ..ir.program import Program, Value
+from ..rewrite.edits import SetArguments
 from ..rewrite.emit import Emitter
 from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Match
@@ -22,6 +23,7 @@ LAYER = "torch.nn.functional.multi_head_attention_forward"
 UNUSUAL = ("bias_k", "bias_v", "static_k", "static_v")
 
 TORCH = ("torch",)
+LAYER_INPUTS = ["f32[6, 2, 16]", "f32[48, 16]", "f32[16, 16]"]
 
 
 def layer_of_two_heads(x: Any, inward: Any, outward: Any, mask: Any, weights: bool = False) -> Any:
@@ -51,11 +53,40 @@ class LayerApart(AttentionRule):
         return _products(call, op)
 
     examples = [
-        fires(layer_of_two_heads, "f32[6, 2, 16]", "f32[48, 16]", "f32[16, 16]", "bool[6, 6]", dialects=TORCH),
-        fires(layer_of_two_heads, "f32[6, 2, 16]", "f32[48, 16]", "f32[16, 16]", "f32[6, 6]", dialects=TORCH),
-        declines(layer_of_two_heads, "f32[6, 2, 16]", "f32[48, 16]", "f32[16, 16]", None, dialects=TORCH),
-        declines(lambda x, w, o, mask: layer_of_two_heads(x, w, o, mask, weights=True), "f32[6, 2, 16]", "f32[48, 16]",
-                 "f32[16, 16]", "f32[6, 6]", dialects=TORCH),
+        fires(layer_of_two_heads, *LAYER_INPUTS, "bool[6, 6]", dialects=TORCH),
+        fires(layer_of_two_heads, *LAYER_INPUTS, "f32[6, 6]", dialects=TORCH),
+        declines(layer_of_two_heads, *LAYER_INPUTS, None, dialects=TORCH),
+        declines(lambda x, w, o, mask: layer_of_two_heads(x, w, o, mask, weights=True), *LAYER_INPUTS,
+                 "f32[6, 6]", dialects=TORCH),
+    ]  # fmt: skip
+
+
+class WithoutWeights(AttentionRule):
+    """multi_head_attention_forward(..., need_weights=True)[0] -> the same with need_weights=False, which calls the
+    fused kernel"""
+
+    takes_random = True
+
+    def sites_at(self, program: Program, node: Node) -> Iterator[Match]:
+        if (call := asked_for_weights(program, node)) is not None:
+            yield Match.at(program, node, names=["fuse_attention"], call=call)
+
+    def check(self, m, call):
+        m.require(only_result_read(m.program, m.root.node) is not None, "the weights are used")
+        masked = any(call.args.get(k) is not None for k in ("attn_mask", "key_padding_mask"))
+        m.require(not masked and not call.args.get("is_causal"), "queries may be without a key")
+        draws = call.args.get("training") and call.args.get("dropout_p")
+        m.require(not draws or may_draw_otherwise(m.program), "dropout would draw other numbers than eager")
+
+    def rewrite(self, op, m, call):
+        node = m.root.node
+        return SetArguments(node, (), {**call.args, "need_weights": False}, value=(fact(node)[0], None))
+
+    examples = [
+        fires(layer_of_two_heads, *LAYER_INPUTS, None, dialects=TORCH),
+        declines(lambda x, w, o: layer_of_two_heads(x, w, o, None, weights=True), *LAYER_INPUTS, dialects=TORCH,
+                 because="the weights are used"),
+        declines(layer_of_two_heads, *LAYER_INPUTS, "bool[6, 6]", dialects=TORCH, because="without a key"),
     ]  # fmt: skip
 
 
@@ -111,8 +142,8 @@ def _products(call: Call, op: Emitter) -> Any:
     weights = op.softmax(scores, 3)
     if args.get("training") and args["dropout_p"]:
         weights = op.dropout(weights, args["dropout_p"], True)
-    made = op.reshape(op.permute(op.matmul(weights, v), [2, 0, 1, 3]), [queries, batch, width])
-    return op.linear(made, args["out_proj_weight"], args.get("out_proj_bias"))
+    heads_joined = op.reshape(op.permute(op.matmul(weights, v), [2, 0, 1, 3]), [queries, batch, width])
+    return op.linear(heads_joined, args["out_proj_weight"], args.get("out_proj_bias"))
 
 
 def _projected(op: Emitter, args: dict[str, Any], width: int) -> list[Value]:

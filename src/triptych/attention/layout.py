@@ -57,10 +57,10 @@ def viewed(program: Program, layout: Layout, before: Node, node: Node) -> tuple[
 
 
 def _shape(node: Node) -> list[Any]:
-    found = tensor_fact(node)
-    if found is None:
+    tensor = tensor_fact(node)
+    if tensor is None:
         raise Refused("shapes are not known")
-    return list(found.shape)
+    return list(tensor.shape)
 
 
 def permuted(layout: Layout, dims: Sequence[int]) -> tuple[Layout, BatchStep | None]:
@@ -110,16 +110,16 @@ def groups(old: Sequence[Any], new: Sequence[Any]) -> list[tuple[list[int], list
     """Dims before and after a reshape that hold the same elements, in the smallest groups."""
     if any(known(s == 0) for s in (*old, *new)):
         raise Refused("a reshape of nothing")
-    found: list[tuple[list[int], list[int]]] = []
+    parts: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(old) or j < len(new):
         if i >= len(old) or j >= len(new):  # what is left over has size one
             before, after = list(range(i, len(old))), list(range(j, len(new)))
             if any(not known(old[d] == 1) for d in before) or any(not known(new[d] == 1) for d in after):
                 raise Refused("a reshape that cannot be followed")
-            if found:
-                found[-1] = (found[-1][0] + before, found[-1][1] + after)
-                return found
+            if parts:
+                parts[-1] = (parts[-1][0] + before, parts[-1][1] + after)
+                return parts
             return [(before, after)]
         before, after = [i], [j]
         left, right = old[i], new[j]
@@ -133,8 +133,8 @@ def groups(old: Sequence[Any], new: Sequence[Any]) -> list[tuple[list[int], list
                 j += 1
             else:
                 raise Refused("a reshape that cannot be followed")
-        found.append((before, after))
-    return found
+        parts.append((before, after))
+    return parts
 
 
 def _less(left: Any, right: Any) -> bool:

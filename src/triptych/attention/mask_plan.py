@@ -98,11 +98,11 @@ class MaskPlanner:
     def _rounded(self, bias: Value, dtype: torch.dtype) -> Value:
         """As autocast would round it, and yet no row is lost: what is far below the highest of a row has no weight, and
         so it is the distance from there that is rounded."""
-        draft, held = self.draft, levels(self.program, bias.node)
-        if held is None or len(held - {0.0}) > 1:
+        draft, numbers = self.draft, levels(self.program, bias.node)
+        if numbers is None or len(numbers - {0.0}) > 1:
             highest = draft.amax(draft.detach(bias), dim=[-1], keepdim=True)
             bias = draft.sub(bias, draft.where(draft.gt(highest, -math.inf), highest, 0.0))
-        elif any(math.isfinite(n) and math.isinf(rounded(n, dtype)) for n in held):
+        elif any(math.isfinite(n) and math.isinf(rounded(n, dtype)) for n in numbers):
             bias = draft.clamp(bias, min=torch.finfo(dtype).min)
         return draft.to(bias, dtype=dtype)
 
@@ -132,13 +132,13 @@ class MaskPlanner:
         In half precision they are lost earlier than in the kernel, which adds in float32; and the backward kernels
         take the sum of a row from a logarithm, which is lost in such low numbers too.
         """
-        held = levels(self.program, bias.node)
-        if held is not None and all(n > self._depth for n in held):
+        numbers = levels(self.program, bias.node)
+        if numbers is not None and all(n > self._depth for n in numbers):
             return False
         if self.program.is_training:
             return True
         same_in_kernel = self.scores.summed_in in (torch.float32, torch.float64) and self.rounded_to is None
-        return not same_in_kernel and not (held is not None and all(n == 0 or n < LOST_IN_FLOAT32 for n in held))
+        return not same_in_kernel and not (numbers is not None and all(n == 0 or n < LOST_IN_FLOAT32 for n in numbers))
 
     @property
     def _depth(self) -> float:
@@ -153,8 +153,8 @@ class MaskPlanner:
 
     def _any(self, rows: Value, low: float) -> Value:
         """Which queries have a key of which it is true, or a sink that is not as low."""
-        found = self.draft.any(rows, dim=-1, keepdim=True)
-        return found if self.sink is None else self.draft.logical_or(found, self.draft.gt(self.sink, low))
+        has_key = self.draft.any(rows, dim=-1, keepdim=True)
+        return has_key if self.sink is None else self.draft.logical_or(has_key, self.draft.gt(self.sink, low))
 
     def _with_sink(self, bias: Value | None) -> Value | None:
         if self.sink is None:
@@ -221,13 +221,13 @@ class MaskPlanner:
             bias = draft.full([], 0.0, dtype=dtype, device=self.q.device)
         else:
             rows = self._any(draft.logical_and(keep, draft.gt(bias, highest / 2)), highest / 2)
-        made = draft.where(keep, bias, filled)
-        made = made if made.dtype == dtype else draft.to(made, dtype=dtype)
-        self.attn_mask = self._with_sink(made)
+        mask = draft.where(keep, bias, filled)
+        mask = mask if mask.dtype == dtype else draft.to(mask, dtype=dtype)
+        self.attn_mask = self._with_sink(mask)
         if not self.know.every_row_keeps_one(keep.node) or self.scores.bias is not None:
-            self.finite_rows = self._any(draft.gt(made, -math.inf), -math.inf)
+            self.finite_rows = self._any(draft.gt(mask, -math.inf), -math.inf)
             # a row that is -inf everywhere is NaN, and so is the gradient of its query
-            self._raise(made, draft.logical_and(draft.logical_not(rows), self.finite_rows), gradient=False)
+            self._raise(mask, draft.logical_and(draft.logical_not(rows), self.finite_rows), gradient=False)
 
     def _keep_fills(self, keep: Value, bias: Value | None, floor: Value | None) -> None:
         """Fills that may have weight: a key that is masked for all queries becomes zero, so that its score is the

@@ -46,12 +46,12 @@ def one_number(program: Program, value: Any) -> tuple[float, list[Node]] | None:
         elif call is not None and call.op == "tensor" and isinstance(call.args["operands"][0], (int, float)):
             value = call.args["operands"][0]
         else:
-            found = knowledge(program).uniform(value)
-            if found is None:
-                found = knowledge(program).evaluate(value)
-            if found is None or not found.numel() or not bool((found == found.flatten()[0]).all()):
+            elements = knowledge(program).uniform(value)
+            if elements is None:
+                elements = knowledge(program).evaluate(value)
+            if elements is None or not elements.numel() or not bool((elements == elements.flatten()[0]).all()):
                 return None
-            value = found.flatten()[0].item()
+            value = elements.flatten()[0].item()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     number = float(value)
@@ -62,8 +62,8 @@ def one_number(program: Program, value: Any) -> tuple[float, list[Node]] | None:
 
 def never_infinite(program: Program, node: Node) -> bool:
     """Is a bias proved to hold no -inf and no NaN? So are those made of booleans and finite numbers."""
-    held = levels(program, node)
-    return held is not None and all(math.isfinite(n) for n in held)
+    numbers = levels(program, node)
+    return numbers is not None and all(math.isfinite(n) for n in numbers)
 
 
 def levels(program: Program, node: Any, depth: int = 12) -> set[float] | None:
@@ -71,31 +71,31 @@ def levels(program: Program, node: Any, depth: int = 12) -> set[float] | None:
     number = one_number(program, node) if not isinstance(node, bool) else None
     if number is not None:
         return {number[0]}
-    call, found = program.call(node) if isinstance(node, Node) else None, tensor_fact(node)
-    if call is None or found is None or call.mutates or depth == 0 or program.aliasing.written(node):
+    call, tensor = program.call(node) if isinstance(node, Node) else None, tensor_fact(node)
+    if call is None or tensor is None or call.mutates or depth == 0 or program.aliasing.written(node):
         return None
-    if found.dtype == torch.bool:
+    if tensor.dtype == torch.bool:
         return {0.0, 1.0}
     if call.op == "to" or call.op in SAME_ELEMENTS:
         inner = levels(program, call.args["self"], depth - 1)
-        if inner is None or not found.dtype.is_floating_point:
+        if inner is None or not tensor.dtype.is_floating_point:
             return None
-        return {rounded(n, found.dtype) for n in inner}
+        return {rounded(n, tensor.dtype) for n in inner}
     if call.op == "where":
         parts = [levels(program, call.args[k], depth - 1) for k in ("self", "other")]
     elif call.op == "masked_fill":
         parts = [levels(program, call.args[k], depth - 1) for k in ("self", "value")]
-    elif call.op in ("mul", "sub") and call.get("alpha") in (1, None) and found.dtype.is_floating_point:
+    elif call.op in ("mul", "sub") and call.get("alpha") in (1, None) and tensor.dtype.is_floating_point:
         left, right = (levels(program, call.args[k], depth - 1) for k in ("self", "other"))
         if left is None or right is None or len(left) * len(right) > 8:
             return None
-        made = {a * b if call.op == "mul" else a - b for a in left for b in right}
-        return {rounded(n, found.dtype) for n in made}
+        numbers = {a * b if call.op == "mul" else a - b for a in left for b in right}
+        return {rounded(n, tensor.dtype) for n in numbers}
     else:
         return None
     if any(part is None for part in parts):
         return None
-    return {rounded(n, found.dtype) for part in parts for n in part or ()}
+    return {rounded(n, tensor.dtype) for part in parts for n in part or ()}
 
 
 def same_value(program: Program, left: Any, right: Any, depth: int = 8) -> bool:
@@ -126,8 +126,8 @@ def negation(program: Program, mask: Node) -> tuple[Node, bool]:
     negated = False
     while (call := program.call(mask)) is not None and call.op in ("bitwise_not", "logical_not") and not call.mutates:
         inner = call.args["self"]
-        found = tensor_fact(inner)
-        if found is None or found.dtype != torch.bool or any(map(program.aliasing.written, (mask, inner))):
+        tensor = tensor_fact(inner)
+        if tensor is None or tensor.dtype != torch.bool or any(map(program.aliasing.written, (mask, inner))):
             break
         mask, negated = inner, not negated
     return mask, negated
@@ -143,11 +143,11 @@ def is_number(value: Any) -> bool:
 
 def keeps_a_key(program: Program, bias: Node, lowest: float) -> torch.Tensor | None:
     """Where a bias that depends on shapes alone is 0, if all else in it is `lowest` or less and each row has a 0."""
-    found = knowledge(program).evaluate(bias)
-    if found is None or not found.numel() or found.dim() < 2:
+    elements = knowledge(program).evaluate(bias)
+    if elements is None or not elements.numel() or elements.dim() < 2:
         return None
-    kept = found == 0
-    is_mask = bool((kept | (found <= lowest)).all()) and bool(kept.any(-1).all())
+    kept = elements == 0
+    is_mask = bool((kept | (elements <= lowest)).all()) and bool(kept.any(-1).all())
     return kept if is_mask else None
 
 

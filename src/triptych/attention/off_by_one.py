@@ -16,7 +16,7 @@ from ..rewrite.rule import Match
 from .paths import ways_from_products
 from .read_probabilities import goes_into_product
 from .rule import AttentionRule
-from .softmax import SHIFTS, Found, is_bare_product, reduction
+from .softmax import SHIFTS, SoftmaxForm, is_bare_product, reduction
 
 QKV = ["f32[2, 6, 8]"] * 3
 T: dict[str, Any] = {"dialects": ["torch"]}
@@ -35,20 +35,20 @@ class SoftmaxOffByOne(AttentionRule):
     keeps_strides = False
 
     def sites_at(self, program: Program, node: Node) -> Iterator[Match]:
-        found = _found(program, node)
-        result, scores = tensor_fact(node), tensor_fact(found.scores) if found is not None else None
-        if found is None or result is None or scores is None or not known_equal(result.shape, scores.shape):
+        form = _form(program, node)
+        result, scores = tensor_fact(node), tensor_fact(form.scores) if form is not None else None
+        if form is None or result is None or scores is None or not known_equal(result.shape, scores.shape):
             return
-        if not scores.dtype.is_floating_point or next(ways_from_products(program, found.scores), None) is None:
+        if not scores.dtype.is_floating_point or next(ways_from_products(program, form.scores), None) is None:
             return
         if goes_into_product(program, node):
-            yield Match.at(program, node, covers=found.nodes, found=found)
+            yield Match.at(program, node, covers=form.nodes, form=form)
 
-    def rewrite(self, op, found):
-        x = Value(op.program, found.scores)
-        column = [1 if d == found.dim else s for d, s in enumerate(x.shape)]
-        combined = op.cat([x, op.full(column, 0.0, dtype=x.dtype, device=x.device)], dim=found.dim)
-        return op.slice(op.softmax(combined, found.dim), found.dim, 0, x.shape[found.dim])
+    def rewrite(self, op, form):
+        x = Value(op.program, form.scores)
+        column = [1 if d == form.dim else s for d, s in enumerate(x.shape)]
+        combined = op.cat([x, op.full(column, 0.0, dtype=x.dtype, device=x.device)], dim=form.dim)
+        return op.slice(op.softmax(combined, form.dim), form.dim, 0, x.shape[form.dim])
 
     examples = [
         fires(lambda q, k, v: (lambda e: e / (1 + e.sum(-1, True)))(torch.exp(q @ k.mT)) @ v, *QKV, **T),
@@ -60,7 +60,7 @@ class SoftmaxOffByOne(AttentionRule):
     ]  # fmt: skip
 
 
-def _found(program: Program, node: Node) -> Found | None:
+def _form(program: Program, node: Node) -> SoftmaxForm | None:
     call = program.call(node)
     if call is None or call.op != "div" or call.mutates or call.get("rounding_mode") is not None:
         return None
@@ -70,15 +70,15 @@ def _found(program: Program, node: Node) -> Found | None:
         return None
     for whole, one in ((added.args["self"], added.args["other"]), (added.args["other"], added.args["self"])):
         total = reduction(program, whole, ("sum",))
-        if total is not None and total.scores is top:
+        if total is not None and total.operand is top:
             inner = exp.args["self"]
             if isinstance(one, (int, float)):
-                return Found(inner, total.dim, [top, bottom, *total.nodes]) if one == 1 else None
-            return _shifted(program, inner, one, Found(inner, total.dim, [top, bottom, *total.nodes, one]))
+                return SoftmaxForm(inner, total.dim, [top, bottom, *total.nodes]) if one == 1 else None
+            return _shifted(program, inner, one, SoftmaxForm(inner, total.dim, [top, bottom, *total.nodes, one]))
     return None
 
 
-def _shifted(program: Program, inner: Any, one: Any, found: Found) -> Found | None:
+def _shifted(program: Program, inner: Any, one: Any, form: SoftmaxForm) -> SoftmaxForm | None:
     """exp(x - m) beside exp(-m): with any m, if no row of x is -inf everywhere or m stays finite where it is."""
     less, exp = _call(program, inner), _call(program, one)
     if less is None or exp is None or less.op != "sub" or less.get("alpha") != 1 or exp.op != "exp":
@@ -90,11 +90,11 @@ def _shifted(program: Program, inner: Any, one: Any, found: Found) -> Found | No
     clamped = _call(program, shift)
     bounded = clamped is not None and clamped.op == "clamp" and isinstance(clamped.args.get("min"), (int, float))
     highest = reduction(program, clamped.args["self"] if bounded and clamped else shift, SHIFTS)
-    if highest is None or highest.scores is not scores or highest.dim != found.dim:
+    if highest is None or highest.operand is not scores or highest.dim != form.dim:
         return None
     if not bounded and not is_bare_product(program, scores):
         return None
-    return Found(scores, found.dim, [*found.nodes, inner, negative, shift, *highest.nodes])
+    return SoftmaxForm(scores, form.dim, [*form.nodes, inner, negative, shift, *highest.nodes])
 
 
 def _call(program: Program, node: Any) -> Call | None:

@@ -23,10 +23,10 @@ WIDENED = 4
 
 
 def shape_of(node: Node) -> list[Any]:
-    found = tensor_fact(node)
-    if found is None:
+    tensor = tensor_fact(node)
+    if tensor is None:
         raise Refused("shapes are not known")
-    return list(found.shape)
+    return list(tensor.shape)
 
 
 def arranged(
@@ -90,15 +90,15 @@ def four_axes(op: Emitter, value: Value, batch: Sequence[Any], broadcast: bool =
     return op.reshape(value, [numel(lead), *rest])
 
 
-def lies_across(held: torch.Tensor, columns: Any, device: str = "cuda") -> bool:
+def lies_across(operand: torch.Tensor, columns: Any, device: str = "cuda") -> bool:
     """Is this an operand or a mask that the kernels of a GPU cannot read, since its columns do not lie side by side?
 
     With it there would be no kernel but the plain products, or one that refuses it at run time.
     """
-    if held.device.type != device or held.dim() == 0 or held.dtype == torch.float64:
+    if operand.device.type != device or operand.dim() == 0 or operand.dtype == torch.float64:
         return False
-    one_for_all = known(held.shape[-1] == 1) and not known(columns == 1)
-    return one_for_all or known(held.stride(-1) != 1)
+    one_for_all = known(operand.shape[-1] == 1) and not known(columns == 1)
+    return one_for_all or known(operand.stride(-1) != 1)
 
 
 def laid_out(op: Emitter, value: Value, columns: Any, device: str = "cuda") -> Value:

@@ -20,7 +20,7 @@ from .layout import BatchStep, aligned
 from .masks import negation, same_value
 from .score_plan import ScorePlan
 from .sinks import drops_sink
-from .terms import Cast, Dropout, DropSink, Factor, Scale, Term, View, ZeroForNan, ZeroWhere
+from .terms import Cast, Dropout, DropSink, Factor, NanToZero, Scale, Term, View, ZeroWhere
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _same(draft: Draft, value: Any, expression: Any) -> bool:
 
 
 @apply.register
-def _zero_for_nan(term: ZeroForNan, plan: ProbabilityPlan, draft: Draft) -> ProbabilityPlan:
+def _nan_to_zero(term: NanToZero, plan: ProbabilityPlan, draft: Draft) -> ProbabilityPlan:
     """A softmax is NaN in a whole row or nowhere, and never infinite."""
     if plan.factors or not math.isfinite(plan.factor):
         raise Refused("NaN becomes another number than zero")

@@ -15,7 +15,7 @@ from ..rewrite.refusal import NotConcerned, Refused
 from .contraction import contraction_of
 from .layout import VIEWS, Layout, viewed
 from .masks import is_number, one_number
-from .terms import Cast, Dropout, DropSink, Factor, Scale, ScoreType, Term, View, ZeroForNan, ZeroWhere
+from .terms import Cast, Dropout, DropSink, Factor, NanToZero, Scale, ScoreType, Term, View, ZeroWhere
 
 
 def way_down(program: Program, softmax: Node) -> tuple[list[Node], Node]:
@@ -118,7 +118,7 @@ class ProbabilityReader:
     def nan_to_num(self, call: Call, node: Node) -> None:
         if call.get("nan") not in (None, 0):
             raise Refused("NaN becomes another number than zero")
-        self.terms.append(ZeroForNan(self.type))
+        self.terms.append(NanToZero(self.type))
 
     def factor(self, call: Call, node: Node) -> None:
         other = call.args["other"] if call.args["self"] is self.node else call.args["self"]

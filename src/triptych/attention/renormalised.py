@@ -52,7 +52,7 @@ class MaskBeforeSoftmax(AttentionRule):
         masked, total = _masked(program, call.args["self"]), reduction(program, call.args["other"], ("sum",))
         if masked is None:
             return
-        if total is not None and total.scores is masked.node:
+        if total is not None and total.operand is masked.node:
             covers = [*total.nodes, masked.node, masked.probabilities]
             yield Match.at(program, node, covers=covers, masked=masked, total=total)
         elif total is None and _is_bounded_sum(program, call.args["other"], masked):
@@ -101,7 +101,7 @@ def _is_bounded_sum(program: Program, bottom: Any, masked: Masked) -> bool:
     if between is None or between.op not in ("add", "clamp", "maximum") or between.mutates:
         return False
     inner = reduction(program, between.args.get("self"), ("sum",))
-    return inner is not None and inner.scores is masked.node
+    return inner is not None and inner.operand is masked.node
 
 
 def _cut(op: Emitter, masked: Masked, scores: Node) -> Value:
@@ -123,21 +123,21 @@ def _masked(program: Program, node: Any) -> Masked | None:
     if call is None or call.mutates:
         return None
     own, other = call.args.get("self"), call.args.get("other")
-    found = None
+    masked = None
     if call.op == "mul":
         probabilities, mask = (own, other) if _is_softmax(program, own) else (other, own)
         by = choice(program, mask)
         if isinstance(probabilities, Node) and isinstance(mask, Node):
-            found = Masked(node, probabilities, mask, by_product=True, proved=by is not None and by.is_mask)
+            masked = Masked(node, probabilities, mask, by_product=True, proved=by is not None and by.is_mask)
     elif call.op == "masked_fill" and _is_zero(program, call.args["value"]):
-        found = Masked(node, own, call.args["mask"], masks_out=True)
+        masked = Masked(node, own, call.args["mask"], masks_out=True)
     elif call.op == "where" and _is_zero(program, other):
-        found = Masked(node, own, call.args["condition"])
+        masked = Masked(node, own, call.args["condition"])
     elif call.op == "where" and _is_zero(program, own):
-        found = Masked(node, other, call.args["condition"], masks_out=True)
+        masked = Masked(node, other, call.args["condition"], masks_out=True)
     elif call.op == "tril":
-        found = Masked(node, own, None, diagonal=call.get("diagonal"))
-    return found if found is not None and _is_softmax(program, found.probabilities) else None
+        masked = Masked(node, own, None, diagonal=call.get("diagonal"))
+    return masked if masked is not None and _is_softmax(program, masked.probabilities) else None
 
 
 def _is_softmax(program: Program, node: Any) -> bool:

@@ -21,9 +21,9 @@ class Shared(Emitter):
 
     def node(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
         key = (kind, target, _key(args), _key(kwargs))
-        found = self.earlier.get(key)
-        if found is not None and self._usable(found):
-            return Value(self.program, found)
+        same = self.earlier.get(key)
+        if same is not None and self._usable(same):
+            return Value(self.program, same)
         value = super().node(kind, target, args, kwargs)
         self.earlier[key] = value.node
         return value

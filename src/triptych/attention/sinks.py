@@ -55,9 +55,9 @@ def joined_with_sink(program: Program, call: Call) -> Joined | None:
     return None
 
 
-def sink_column(op: Emitter, program: Program, found: Joined, dtype: torch.dtype) -> Value:
+def sink_column(op: Emitter, program: Program, joined: Joined, dtype: torch.dtype) -> Value:
     """The sink, not stretched over axes along which it is the same."""
-    node = found.sink
+    node = joined.sink
     number = one_number(program, node)
     value = Value(program, node)
     if number is not None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,16 +35,25 @@ def _detached_sum(q: Any, k: Any, v: Any) -> Any:
     return (e / e.sum(-1, True).detach()) @ v
 
 
-@dataclass
-class Found:
-    """A softmax: of what, over which dim, and the nodes whose work it does."""
+@dataclass(frozen=True)
+class SoftmaxForm:
+    """A softmax, however it is written: of what, over which dim, and the nodes whose work it does."""
 
     scores: Node
     dim: int
-    nodes: list[Node] = field(default_factory=list)
+    nodes: Sequence[Node] = ()
     sign: int = 1
     values: Node | None = None
     """What its result was multiplied with before it was divided."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A sum or a maximum over one dim, which stays as an axis of size one."""
+
+    operand: Node
+    dim: int
+    nodes: Sequence[Node]
 
 
 class SoftmaxByHand(AttentionRule):
@@ -54,15 +63,15 @@ class SoftmaxByHand(AttentionRule):
         call = program.call(node)
         if call is None or call.mutates:
             return
-        found = _divided_late(program, node) if call.op == "div" else None
-        if found is None and (find := FORMS.get(call.op)) is not None:
-            found = find(program, node)
-        if found is not None and _is_float(found.scores):
-            yield Match.at(program, node, covers=found.nodes, found=found)
+        form = _divided_late(program, node) if call.op == "div" else None
+        if form is None and (find := FORMS.get(call.op)) is not None:
+            form = find(program, node)
+        if form is not None and _is_float(form.scores):
+            yield Match.at(program, node, covers=form.nodes, form=form)
 
-    def rewrite(self, op, found):
-        softmax = op.softmax(found.scores if found.sign == 1 else op.neg(found.scores), found.dim)
-        return softmax if found.values is None else op.matmul(softmax, found.values)
+    def rewrite(self, op, form):
+        softmax = op.softmax(form.scores if form.sign == 1 else op.neg(form.scores), form.dim)
+        return softmax if form.values is None else op.matmul(softmax, form.values)
 
     examples = [
         fires(lambda x: _over_sum(torch.exp(x - x.amax(-1, True))), "f32[2, 6, 8]", **T),
@@ -86,54 +95,56 @@ def _is_float(node: Any) -> bool:
     return known is not None and known.dtype.is_floating_point
 
 
-def _divided_late(program: Program, node: Node) -> Found | None:
+def _divided_late(program: Program, node: Node) -> SoftmaxForm | None:
     """(exp(x) @ v) / sum(exp(x)), where nothing else reads the product"""
     call = program.call(node)
     assert call is not None
     product, bottom = call.args["self"], call.args["other"]
-    found = contraction_of(program, product) if isinstance(product, Node) else None
-    total = reduction(program, bottom, ("sum",)) if found is not None else None
-    if found is None or total is None or total.scores is not found.left or call.get("rounding_mode") is not None:
+    contraction = contraction_of(program, product) if isinstance(product, Node) else None
+    total = reduction(program, bottom, ("sum",)) if contraction is not None else None
+    if contraction is None or total is None or total.operand is not contraction.left:
         return None
-    probabilities = tensor_fact(found.left)
-    if found.alpha != 1 or found.added is not None or probabilities is None:
+    if call.get("rounding_mode") is not None:
+        return None
+    probabilities = tensor_fact(contraction.left)
+    if contraction.alpha != 1 or contraction.added is not None or probabilities is None:
         return None
     last = probabilities.dim() - 1
     ours = program.call(product)
     if ours is None or ours.op != "matmul" or total.dim != last or set(product.users) != {node}:
         return None
-    if any(u is not product and u not in total.nodes for u in found.left.users):
+    if any(u is not product and u not in total.nodes for u in contraction.left.users):
         return None
-    inner = _shifted_exp(program, found.left, total.dim)
+    inner = _shifted_exp(program, contraction.left, total.dim)
     if inner is None:
         return None
-    return Found(inner.scores, inner.dim, [product, *total.nodes, *inner.nodes], values=found.right)
+    return SoftmaxForm(inner.scores, inner.dim, [product, *total.nodes, *inner.nodes], values=contraction.right)
 
 
-def _softmin(program: Program, node: Node) -> Found | None:
+def _softmin(program: Program, node: Node) -> SoftmaxForm | None:
     call = program.call(node)
     assert call is not None
     dim, scores = call.args.get("dim"), call.args.get("input")
     known = tensor_fact(scores)
     if not isinstance(dim, int) or known is None or call.args.get("dtype") is not None:
         return None
-    return Found(scores, dim % known.dim(), [], -1)  # type: ignore[arg-type]
+    return SoftmaxForm(scores, dim % known.dim(), [], -1)  # type: ignore[arg-type]
 
 
-def _exp_over_sum(program: Program, node: Node) -> Found | None:
+def _exp_over_sum(program: Program, node: Node) -> SoftmaxForm | None:
     call = program.call(node)
     assert call is not None
     top, bottom = call.args["self"], call.args["other"]
     total = reduction(program, bottom, ("sum",))
-    if total is None or total.scores is not top or call.get("rounding_mode") is not None:
+    if total is None or total.operand is not top or call.get("rounding_mode") is not None:
         return None
-    found = _shifted_exp(program, top, total.dim)
-    if found is None:
+    form = _shifted_exp(program, top, total.dim)
+    if form is None:
         return None
-    return Found(found.scores, found.dim, [*total.nodes, *found.nodes])
+    return SoftmaxForm(form.scores, form.dim, [*total.nodes, *form.nodes])
 
 
-def _exp_by_reciprocal(program: Program, node: Node) -> Found | None:
+def _exp_by_reciprocal(program: Program, node: Node) -> SoftmaxForm | None:
     """exp(x) * (1 / sum(exp(x)))"""
     call = program.call(node)
     assert call is not None
@@ -142,9 +153,9 @@ def _exp_by_reciprocal(program: Program, node: Node) -> Found | None:
         if inner is None or inner.mutates or not _is_reciprocal(inner):
             continue
         total = reduction(program, inner.args["self"], ("sum",))
-        found = None if total is None or total.scores is not top else _shifted_exp(program, top, total.dim)
-        if total is not None and found is not None:
-            return Found(found.scores, found.dim, [factor, *total.nodes, *found.nodes])
+        form = None if total is None or total.operand is not top else _shifted_exp(program, top, total.dim)
+        if total is not None and form is not None:
+            return SoftmaxForm(form.scores, form.dim, [factor, *total.nodes, *form.nodes])
     return None
 
 
@@ -154,7 +165,7 @@ def _is_reciprocal(call: Call) -> bool:
     return call.op == "reciprocal" or (call.op == "rdiv" and call.args["other"] == 1)
 
 
-def _shifted_exp(program: Program, node: Any, dim: int) -> Found | None:
+def _shifted_exp(program: Program, node: Any, dim: int) -> SoftmaxForm | None:
     """exp(x - max(x)), or exp(x) of a product that nothing was added to: then no row of it is all zero, unless it
     overflows."""
     exp = program.call(node) if isinstance(node, Node) else None
@@ -165,9 +176,9 @@ def _shifted_exp(program: Program, node: Any, dim: int) -> Found | None:
     if shifted is not None and shifted.op == "sub" and shifted.get("alpha") == 1:
         scores, shift = shifted.args["self"], shifted.args["other"]
         highest = reduction(program, shift, SHIFTS)
-        if highest is not None and highest.scores is scores and highest.dim == dim:
-            return Found(scores, dim, [node, inner, *highest.nodes])
-    return Found(inner, dim, [node]) if is_bare_product(program, inner) else None
+        if highest is not None and highest.operand is scores and highest.dim == dim:
+            return SoftmaxForm(scores, dim, [node, inner, *highest.nodes])
+    return SoftmaxForm(inner, dim, [node]) if is_bare_product(program, inner) else None
 
 
 def is_bare_product(program: Program, node: Any) -> bool:
@@ -183,7 +194,7 @@ def is_bare_product(program: Program, node: Any) -> bool:
     return False
 
 
-def _exp_of_log(program: Program, node: Node) -> Found | None:
+def _exp_of_log(program: Program, node: Node) -> SoftmaxForm | None:
     call = program.call(node)
     assert call is not None
     inner_node = call.args["self"]
@@ -191,12 +202,12 @@ def _exp_of_log(program: Program, node: Node) -> Found | None:
     if inner is None or inner.mutates:
         return None
     if inner.op == "log_softmax" and inner.get("dtype") is None and isinstance(inner.args.get("dim"), int):
-        return Found(inner.args["self"], inner.args["dim"], [inner_node])
+        return SoftmaxForm(inner.args["self"], inner.args["dim"], [inner_node])
     if inner.op == "sub" and inner.get("alpha") == 1:
         scores, shift = inner.args["self"], inner.args["other"]
-        found = reduction(program, shift, ("logsumexp",))
-        if found is not None and found.scores is scores and _goes_into_products(program, node):
-            return Found(scores, found.dim, [inner_node, *found.nodes])
+        total = reduction(program, shift, ("logsumexp",))
+        if total is not None and total.operand is scores and _goes_into_products(program, node):
+            return SoftmaxForm(scores, total.dim, [inner_node, *total.nodes])
     return None
 
 
@@ -219,7 +230,7 @@ def _goes_into_products(program: Program, node: Node) -> bool:
     return True
 
 
-FORMS: dict[str, Callable[[Program, Node], Found | None]] = {
+FORMS: dict[str, Callable[[Program, Node], SoftmaxForm | None]] = {
     "div": _exp_over_sum,
     "mul": _exp_by_reciprocal,
     "exp": _exp_of_log,
@@ -227,7 +238,7 @@ FORMS: dict[str, Callable[[Program, Node], Found | None]] = {
 }
 
 
-def reduction(program: Program, node: Any, ops: tuple[str, ...]) -> Found | None:
+def reduction(program: Program, node: Any, ops: tuple[str, ...]) -> Reduction | None:
     """A reduction over one dim that is kept, or its first result.
 
     `detach` may cut the gradient of a maximum, which only shifts the scores of a row. A sum and a logsumexp are the
@@ -263,5 +274,5 @@ def reduction(program: Program, node: Any, ops: tuple[str, ...]) -> Found | None
             kept_at is not None and kept_at % known.dim() != over
         ):
             return None
-        return Found(operand, over, nodes)
+        return Reduction(operand, over, nodes)
     return None

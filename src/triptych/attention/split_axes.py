@@ -65,21 +65,21 @@ class BiasOfSplitAxes(AttentionRule):
 def _sums(program: Program, node: Node) -> list[tuple[Node, Any, int]]:
     """The sums above a reshape, with what is added, down to the reshape that split the axes; none if it is not so."""
     call = program.call(node)
-    found: list[tuple[Node, Any, int]] = []
-    while call is not None and len(found) < LONGEST:
+    sums: list[tuple[Node, Any, int]] = []
+    while call is not None and len(sums) < LONGEST:
         inner = call.args["self"]
         if not isinstance(inner, Node) or len(inner.users) != 1:
             return []
         call = program.call(inner)
         if _is_reshape(program, inner):
-            return [*found, (inner, None, 0)] if found else []
+            return [*sums, (inner, None, 0)] if sums else []
         if call is None or call.mutates or call.op not in ("add", "sub") or call.get("alpha") != 1:
             return []
         left, right = tensor_fact(call.args["self"]), tensor_fact(call.args["other"])
         whole = tensor_fact(inner)
         if left is None or right is None or whole is None or not known_equal(left.shape, whole.shape):
             return []
-        found.append((inner, call.args["other"], 1 if call.op == "add" else -1))
+        sums.append((inner, call.args["other"], 1 if call.op == "add" else -1))
     return []
 
 

@@ -145,7 +145,7 @@ class ZeroWhere(Term):
 
 
 @dataclass(frozen=True)
-class ZeroForNan(Term):
+class NanToZero(Term):
     """Zero in place of NaN."""
 
 

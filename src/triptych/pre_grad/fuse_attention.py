@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..attention.around import IdleRegion, ShapeOfScores, Unread, WithoutWeights, ZeroForNan
 from ..attention.fuse import AttentionByHand
-from ..attention.layer import LayerApart
+from ..attention.layer import LayerApart, WithoutWeights
 from ..attention.off_by_one import SoftmaxOffByOne
-from ..attention.pointwise import ContractionByHand
+from ..attention.pointwise_products import ContractionByHand
+from ..attention.preparation import IdleRegion, ShapeOfScores, Unread, ZeroForNan
 from ..attention.renormalised import MaskBeforeSoftmax
 from ..attention.softmax import SoftmaxByHand
 from ..attention.split_axes import BiasOfSplitAxes

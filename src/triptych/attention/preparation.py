@@ -1,4 +1,4 @@
-"""Rules that clear the way for attention: uses of scores and probabilities that need not be, and torch's own layer."""
+"""Rules that prepare a graph for the fusion: they remove uses of scores and probabilities that nothing needs."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ from torch.fx import Node
 
 from ..ir.facts import fact, tensor_fact
 from ..ir.program import Program
-from ..rewrite.edits import Erase, EraseUnused, ReplaceAll, SetArguments, Together
+from ..rewrite.edits import Erase, EraseUnused, ReplaceAll, Together
 from ..rewrite.examples import declines, fires
 from ..rewrite.rewriter import Replacement
 from ..rewrite.rule import Match
 from .contraction import contraction_of
-from .layer import asked_for_weights, layer_of_two_heads, only_result_read
 from .masks import one_number
 from .paths import paths
 from .read import softmax_call
 from .read_probabilities import goes_into_product
-from .rule import AttentionRule, may_draw_otherwise
+from .rule import AttentionRule
 
 QKV = ["f32[2, 6, 8]"] * 3
-LAYER_INPUTS = ["f32[6, 2, 16]", "f32[48, 16]", "f32[16, 16]"]
 T: dict[str, Any] = {"dialects": ["torch"]}
 
 
@@ -149,8 +147,8 @@ class ShapeOfScores(AttentionRule):
 
     def rewrite(self, op, m, call, size):
         if size is None:
-            made = m.root.tensor
-            return op.full(list(made.shape), call.args["fill_value"], dtype=made.dtype, device=made.device)
+            old = m.root.tensor
+            return op.full(list(old.shape), call.args["fill_value"], dtype=old.dtype, device=old.device)
         number = Replacement((m.root.node,), op.size_node(m.root.fact), op, m.nodes, self)
         return Together([ReplaceAll([number]), EraseUnused([size.node])])
 
@@ -195,33 +193,4 @@ class ZeroForNan(AttentionRule):
         fires(lambda x: (lambda p: torch.where(p != p, 0.0, p))(x.softmax(-1)), "f32[2, 6]", **T),
         declines(lambda x: (lambda p: p.masked_fill(p.isnan(), 1.0))(x.softmax(-1)), "f32[2, 6]", **T),
         declines(lambda x: x.masked_fill(x.isnan(), 0.0), "f32[2, 6]", **T),
-    ]  # fmt: skip
-
-
-class WithoutWeights(AttentionRule):
-    """multi_head_attention_forward(..., need_weights=True)[0] -> the same with need_weights=False, which calls the
-    fused kernel"""
-
-    takes_random = True
-
-    def sites_at(self, program: Program, node: Node) -> Iterator[Match]:
-        if (call := asked_for_weights(program, node)) is not None:
-            yield Match.at(program, node, names=["fuse_attention"], call=call)
-
-    def check(self, m, call):
-        m.require(only_result_read(m.program, m.root.node) is not None, "the weights are used")
-        masked = any(call.args.get(k) is not None for k in ("attn_mask", "key_padding_mask"))
-        m.require(not masked and not call.args.get("is_causal"), "queries may be without a key")
-        draws = call.args.get("training") and call.args.get("dropout_p")
-        m.require(not draws or may_draw_otherwise(m.program), "dropout would draw other numbers than eager")
-
-    def rewrite(self, op, m, call):
-        node = m.root.node
-        return SetArguments(node, (), {**call.args, "need_weights": False}, value=(fact(node)[0], None))
-
-    examples = [
-        fires(layer_of_two_heads, *LAYER_INPUTS, None, **T),
-        declines(lambda x, w, o: layer_of_two_heads(x, w, o, None, weights=True), *LAYER_INPUTS, **T,
-                 because="the weights are used"),
-        declines(layer_of_two_heads, *LAYER_INPUTS, "bool[6, 6]", **T, because="without a key"),
     ]  # fmt: skip

@@ -114,13 +114,13 @@ def _as_product(program: Program, node: Node) -> Product | None:
     inner = program.call(product) if isinstance(product, Node) else None
     dim = call.get("dim")
     dims = list(dim) if isinstance(dim, (list, tuple)) else [dim]
-    whole, made = tensor_fact(product), tensor_fact(node)
-    if inner is None or inner.op != "mul" or inner.mutates or len(product.users) != 1 or whole is None or made is None:
+    whole, total = tensor_fact(product), tensor_fact(node)
+    if inner is None or inner.op != "mul" or inner.mutates or len(product.users) != 1 or whole is None or total is None:
         return None
     if len(dims) != 1 or not isinstance(dims[0], int) or call.get("keepdim") or call.get("dtype") is not None:
         return None
     rank, over = whole.dim(), dims[0] % whole.dim()
-    if rank > len(string.ascii_lowercase) or made.dtype != whole.dtype:
+    if rank > len(string.ascii_lowercase) or total.dtype != whole.dtype:
         return None
     sides = [_axes(inner.args[name], whole) for name in ("self", "other")]
     if any(s is None for s in sides):
@@ -132,7 +132,7 @@ def _as_product(program: Program, node: Node) -> Product | None:
     result = string.ascii_lowercase[:rank].replace(letter, "")
     if set(result) - set(left_axes) - set(right_axes) or set(result) <= set(left_axes) & set(right_axes):
         return None
-    device = made.device
+    device = total.device
     if program.autocast_dtype(node, device) is not None:  # a product would be rounded, and this is not
         return None
     unsqueezed = [x for x in (left, right) if len(x.users) == 1 and (c := program.call(x)) and c.op == "unsqueeze"]
@@ -141,12 +141,12 @@ def _as_product(program: Program, node: Node) -> Product | None:
 
 def _axes(operand: Any, whole: Any) -> tuple[Node, str] | None:
     """The axes of the product that an operand has, by letters; the others are stretched."""
-    found = tensor_fact(operand)
-    if not isinstance(operand, Node) or found is None or found.dtype != whole.dtype:
+    tensor = tensor_fact(operand)
+    if not isinstance(operand, Node) or tensor is None or tensor.dtype != whole.dtype:
         return None
-    first = whole.dim() - found.dim()
+    first = whole.dim() - tensor.dim()
     letters = ""
-    for letter, size, full in zip(string.ascii_lowercase[first:], found.shape, whole.shape[first:]):
+    for letter, size, full in zip(string.ascii_lowercase[first:], tensor.shape, whole.shape[first:]):
         if known_equal(size, full):
             letters += letter
         elif not known(size == 1):
@@ -155,13 +155,13 @@ def _axes(operand: Any, whole: Any) -> tuple[Node, str] | None:
 
 
 def _without_ones(op: Emitter, operand: Node, axes: str) -> Any:
-    found = tensor_fact(operand)
-    assert found is not None
-    if found.dim() == len(axes):
+    tensor = tensor_fact(operand)
+    assert tensor is not None
+    if tensor.dim() == len(axes):
         return operand
     call = op.program.call(operand)
     inner = call.args["self"] if call is not None and call.op == "unsqueeze" and not call.mutates else None
     source = tensor_fact(inner)
     if source is not None and source.dim() == len(axes):
         return inner
-    return op.reshape(operand, [s for s in found.shape if not known(s == 1)])
+    return op.reshape(operand, [s for s in tensor.shape if not known(s == 1)])
