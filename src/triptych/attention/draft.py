@@ -20,24 +20,26 @@ from torch.fx import Graph, Node, map_arg
 from ..ir.alias import Aliasing
 from ..ir.calls import Call
 from ..ir.effects import Effects, effects
-from ..ir.facts import fact, set_fact
+from ..ir.facts import fact, set_fact, tensor_fact
 from ..ir.gradients import may_require_grad
 from ..ir.program import Program, Value
 from ..ir.values import Knowledge, knowledge
 from ..ir.values.elements import Elements
 from ..ir.values.ranges import Interval
 from ..ir.values.shape_only import ShapeOnly
-from ..rewrite.emit import Emitter
+from .sharing import Shared
 
 
-class Draft(Emitter):
-    """Makes expressions that could stand before `anchor`, a node of the program."""
+class Draft(Shared):
+    """Makes expressions that could stand before `anchor`, a node of the program. An expression that an earlier draft on
+    the same sheet has made is not made again."""
 
     program: Sheet
 
-    def __init__(self, program: Program, anchor: Node) -> None:
-        sheet = Sheet(program, anchor)
-        super().__init__(sheet, sheet.end, "draft")
+    def __init__(self, sheet: Sheet, anchor: Node) -> None:
+        sheet.anchor = anchor
+        regions = tuple(map(tuple, sheet.origin.autocast_regions.around(anchor)))
+        super().__init__(sheet, sheet.end, "draft", sheet.expressions.setdefault(regions, {}))
 
     def of(self, value: Node | Value) -> Value:
         """A value of the program, or an expression, as an expression."""
@@ -47,22 +49,29 @@ class Draft(Emitter):
         """May autograd follow the expression?"""
         return any(may_require_grad(leaf) for leaf in self.program.leaves([self.of(value)]))
 
-    def place(self, op: Emitter, values: Sequence[Value | None]) -> list[Value | None]:
+    def place(self, op: Shared, values: Sequence[Value | None]) -> list[Value | None]:
         """Write expressions into the graph; the values they are there, in the same order."""
         placed: dict[Node, Any] = {}
         drafted = [None if v is None else self.of(v) for v in values]
 
-        def written(node: Node) -> Any:
+        def in_graph(node: Node) -> Any:
             if node not in placed:
                 real = self.program.stands_for[node]
                 placed[node] = op.size_node(real) if isinstance(real, torch.SymInt) else real
             return placed[node]
 
         for node in self.program.under([v for v in drafted if v is not None]):
-            if node not in self.program.stands_for:
-                args, kwargs = map_arg((node.args, node.kwargs), written)
+            if node in self.program.stands_for:
+                continue
+            args, kwargs = map_arg((node.args, node.kwargs), in_graph)
+            operands = [n for n in node.all_input_nodes if n in placed]
+            # two nodes must not have one fact: it would say that they share memory
+            if node in self.program.placed or any(tensor_fact(n) is not tensor_fact(placed[n]) for n in operands):
                 placed[node] = op.node(node.op, node.target, args, kwargs).node
-        return [None if v is None else Value(op.program, written(v.node)) for v in drafted]
+            else:
+                placed[node] = op.copied(node, args, kwargs).node
+            self.program.placed.add(node)
+        return [None if v is None else Value(op.program, in_graph(v.node)) for v in drafted]
 
     def size_node(self, size: torch.SymInt) -> Any:
         return int(size) if size.node.is_constant() else self.program.stand_in(size)
@@ -73,17 +82,22 @@ class Draft(Emitter):
 
 
 class Sheet(Program):
-    """The expressions of one draft: a graph beside the program's, with the same options and the same surroundings."""
+    """The expressions of some drafts: a graph beside the program's, with the same options and the same surroundings."""
 
-    def __init__(self, origin: Program, anchor: Node) -> None:
+    def __init__(self, origin: Program) -> None:
         """Nothing is computed here, as it is for a graph that was captured: what is known comes from the program."""
-        self.origin, self.anchor = origin, anchor
+        self.origin, self.graph = origin, Graph()
+        self.end = self.graph.output(())
+        self.anchor = self.end
+        """The node of the program before which expressions would stand."""
+        self.expressions: dict[Any, dict[Any, Node]] = {}
+        """By operation and operands, for each autocast state."""
         self.gm, self.options, self.is_inference = origin.gm, origin.options, origin.is_inference
         self.dialect, self.fact_key, self.fake_mode = origin.dialect, origin.fact_key, origin.fake_mode
-        self.graph = Graph()
-        self.end = self.graph.output(())
         self.stands_for: dict[Node, Node | torch.SymInt] = {}
         """What each stand-in represents: a node of the program, or a size that some node of it computes."""
+        self.placed: set[Node] = set()
+        """Expressions whose facts nodes of the program have now."""
         self.notes = {}
         self._stand_ins: dict[Any, Node] = {}
         self._calls = {}
@@ -95,13 +109,14 @@ class Sheet(Program):
         """What represents a node or a size of the program; a node of the sheet is itself."""
         if isinstance(value, Node) and value.graph is self.graph:
             return value
-        key = value if isinstance(value, Node) else value.node.expr
-        if key not in self._stand_ins:
+        key, known = (value, fact(value)) if isinstance(value, Node) else (value.node.expr, value)
+        node = self._stand_ins.get(key)
+        if node is None or key is value and fact(node) is not known:  # its strides may have changed since
             with self.graph.inserting_before(self.end):
                 node = self.graph.placeholder("stand_in")
-            set_fact(node, fact(value) if isinstance(value, Node) else value, self.fact_key)
+            set_fact(node, known, self.fact_key)
             self._stand_ins[key], self.stands_for[node] = node, value
-        return self._stand_ins[key]
+        return node
 
     def real(self, node: Node) -> Node | None:
         """The node of the program that a stand-in represents; None for an expression, and for a size."""
@@ -158,11 +173,14 @@ class _SheetAliasing(Aliasing):
         self.sheet, self.origin = sheet, sheet.origin
 
     def add(self, node: Node) -> None:
-        """Effects are read from a node when they are asked for."""
+        """Effects are read from a node when they are first asked for."""
 
     def effects(self, node: Node) -> Effects:
-        real = self.sheet.real(node)
-        return effects(node) if real is None else self.origin.aliasing.effects(real)
+        if (real := self.sheet.real(node)) is not None:
+            return self.origin.aliasing.effects(real)
+        if node not in self._effects:
+            self._effects[node] = effects(node)
+        return self._effects[node]
 
     def written(self, node: Node) -> bool:
         return any(self.origin.aliasing.written(n) for n in self.shared(node))
@@ -175,7 +193,7 @@ class _SheetAliasing(Aliasing):
         """The nodes of the program whose memory a value shares."""
         if (real := self.sheet.real(node)) is not None:
             return [real]
-        seen = effects(node)
+        seen = self.effects(node)
         views = [a for a in seen.aliases if not (seen.may_copy and self.surely_apart(node, a))]
         return [n for view in views for n in self.shared(view)]
 

@@ -16,6 +16,7 @@ from ..ir.program import Program
 from ..rewrite.examples import declines, fires
 from ..rewrite.refusal import NotConcerned, Refused
 from ..rewrite.rule import FirstOf, Match
+from .draft import Sheet
 from .emit import emit
 from .paths import obstacle_above, paths
 from .plan import AttentionPlan, plan
@@ -41,18 +42,18 @@ class Way:
     """One of the products that a softmax is computed from, read as an attention, or the reason why it cannot be."""
 
     def __init__(self, program: Program, around: Surroundings, path: Sequence[Node]) -> None:
-        self.program, self.reading = program, _attempt(read, program, around, path)
+        self.reading = _attempt(read, program, around, path)
         self._plan: AttentionPlan | Refused | None = None
 
-    def plan(self, lowest_score: float) -> AttentionPlan:
+    def plan(self, sheet: Sheet, lowest_score: float) -> AttentionPlan:
         """What computes the attention, planned when it is first asked for; raises Refused where nothing does."""
         if self._plan is None:
-            self._plan = _attempt(self._planned, lowest_score)
+            self._plan = _attempt(self._planned, sheet, lowest_score)
         return _unless_refused(self._plan)
 
-    def _planned(self, lowest_score: float) -> AttentionPlan:
+    def _planned(self, sheet: Sheet, lowest_score: float) -> AttentionPlan:
         attention = _unless_refused(self.reading)
-        planned = plan(self.program, attention, may_draw_otherwise(self.program), lowest_score)
+        planned = plan(sheet, attention, may_draw_otherwise(sheet.origin), lowest_score)
         inside, result, needed = set(attention.covered), attention.values.node, planned.leaves
         for node in attention.covered:
             if node is not result and (node in needed or any(u not in inside for u in node.users)):
@@ -88,9 +89,12 @@ class AttentionByHand(AttentionRule):
         return "fuse_attention"  # as its pass: this is the rewrite that users count
 
     def sites(self, program: Program) -> Iterator[Match]:
-        shared: dict[Any, Node] = {}  # nodes that several attentions of the graph need alike
+        """Several attentions of a graph share what they need alike: expressions in plans, and nodes in the graph."""
+        shared: dict[Any, Node] = {}
+        sheet = Sheet(program)
         for match in super().sites(program):
             match.emitter = functools.partial(Shared, earlier=shared)
+            match.bindings["sheet"] = sheet
             yield match
 
     def sites_at(self, program: Program, node: Node) -> Iterator[Match]:
@@ -113,23 +117,23 @@ class AttentionByHand(AttentionRule):
         ways = [Way(program, around, path) for path in paths_down]
         yield Match.at(program, last, about=node, ways=ways)
 
-    def check(self, m, ways):
+    def check(self, m, ways, sheet):
         """One of the ways leads to an attention that can be planned; later ones are planned when they are needed."""
         refusals = []
         for way in ways:
             try:
-                way.plan(self.lowest_score)
+                way.plan(sheet, self.lowest_score)
                 return
             except Refused as refused:
                 refusals.append(refused)
         raise refusals[0]
 
-    def rewrite(self, op, m, ways):
-        return FirstOf(*(functools.partial(self._fused, op, m, way) for way in ways), first_reason=True)
+    def rewrite(self, op, m, ways, sheet):
+        return FirstOf(*(functools.partial(self._fused, op, m, way, sheet) for way in ways), first_reason=True)
 
-    def _fused(self, op: Any, m: Match, way: Way) -> FirstOf:
+    def _fused(self, op: Any, m: Match, way: Way, sheet: Sheet) -> FirstOf:
         """The attention, with the strides of its kernel or with those of eager."""
-        planned = way.plan(self.lowest_score)
+        planned = way.plan(sheet, self.lowest_score)
         m.nodes = tuple(planned.attention.covered)
         strides = (False, True)
         return FirstOf(*(functools.partial(emit, op, planned, same) for same in strides), first_reason=True)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ..ir.facts import known, known_equal
 from ..ir.program import Value
+from ..ir.values import Knowledge, knowledge
 from ..rewrite.refusal import Refused
-from .draft import Draft
+from .draft import Draft, Sheet
 from .masks import is_lower_triangle, keeps_a_key, levels, never_infinite, rounded
 from .probability_rules import ProbabilityPlan
 from .score_plan import ScorePlan
@@ -22,48 +24,54 @@ ABSORBS = 4.0
 """A fill so low that numbers half as low are this far apart: scores added to such a number are lost in it."""
 
 
+@dataclass(frozen=True)
+class MaskedCall:
+    """What the kernel takes, and what is done about rows without a key. Values are expressions of a draft, with the
+    axes (batch, heads, rows, columns)."""
+
+    q: Value
+    k: Value
+    v: Value
+    attn_mask: Value | None = None
+    is_causal: bool = False
+    finite_rows: Value | None = None
+    """Which queries have a key whose bias is not -inf; the others are NaN, and so are their gradients."""
+    kept_rows: Value | None = None
+    """Which queries have a key that the mask keeps."""
+    without_keys: float = math.nan
+    """What the others get."""
+
+    def covers(self, mask: Value) -> bool:
+        """Are there as many queries as keys, and has the mask an element for each pair?"""
+        sizes = [self.q.shape[-2], self.k.shape[-2]]
+        return known_equal(*sizes) and known_equal(mask.shape[-2:], sizes)
+
+
+@dataclass(frozen=True)
 class MaskPlanner:
-    """The mask of one call, and what it asks of queries, keys, values and result. Values are expressions of a draft,
-    with the axes (batch, heads, rows, columns)."""
+    """Decides on the mask of one call, given the bias, the mask and the fills of the scores."""
 
-    def __init__(
-        self,
-        draft: Draft,
-        operands: Sequence[Value],
-        scores: ScorePlan,
-        below: ProbabilityPlan,
-        scores_dtype: torch.dtype,
-        dtype: torch.dtype,
-        narrow: torch.dtype | None,
-        sink: Value | None,
-    ) -> None:
-        self.draft, self.program, self.scores, self.below = draft, draft.program, scores, below
-        self.q, self.k, self.v = operands
-        self.scores_dtype = scores_dtype
-        """The dtype of the softmax's operand."""
-        self.dtype, self.rounded_to = dtype, narrow if narrow != dtype else None
-        """In which the mask is computed, and what autocast rounds it to."""
-        self.know = draft.program.knowledge
-        self.sink = sink
-        self.attn_mask: Value | None = None
-        self.is_causal = False
-        self.finite_rows: Value | None = None
-        """Which queries have a key whose bias is not -inf; the others are NaN, and so are their gradients."""
-        self.kept_rows: Value | None = None
-        """Which queries have a key that the mask keeps."""
-        self.without_keys: float = math.nan
-        """What the others get."""
+    draft: Draft
+    scores: ScorePlan
+    below: ProbabilityPlan
+    scores_dtype: torch.dtype
+    """The dtype of the softmax's operand."""
+    dtype: torch.dtype
+    """The dtype in which the mask is computed."""
+    rounded_to: torch.dtype | None
+    """What autocast rounds it to, if that is another one."""
+    sink: Value | None
 
     @property
-    def square(self) -> bool:
-        return known_equal(self.q.shape[-2], self.k.shape[-2])
+    def sheet(self) -> Sheet:
+        return self.draft.program
 
     @property
-    def further_keys(self) -> int:
-        """How many keys are added for the sink."""
-        return further_keys(self.k)
+    def know(self) -> Knowledge:
+        return knowledge(self.sheet)
 
-    def mask(self, bias: Value | None, keep: Value | None, floor: Value | None) -> None:
+    def masked(self, call: MaskedCall, bias: Value | None, keep: Value | None, floor: Value | None) -> MaskedCall:
+        """The call with its mask: `bias` added to the scores where `keep` is true, `floor` or the fills elsewhere."""
         if keep is not None and self.know.is_all_true(keep.node):
             keep = floor = None
         if bias is not None and self.know.is_zero(bias.node):
@@ -71,34 +79,23 @@ class MaskPlanner:
         if self.sink is not None and self.below.empty_rows_are_zero:
             raise Refused("probabilities are set to zero beside a sink")
         if keep is None:
-            if bias is not None:
-                self._bias(bias)
-            elif self.sink is not None:
-                self.attn_mask = self._with_sink(None)
+            call = self._without_mask(call, bias)
         elif self.scores.fills_count:
-            self._keep_fills(keep, bias, floor)
+            call = self._keep_fills(call, keep, bias, floor)
         elif bias is None and floor is None and self.sink is None:
-            self._keep(keep)
+            call = self._keep(call, keep)
         elif self.scores.fills == {-math.inf}:
-            if self.below.empty_rows_are_zero:
-                raise Refused("probabilities are set to zero beside a bias")
-            zero = self.draft.full([], 0.0, dtype=self.dtype, device=self.q.device)
-            if bias is None:  # and a sink, which every row keeps
-                self._bias(self.draft.where(keep, zero, -math.inf))
-            elif self.scores.cut_by_sum:
-                self._bias(self.draft.add(bias, self.draft.where(keep, zero, -math.inf)))
-            else:
-                filled = -math.inf if floor is None else floor
-                self._bias(self.draft.where(keep if self.sink is not None else self._kept(keep), bias, filled))
+            call = self._minus_infinity_and_bias(call, keep, bias, floor)
         else:
-            self._keep_and_bias(keep, bias, floor)
-        if self.rounded_to is not None and self.attn_mask is not None and self.attn_mask.is_float:
-            self.attn_mask = self._rounded(self.attn_mask, self.rounded_to)
+            call = self._keep_and_bias(call, keep, bias, floor)
+        if self.rounded_to is not None and call.attn_mask is not None and call.attn_mask.is_float:
+            return replace(call, attn_mask=self._rounded(call.attn_mask, self.rounded_to))
+        return call
 
     def _rounded(self, bias: Value, dtype: torch.dtype) -> Value:
         """As autocast would round it, and yet no row is lost: what is far below the highest of a row has no weight, and
         so it is the distance from there that is rounded."""
-        draft, numbers = self.draft, levels(self.program, bias.node)
+        draft, numbers = self.draft, levels(self.sheet, bias.node)
         if numbers is None or len(numbers - {0.0}) > 1:
             highest = draft.amax(draft.detach(bias), dim=[-1], keepdim=True)
             bias = draft.sub(bias, draft.where(draft.gt(highest, -math.inf), highest, 0.0))
@@ -106,25 +103,32 @@ class MaskPlanner:
             bias = draft.clamp(bias, min=torch.finfo(dtype).min)
         return draft.to(bias, dtype=dtype)
 
-    def _bias(self, bias: Value, filled: bool = False) -> None:
+    # ---- a bias ----
+
+    def _without_mask(self, call: MaskedCall, bias: Value | None) -> MaskedCall:
+        if bias is not None:
+            return self._bias(call, bias)
+        return call if self.sink is None else replace(call, attn_mask=self._with_sink(call, None))
+
+    def _bias(self, call: MaskedCall, bias: Value, filled: bool = False) -> MaskedCall:
         """As it is; a row that is -inf everywhere gives NaN in eager, which the kernels do not say.
 
         `filled`: fills are part of the bias.
         """
         lowest = max(torch.finfo(self.scores.summed_in).min, 2 * self.scores.lowest_score)
-        kept = keeps_a_key(self.program, bias.node, lowest) if self.sink is None else None
-        if kept is not None and self.square and known_equal(bias.shape[-2:], [self.q.shape[-2], self.k.shape[-2]]):
-            if is_lower_triangle(kept):
-                self.is_causal = True
-                return
-        self.attn_mask = self._with_sink(bias)
+        kept = keeps_a_key(self.sheet, bias.node, lowest) if self.sink is None else None
+        if kept is not None and call.covers(bias) and is_lower_triangle(kept):
+            return replace(call, is_causal=True)
+        call = replace(call, attn_mask=self._with_sink(call, bias))
         if kept is not None:
-            return
-        if not never_infinite(self.program, bias.node):
+            return call
+        if not never_infinite(self.sheet, bias.node):
             # a row is NaN if all of it is -inf, and if anything in it is NaN or infinite
-            self.finite_rows = self.draft.lt(self.draft.abs(self._highest(bias)), math.inf)
+            call = replace(call, finite_rows=self.draft.lt(self.draft.abs(self._highest(bias)), math.inf))
         if self._may_sink(bias):
-            self._raise(bias, self._sunk(bias), gradient=not (filled or self.scores.filled_by_bias))
+            sunk = self.draft.lt(self._highest(bias), self._depth)
+            return self._raised(call, bias, sunk, gradient=not (filled or self.scores.filled_by_bias))
+        return call
 
     def _may_sink(self, bias: Value) -> bool:
         """Could a row be so low everywhere that its products are lost in it, and the kernel not do the same?
@@ -132,10 +136,10 @@ class MaskPlanner:
         In half precision they are lost earlier than in the kernel, which adds in float32; and the backward kernels
         take the sum of a row from a logarithm, which is lost in such low numbers too.
         """
-        numbers = levels(self.program, bias.node)
+        numbers = levels(self.sheet, bias.node)
         if numbers is not None and all(n > self._depth for n in numbers):
             return False
-        if self.program.is_training:
+        if self.sheet.is_training:
             return True
         same_in_kernel = self.scores.summed_in in (torch.float32, torch.float64) and self.rounded_to is None
         return not same_in_kernel and not (numbers is not None and all(n == 0 or n < LOST_IN_FLOAT32 for n in numbers))
@@ -143,9 +147,6 @@ class MaskPlanner:
     @property
     def _depth(self) -> float:
         return -2 * ABSORBS / torch.finfo(self.scores.summed_in).eps
-
-    def _sunk(self, bias: Value) -> Value:
-        return self.draft.lt(self._highest(bias), self._depth)
 
     def _highest(self, bias: Value) -> Value:
         highest = self.draft.amax(self.draft.detach(bias), dim=[-1], keepdim=True)
@@ -156,54 +157,72 @@ class MaskPlanner:
         has_key = self.draft.any(rows, dim=-1, keepdim=True)
         return has_key if self.sink is None else self.draft.logical_or(has_key, self.draft.gt(self.sink, low))
 
-    def _with_sink(self, bias: Value | None) -> Value | None:
+    def _with_sink(self, call: MaskedCall, bias: Value | None) -> Value | None:
         if self.sink is None:
             return bias
-        return beside(self.draft, bias, self.sink, self.k.shape[-2], self.further_keys)
+        return beside(self.draft, bias, self.sink, call.k.shape[-2], self.further_keys(call))
 
-    def _raise(self, bias: Value, sunk: Value, gradient: bool = True) -> None:
+    def further_keys(self, call: MaskedCall) -> int:
+        """How many keys are added for the sink."""
+        return further_keys(call.k)
+
+    def _raised(self, call: MaskedCall, bias: Value, sunk: Value, gradient: bool = True) -> MaskedCall:
         """Rows that are low everywhere: their products count nothing, their bias counts from its highest."""
         draft = self.draft
-        assert self.attn_mask is not None
-        self.attn_mask = draft.sub(self.attn_mask, draft.where(sunk, self._highest(bias), 0.0))
+        assert call.attn_mask is not None
+        attn_mask = draft.sub(call.attn_mask, draft.where(sunk, self._highest(bias), 0.0))
         idle: Any = 0.0
-        if gradient and self.program.is_training:  # no value, and yet a gradient, as eager has it
-            idle = draft.sub(self.q, draft.detach(self.q))
-        self.q = draft.where(sunk, idle, self.q)
+        if gradient and self.sheet.is_training:  # no value, and yet a gradient, as eager has it
+            idle = draft.sub(call.q, draft.detach(call.q))
+        return replace(call, attn_mask=attn_mask, q=draft.where(sunk, idle, call.q))
 
-    def _keep(self, keep: Value) -> None:
+    # ---- a mask ----
+
+    def _keep(self, call: MaskedCall, keep: Value) -> MaskedCall:
         draft = self.draft
-        if self.square and known_equal(keep.shape[-2:], [self.q.shape[-2], self.k.shape[-2]]):
-            if self.know.is_causal(keep.node):
-                self.is_causal = True
-                return
+        if call.covers(keep) and self.know.is_causal(keep.node):
+            return replace(call, is_causal=True)
         if self.below.empty_rows_are_zero or self.scores.fills == {-math.inf}:
-            self.attn_mask = self._kept(keep)
-            return
-        self.attn_mask = keep
-        if not self.know.every_row_keeps_one(keep.node):  # all keys are filled alike: so they weigh alike
-            rows = draft.any(keep, dim=-1, keepdim=True)
-            self.q = draft.where(rows, self.q, 0.0)
-            self.attn_mask = draft.logical_or(keep, draft.logical_not(rows))
+            call, attn_mask = self._kept(call, keep)
+            return replace(call, attn_mask=attn_mask)
+        if self.know.every_row_keeps_one(keep.node):
+            return replace(call, attn_mask=keep)
+        rows = draft.any(keep, dim=-1, keepdim=True)  # all keys are filled alike: so they weigh alike
+        q = draft.where(rows, call.q, 0.0)
+        return replace(call, q=q, attn_mask=draft.logical_or(keep, draft.logical_not(rows)))
 
-    def _kept(self, keep: Value) -> Value:
+    def _kept(self, call: MaskedCall, keep: Value) -> tuple[MaskedCall, Value]:
         """The mask for the kernel, which need not see rows without a key: what they get is chosen afterwards."""
         if self.know.every_row_keeps_one(keep.node):
-            return keep
+            return call, keep
         rows = self.draft.any(keep, dim=-1, keepdim=True)
         if self.scores.cut_by_sum:
             if self.below.empty_rows_are_zero:
                 raise Refused("probabilities are set to zero where -inf was added")
-            self.finite_rows = rows
+            call = replace(call, finite_rows=rows)
         else:
-            self.kept_rows = rows
+            call = replace(call, kept_rows=rows)
         if self.below.empty_rows_are_zero or self.below.nan_is_zero:
-            self.without_keys = 0.0
-        if not self.program.is_training:
-            return keep
-        return self.draft.logical_or(keep, self.draft.logical_not(rows))
+            call = replace(call, without_keys=0.0)
+        return call, self.draft.logical_or(keep, self.draft.logical_not(rows)) if self.sheet.is_training else keep
 
-    def _keep_and_bias(self, keep: Value, bias: Value | None, floor: Value | None) -> None:
+    # ---- both ----
+
+    def _minus_infinity_and_bias(
+        self, call: MaskedCall, keep: Value, bias: Value | None, floor: Value | None
+    ) -> MaskedCall:
+        if self.below.empty_rows_are_zero:
+            raise Refused("probabilities are set to zero beside a bias")
+        zero = self.draft.full([], 0.0, dtype=self.dtype, device=call.q.device)
+        if bias is None:  # and a sink, which every row keeps
+            return self._bias(call, self.draft.where(keep, zero, -math.inf))
+        if self.scores.cut_by_sum:
+            return self._bias(call, self.draft.add(bias, self.draft.where(keep, zero, -math.inf)))
+        if self.sink is None:
+            call, keep = self._kept(call, keep)
+        return self._bias(call, self.draft.where(keep, bias, -math.inf if floor is None else floor))
+
+    def _keep_and_bias(self, call: MaskedCall, keep: Value, bias: Value | None, floor: Value | None) -> MaskedCall:
         """Filled with finite numbers beside a bias: rows whose kept keys are all as low as the filled ones weigh
         them together, and there the products are lost in such low numbers; so their queries are set to zero."""
         draft, dtype = self.draft, self.dtype
@@ -218,44 +237,49 @@ class MaskPlanner:
         filled: Any = floor if floor is not None else max(highest, lowest)
         if bias is None:
             rows = self._any(keep, highest / 2)
-            bias = draft.full([], 0.0, dtype=dtype, device=self.q.device)
+            bias = draft.full([], 0.0, dtype=dtype, device=call.q.device)
         else:
             rows = self._any(draft.logical_and(keep, draft.gt(bias, highest / 2)), highest / 2)
         mask = draft.where(keep, bias, filled)
         mask = mask if mask.dtype == dtype else draft.to(mask, dtype=dtype)
-        self.attn_mask = self._with_sink(mask)
-        if not self.know.every_row_keeps_one(keep.node) or self.scores.bias is not None:
-            self.finite_rows = self._any(draft.gt(mask, -math.inf), -math.inf)
-            # a row that is -inf everywhere is NaN, and so is the gradient of its query
-            self._raise(mask, draft.logical_and(draft.logical_not(rows), self.finite_rows), gradient=False)
+        call = replace(call, attn_mask=self._with_sink(call, mask))
+        if self.know.every_row_keeps_one(keep.node) and self.scores.bias is None:
+            return call
+        finite_rows = self._any(draft.gt(mask, -math.inf), -math.inf)
+        # a row that is -inf everywhere is NaN, and so is the gradient of its query
+        sunk = draft.logical_and(draft.logical_not(rows), finite_rows)
+        return self._raised(replace(call, finite_rows=finite_rows), mask, sunk, gradient=False)
 
-    def _keep_fills(self, keep: Value, bias: Value | None, floor: Value | None) -> None:
+    def _keep_fills(self, call: MaskedCall, keep: Value, bias: Value | None, floor: Value | None) -> MaskedCall:
         """Fills that may have weight: a key that is masked for all queries becomes zero, so that its score is the
         fill, which is added. If queries differ in their masks, each key is there twice, once as it is and once as
         zero, and the mask leaves one of the two to each query."""
         draft, dtype, lowest = self.draft, self.dtype, min(self.scores.fills)
+        k, v, device = call.k, call.v, call.q.device
         if lowest < torch.finfo(dtype).min and lowest != -math.inf:
             raise Refused(f"{dtype} does not hold {lowest}, which scores are filled with")
-        kept: Any = draft.full([], 0.0, dtype=dtype, device=self.q.device) if bias is None else bias
-        filled: Any = draft.full([], lowest, dtype=dtype, device=self.q.device) if floor is None else floor
+        kept: Any = draft.full([], 0.0, dtype=dtype, device=device) if bias is None else bias
+        filled: Any = draft.full([], lowest, dtype=dtype, device=device) if floor is None else floor
         if known(keep.shape[-2] == 1):
             keys = draft.permute(keep, [0, 1, 3, 2])
-            self.k = draft.where(keys, self.k, 0.0)
+            k = draft.where(keys, k, 0.0)
             if self.below.empty_rows_are_zero:
-                self.v = draft.where(keys, self.v, 0.0)
-            return self._bias(self._lifted(draft.where(keep, kept, filled), keep), filled=True)
-        cut = draft.full([], -math.inf, dtype=dtype, device=self.q.device)
-        count = self.k.shape[-2]
+                v = draft.where(keys, v, 0.0)
+            mask = self._lifted(draft.where(keep, kept, filled), keep)
+            return self._bias(replace(call, k=k, v=v), mask, filled=True)
+        cut = draft.full([], -math.inf, dtype=dtype, device=device)
+        count = k.shape[-2]
         parts = [draft.where(keep, kept, cut), draft.where(keep, cut, filled)]
         wide = [p if known_equal(p.shape[-1], count) else draft.expand(p, [*p.shape[:-1], count]) for p in parts]
-        self.k = with_zero_rows(draft, self.k, count)
+        k = with_zero_rows(draft, k, count)
         twice = not self.below.empty_rows_are_zero
-        self.v = draft.cat([self.v, self.v], dim=-2) if twice else with_zero_rows(draft, self.v, count)
-        return self._bias(self._lifted(draft.cat(_broadcast(draft, wide), dim=-1), keep), filled=True)
+        v = draft.cat([v, v], dim=-2) if twice else with_zero_rows(draft, v, count)
+        mask = self._lifted(draft.cat(_broadcast(draft, wide), dim=-1), keep)
+        return self._bias(replace(call, k=k, v=v), mask, filled=True)
 
     def _lifted(self, mask: Value, keep: Value) -> Value:
         """A row without a key counts from its highest fill: the backward kernels would round by its size otherwise."""
-        if not self.program.is_training or self.sink is not None or self.know.every_row_keeps_one(keep.node):
+        if not self.sheet.is_training or self.sink is not None or self.know.every_row_keeps_one(keep.node):
             return mask
         highest = self._highest(mask)
         dead = self.draft.logical_and(self.draft.logical_not(self._any(keep, 0.0)), self.draft.gt(highest, -math.inf))

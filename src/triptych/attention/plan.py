@@ -14,11 +14,11 @@ from torch.fx import Node
 
 from ..cost import size_hint
 from ..ir.facts import known, known_equal
-from ..ir.program import Program, Value
+from ..ir.program import Value
 from ..rewrite.refusal import Refused
-from .draft import Draft
+from .draft import Draft, Sheet
 from .layout import BatchStep, aligned
-from .mask_plan import MaskPlanner
+from .mask_plan import MaskedCall, MaskPlanner
 from .operands import ONE_QUERY, apply_step, arranged, for_kernel, four_axes, laid_out, shape_of
 from .probability_rules import ProbabilityPlan, float_kind, plan_probabilities
 from .score_plan import ScorePlan
@@ -69,10 +69,10 @@ class AttentionPlan:
         return {*self.draft.program.leaves(values), *([] if added is None else [added])}
 
 
-def plan(program: Program, attention: Attention, may_draw: bool, lowest_score: float) -> AttentionPlan:
-    """What computes an attention; raises Refused where nothing does."""
-    draft = Draft(program, attention.values.node)
-    product_dtype = Value(program, attention.product.node).dtype
+def plan(sheet: Sheet, attention: Attention, may_draw: bool, lowest_score: float) -> AttentionPlan:
+    """What computes an attention; raises Refused where nothing does. Expressions are written on the sheet."""
+    draft = Draft(sheet, attention.values.node)
+    product_dtype = sheet.origin.value(attention.product.node).dtype
     scores = plan_scores(draft, attention.score_terms, product_dtype, lowest_score)
     below = plan_probabilities(draft, attention.probability_terms, scores, may_draw)
     q, k = _queries_and_keys(draft, attention, scores)
@@ -188,22 +188,23 @@ def _call(
     added = [m.dtype for m in (bias, floor, sink) if m is not None]
     dtype = float_kind(*([q.dtype, k.dtype, v.dtype] if narrow is None else [narrow]), *added)
     bias, floor, sink = (m if m is None or m.dtype == dtype else draft.to(m, dtype=dtype) for m in (bias, floor, sink))
-    whole = [four_axes(draft, x if narrow or x.dtype == dtype else draft.to(x, dtype=dtype), batch) for x in operands]
+    q, k, v = (four_axes(draft, x if narrow or x.dtype == dtype else draft.to(x, dtype=dtype), batch) for x in operands)
     bias, keep, floor, sink = (
         None if m is None else four_axes(draft, m, batch, broadcast=True) for m in (bias, keep, floor, sink)
     )
-    mask = MaskPlanner(draft, whole, scores, below, attention.scores.dtype, dtype, narrow, sink)
-    mask.mask(bias, keep, floor)
-    if mask.finite_rows is not None and below.nan_is_zero and draft.program.is_training:
+    rounded_to = narrow if narrow != dtype else None
+    planner = MaskPlanner(draft, scores, below, attention.scores.dtype, dtype, rounded_to, sink)
+    call = planner.masked(MaskedCall(q, k, v), bias, keep, floor)
+    if call.finite_rows is not None and below.nan_is_zero and draft.program.is_training:
         raise Refused("NaN becomes zero where -inf may have been added to all of a row")
-    q, k, v, scale = mask.q, mask.k, mask.v, scores.scale
+    q, k, v, scale = call.q, call.k, call.v, scores.scale
     if sink is not None:
         require_gain(q.device, size_hint(q.shape[-1]), draft.program.is_training and draft.wants_gradient(sink))
-        further = mask.further_keys
+        further = planner.further_keys(call)
         k, v = with_zero_rows(draft, k, further), with_zero_rows(draft, v, further)
     if scale < 0:  # kernels take the highest product before they scale it
         q, scale = draft.neg(q), -scale
-    attn_mask = None if mask.attn_mask is None else laid_out(draft, mask.attn_mask, k.shape[-2])
+    attn_mask = None if call.attn_mask is None else laid_out(draft, call.attn_mask, k.shape[-2])
     wide = v
     if _may_have_kernel(draft, q.device, attn_mask, below):
         q, k, wide = for_kernel(draft, q, k, v)
@@ -215,12 +216,12 @@ def _call(
         wide,
         v,
         attn_mask,
-        mask.is_causal,
+        call.is_causal,
         below.dropout,
         scale,
-        mask.finite_rows,
-        mask.kept_rows,
-        mask.without_keys,
+        call.finite_rows,
+        call.kept_rows,
+        call.without_keys,
         below.nan_is_zero,
         batch,
         outside,
