@@ -18,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 
 from triptych import _private
 from triptych.backend import compile_fx, make_backend
-from triptych.codegen.inductor import make_random_lowerable
 from triptych.passes.session import watching
 
 pytestmark = pytest.mark.fast
@@ -349,18 +348,6 @@ def test_dropout_inside_cond():
     kept = y != 0
     assert 0.4 < kept.float().mean() < 0.6
     torch.testing.assert_close(y[kept], x[kept] * 2)
-
-
-def test_random_operations_are_lowered_to_eagers_stream():
-    graph = torch.fx.Graph()
-    drawn = [graph.call_function(op, ([4, 4],)) for op in (aten.rand.default, aten.randn.default)]
-    graph.output(tuple(drawn))
-    gm = torch.fx.GraphModule({}, graph)
-    make_random_lowerable(gm)
-    torch.manual_seed(1)
-    wanted = torch.rand(4, 4), torch.randn(4, 4)
-    torch.manual_seed(1)
-    torch.testing.assert_close(gm(), wanted)
 
 
 # Calling it directly

@@ -17,8 +17,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import triptych
 from tests.compare import check_inference
 from tests.models import build
-from triptych.freezing.split import Steady, split_constants
+from triptych import Options
+from triptych.ir.program import Program
+from triptych.ir.weights import FIXED
+from triptych.joint.freeze import ComputeOnce
 from triptych.passes.session import watching
+from triptych.rewrite.computed_once import COMPUTED_ONCE
+from triptych.rewrite.driver import run_rules
+from triptych.rewrite.rewriter import Rewriter
 from triptych.testing.capture import capture_aten
 from triptych.testing.fuzz import random_program
 
@@ -95,7 +101,7 @@ def test_what_comes_from_weights_is_computed_once(name, codegen):
     with torch.no_grad(), watching() as sessions:
         got = compiled(x)
         torch.testing.assert_close(got, model(x))
-    (record,) = [r for r in sessions[0].records if r.name == "freeze"]
+    record, _ = [r for r in sessions[0].records if r.name == "freeze"]
     assert record.changed and record.rewrites == record.fired["computed_once"]
     assert constants is None or record.rewrites == constants
     assert record.nodes_after < record.nodes_before and "done once" in record.note
@@ -119,7 +125,7 @@ def test_what_is_left_in_the_graph(name):
     model = NOT_FOLDED[name]
     with torch.no_grad(), watching() as sessions:
         torch.testing.assert_close(frozen(model)(X), model(X))
-    (record,) = [r for r in sessions[0].records if r.name == "freeze"]
+    record, _ = [r for r in sessions[0].records if r.name == "freeze"]
     assert not record.changed and record.rewrites == 0
 
 
@@ -229,7 +235,7 @@ def test_without_the_promise_every_change_shows(codegen):
 
 
 def constants_of(sessions):
-    (record,) = [r for s in sessions for r in s.records if r.name == "freeze"]
+    record, _ = [r for s in sessions for r in s.records if r.name == "freeze"]
     return record.rewrites
 
 
@@ -324,7 +330,8 @@ def test_what_the_graph_writes_is_never_folded(codegen):
         for _ in range(3):
             torch.testing.assert_close(compiled(X), eager(X))
     assert constants_of(sessions) == 1
-    reasons = [d.reason for s in sessions for r in s.records if r.name == "freeze" for d in r.declines]
+    first, _ = [r for s in sessions for r in s.records if r.name == "freeze"]
+    reasons = [d.reason for d in first.declines]
     assert reasons == ["the graph itself writes it"] * 2
 
 
@@ -427,7 +434,7 @@ def test_inference_tensors_are_not_folded():
             torch.testing.assert_close(compiled(X), model(X))
         write_in_place(model)
         torch.testing.assert_close(compiled(X), model(X))
-    (record,) = [r for r in sessions[0].records if r.name == "freeze"]
+    record, _ = [r for r in sessions[0].records if r.name == "freeze"]
     assert not record.changed and "inference tensor" in record.declines[0].reason
 
 
@@ -501,7 +508,7 @@ def test_a_bisection_can_stop_it():
 
 def test_explain_shows_it():
     exp = triptych.explain(Two(), X, options={"freeze": True, "codegen": "eager"})
-    (record,) = [r for r in exp.passes if r.name == "freeze"]
+    record, _ = [r for r in exp.passes if r.name == "freeze"]
     assert "2 operations are done once" in record.note and "aten.cat" in record.before and "aten.cat" not in record.after
     assert "computed_once" in str(exp) and "done once" in exp.to_json()
 
@@ -524,19 +531,6 @@ def test_models(name, codegen):
         )  # fmt: skip
 
 
-class SomeInputs:
-    """Stands for what AOTAutograd tells of its inputs: every other one is a weight."""
-
-    def __init__(self, gm):
-        self.weights = set(gm.graph.find_nodes(op="placeholder")[::2])
-
-    def is_weight(self, node):
-        return node in self.weights
-
-    def tensor(self, node):
-        return None
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_random_programs(seed):
     """What is split off and what is left compute together what the whole did, and return memory of their own."""
@@ -549,13 +543,18 @@ def test_random_programs(seed):
         except (RuntimeError, ValueError, IndexError):
             continue  # a write that cannot be made functional; some releases of torch cannot trace every split
         want = gm(*[t.clone() for t in inputs])
-        found = split_constants(Steady(gm, SomeInputs(gm)))
-        if found is None:
+        for node in gm.graph.find_nodes(op="placeholder")[::2]:
+            node.meta[FIXED] = True
+        rewriter = Rewriter(Program(gm, options=Options.make({"freeze": True}), is_inference=True))
+        run_rules(rewriter, [ComputeOnce()], strict=True)
+        taken = gm.meta.get(COMPUTED_ONCE)
+        if taken is None:
             continue
         split += 1
         gm.graph.lint()
-        constants = found.constants_graph(*[inputs[i].clone() for i in found.weights])
-        got = gm(*[inputs[i].clone() for i in found.kept], *constants)
+        gm.recompile()
+        constants = taken.module()(*[inputs[i].clone() for i in taken.weights])
+        got = gm(*[inputs[i].clone() for i in taken.kept], *constants)
         for a, b in zip(got, want, strict=True):
             torch.testing.assert_close(a, b, equal_nan=True, rtol=0, atol=0)
         theirs = {t.untyped_storage().data_ptr() for t in constants if t.numel()}

@@ -22,7 +22,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("pipeline",),
     ("passes",),
     ("repro",),
-    ("cache", "calling_convention", "codegen", "freezing", "partition", "kept_masks", "references", "fallback", "stages", "backend"),
+    ("cache", "calling_convention", "codegen", "freezing", "partition", "references", "fallback", "stages", "backend"),
     ("explain",),
     ("testing",),
     ("cli_base", "cli_debug", "cli", "__main__"),

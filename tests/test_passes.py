@@ -14,7 +14,7 @@ from triptych import Options, pipeline
 from triptych.errors import RuleError, TriptychError, UnknownName
 from triptych.passes.manager import run_stage
 from triptych.passes.session import Session
-from triptych.rewrite.edits import Edit
+from triptych.rewrite.edits import SoundByRule
 from triptych.rewrite.passes import Pass
 from triptych.rewrite.rule import Match, Rule
 from triptych.testing.capture import capture_aten
@@ -124,7 +124,7 @@ def with_pass(monkeypatch, stage, *passes):
 
 
 @dataclass(frozen=True)
-class BehindItsBack(Edit):
+class BehindItsBack(SoundByRule):
     """An edit that no check of the rewriter looks at."""
 
     def make(self, rewriter, op):

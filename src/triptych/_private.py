@@ -269,8 +269,15 @@ def trace_artifact(name: str, payload: Any) -> None:
     trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "string"}, payload_fn=payload)
 
 
-SUBSYSTEMS = {"pre_grad": "pre_grad_passes", "joint": "joint_graph_passes", "post_grad": "post_grad_passes"}
-"""The stages as torch's CompilerBisector calls them."""
+SUBSYSTEMS = {
+    "pre_grad": "pre_grad_passes",
+    "freeze": "joint_graph_passes",
+    "joint": "joint_graph_passes",
+    "after_partition": "post_grad_passes",
+    "post_grad": "post_grad_passes",
+    "before_codegen": "post_grad_passes",
+}
+"""The stages as torch's CompilerBisector calls them; it knows three."""
 
 
 def disabled_by_bisector(stage: str, pass_name: str) -> bool:

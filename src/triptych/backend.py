@@ -18,6 +18,7 @@ from .fallback import Way, first_that_compiles, refuse_to_start_again, reproduct
 from .freezing import freeze, warn_of_training
 from .ir.copies import Backup, snapshot
 from .ir.origins import Origins
+from .ir.partitioned import BACKWARD, Backward
 from .options import Options
 from .partition import partition
 from .passes.manager import run_stage
@@ -127,7 +128,7 @@ def compile_flow(
 ) -> Callable[..., Any]:
     """Dynamo graph -> pre-grad -> AOTAutograd -> joint -> partition -> post-grad -> code generation -> callable."""
     options = session.options
-    session.origins = origins = Origins(gm)
+    session.origins = Origins(gm)
     keep(session, "dynamo", gm)
     gm = run_stage("pre_grad", gm, session, graph="pre_grad", example_inputs=example_inputs)
     keep(session, "pre_grad", gm)
@@ -144,8 +145,13 @@ def compile_flow(
         # AOTAutograd partitions the sub-graphs of regions first, each without inputs: those stay as they are
         if inputs:
             joint = joint_stage(joint, inputs)
+        joint = run_stage("before_partition", joint, session, graph="joint", example_inputs=inputs)
         session.activity = "partitioning the joint graph"
-        return partition(joint, inputs, **facts)
+        forward, backward = partition(joint, inputs, **facts)
+        forward.meta[BACKWARD] = Backward(backward, facts["num_fwd_outputs"])
+        run_stage("after_partition", forward, session, graph="forward")
+        del forward.meta[BACKWARD]
+        return forward, backward
 
     def post_grad_stage(gm: GraphModule, inputs: Sequence[Any], graph: str) -> Compiled:
         is_inference = graph == "inference"
@@ -154,6 +160,7 @@ def compile_flow(
         return emit(gm, inputs, graph)
 
     def emit(gm: GraphModule, inputs: Sequence[Any], graph: str) -> Compiled:
+        before_codegen(gm, graph, session)
         session.activity = f"generating code for the {graph} graph"
         return codegen.emit(gm, inputs, graph)
 
@@ -175,6 +182,7 @@ def compile_flow(
         def by_eager() -> Compiled:
             backup.restore()
             require_eager_draws(gm)
+            before_codegen(gm, "backward", replace(session, options=replace(options, codegen="eager")))
             return EagerCodegen().emit(gm, inputs, "backward")
 
         ways = [
@@ -186,12 +194,12 @@ def compile_flow(
 
     def inference(gm: GraphModule, inputs: Sequence[Any]) -> Compiled:
         # before the joint stage: its passes see the graph without the work on weights
-        frozen = freeze(gm, inputs, session, origins) if options.freeze else None
+        frozen = freeze(gm, inputs, session) if options.freeze else None
         if frozen is not None:
             inputs = frozen.inputs
         # nothing to partition, so the joint stage has its turn here
         gm = joint_stage(gm, inputs, is_inference=True)
-        again = freeze(gm, inputs, session, origins, again=True) if options.freeze else None
+        again = freeze(gm, inputs, session) if options.freeze else None  # what its passes made of weights: padding
         if again is not None:
             inputs = again.inputs
         compiled = post_grad_stage(gm, inputs, "inference")
@@ -210,6 +218,13 @@ def compile_flow(
             keep_inference_input_mutations=True,
         )
         return with_identities(autograd(gm, example_inputs))
+
+
+def before_codegen(gm: GraphModule, graph: str, session: Session) -> None:
+    """The last stage, over the graph and over the graphs inside it, which no other stage has seen."""
+    for name, inner in list(gm.named_modules()):
+        if isinstance(inner, GraphModule):
+            run_stage("before_codegen", inner, session, graph=f"{graph}.{name}" if name else graph)
 
 
 @contextlib.contextmanager

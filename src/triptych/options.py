@@ -108,6 +108,9 @@ class Options:
         passes, own = NAMES["passes"](), {one.rule_name() for one in self.custom_passes(ADD_RULES)}
         _require_known("pass", self.add_passes, passes)
         _require_known("pass or rule", self.remove_passes, passes | NAMES["rules"]() | own)
+        for name in self.remove_passes:
+            if name in NAMES["required"]():
+                raise TriptychError(f"{name} cannot be removed: what follows it cannot do without it")
         _require_known("option", self.pass_options, NAMES["pass options"]())
 
     def custom_passes(self, hook: str) -> tuple[CustomPass, ...]:

@@ -11,14 +11,21 @@ from dataclasses import dataclass
 from .errors import UnknownName
 from .joint.canonicalize_aten_ir_passes import CanonicalizeAtenIrPasses
 from .joint.constant_fold_uniform_value import ConstantFoldUniformValue
+from .joint.freeze import Freeze
+from .joint.keep_overwritten import KeepOverwrittenPass
 from .joint.pass_patterns import PassPatterns
 from .joint.remove_noop_ops import RemoveNoopOps
 from .joint.replace_random_passes import ReplaceRandomPasses
 from .options import ADD_RULES, NAMES, Options
+from .post_grad.cat_in_one_launch import CatInOneLaunchPass
+from .post_grad.compute_masks_again import ComputeMasksAgainPass
+from .post_grad.draw_into_empty_memory import DrawIntoEmptyMemoryPass
 from .post_grad.eliminate_dead_code import EliminateDeadCode
+from .post_grad.lift_constants import LiftConstantsPass
 from .post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
 from .post_grad.remove_assert_ops import RemoveAssertOps
 from .post_grad.reorder_for_locality import ReorderForLocality
+from .post_grad.spell_out_complex_numbers import SpellOutComplexNumbersPass
 from .pre_grad.apply_gumbel_max_trick import ApplyGumbelMaxTrick
 from .pre_grad.attention_heads import AttentionHeads
 from .pre_grad.efficient_conv_bn_eval import EfficientConvBnEval
@@ -141,6 +148,10 @@ PRE_GRAD: list[Entry] = [
     StableTopologicalSort,  # last: whatever the user's passes did, the graph is in order
 ]
 
+FREEZE: list[Entry] = [Freeze]
+"""With the option `freeze`, in inference: before the joint stage, whose passes then see the graph without the work on
+weights, and again after it, for what they make of weights."""
+
 JOINT: list[Entry] = [
     CanonicalizeAtenIrPasses,  # first: operand order and dims are settled before anything is matched
     Hook("joint_custom_pre_pass"),
@@ -154,6 +165,11 @@ JOINT: list[Entry] = [
     StableTopologicalSort,
 ]
 
+BEFORE_PARTITION: list[Entry] = [KeepOverwrittenPass]
+
+AFTER_PARTITION: list[Entry] = [ComputeMasksAgainPass]
+"""On the forward, with its backward beside it."""
+
 POST_GRAD: list[Entry] = [
     EliminateDeadCode,  # first: nothing dead is moved or matched
     ReorderForLocality,
@@ -166,7 +182,24 @@ POST_GRAD: list[Entry] = [
     MoveConstructorsToGpu,  # last: the devices of all users are settled
 ]
 
-STAGES = {"pre_grad": tuple(PRE_GRAD), "joint": tuple(JOINT), "post_grad": tuple(POST_GRAD)}
+BEFORE_CODEGEN: list[Entry] = [
+    DrawIntoEmptyMemoryPass,
+    LiftConstantsPass,  # after all that folds or moves constants
+    CatInOneLaunchPass,
+    SpellOutComplexNumbersPass,
+]
+"""What a code generator needs, on the graphs inside a graph too."""
+
+STAGES = {
+    "pre_grad": tuple(PRE_GRAD),
+    "freeze": tuple(FREEZE),
+    "joint": tuple(JOINT),
+    "before_partition": tuple(BEFORE_PARTITION),
+    "after_partition": tuple(AFTER_PARTITION),
+    "post_grad": tuple(POST_GRAD),
+    "before_codegen": tuple(BEFORE_CODEGEN),
+}
+"""In the order of the flow. The three that are public functions too are `pre_grad`, `joint` and `post_grad`."""
 
 
 def stage_entries(stage: str) -> tuple[Entry, ...]:
@@ -214,4 +247,11 @@ def option_names() -> frozenset[str]:
     )
 
 
-NAMES.update({"passes": pass_names, "rules": rule_names, "pass options": option_names})
+@functools.cache
+def required_names() -> frozenset[str]:
+    """Passes that cannot be removed, and their rules."""
+    passes = [e for entries in STAGES.values() for e in entries if not isinstance(e, Hook) and e.required]
+    return frozenset(name for entry in passes for name in (entry.name, *(rule.name for rule in entry().rules())))
+
+
+NAMES.update({"passes": pass_names, "rules": rule_names, "pass options": option_names, "required": required_names})

@@ -14,7 +14,7 @@ import torch
 from torch.fx import GraphModule
 
 import triptych
-from triptych.pipeline import pass_names
+from triptych.pipeline import pass_names, required_names
 from triptych.testing.check import run_example
 from triptych.testing.subjects import subjects
 
@@ -33,7 +33,7 @@ def with_kernels(gm: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
     """The graph as it is: no pass runs, so that what reaches Inductor is what the rule produced."""
     # Inductor's own draws, where a rule produces them, are lowered only if it does not fall back to eager's
     own_draws = any("inductor_" in str(node.target) for node in gm.graph.nodes)
-    options = {"codegen": "inductor", "remove_passes": sorted(pass_names()), "fallback_random": not own_draws}
+    options = {"codegen": "inductor", "remove_passes": sorted(pass_names() - required_names()), "fallback_random": not own_draws}
     with torch.no_grad():
         compiled = triptych.compile_fx(gm, [i.detach() if isinstance(i, torch.Tensor) else i for i in inputs], options=options)
 

@@ -13,9 +13,6 @@ from torch.fx import GraphModule
 
 from .. import _private
 from ..cache import cache_key
-from ..cost import bytes_of
-from ..ir.facts import fact
-from ..ir.modules import attribute
 from ..ir.weights import FIXED
 from ..passes.session import Session
 from .base import Compiled
@@ -59,10 +56,6 @@ class InductorCodegen:
     def emit(self, gm: GraphModule, example_inputs: Sequence[Any], graph: str) -> Compiled:
         # The settings are set here, not around the whole compile: a backward is compiled at its first call.
         with _private.inductor_config.patch(self.settings):
-            if not self.session.options.fallback_random:
-                make_random_lowerable(gm)
-            make_constants_lowerable(gm)
-            cat_in_one_launch(gm)
             # Inductor's cache key reads the generated Python, so a stale one would serve a stale kernel.
             gm.recompile()
             if graph == "backward":
@@ -143,85 +136,6 @@ def visible_outputs(count: int, is_inference: bool) -> range:
         return range(count)
     first = facts.num_mutated_inp_runtime_indices
     return range(first, first + facts.num_outputs + facts.num_intermediate_bases)
-
-
-def make_random_lowerable(gm: GraphModule) -> None:
-    """rand(size) -> uniform(empty(size)), randn(size) -> normal(empty(size)), in every sub-graph.
-
-    Inductor lowers `rand` and `randn` only under `fallback_random`, a setting under which the generator of its
-    own that the joint stage emits cannot be lowered. These forms always can be; like `rand` in eager, they draw
-    from PyTorch's generator. What the joint stage did not reach (sub-graphs of control flow) takes this way.
-    """
-    aten = torch.ops.aten
-    drawn_by = {
-        aten.rand.default: aten.uniform.default,
-        aten.rand.generator: aten.uniform.default,
-        aten.randn.default: aten.normal_functional.default,
-        aten.randn.generator: aten.normal_functional.default,
-    }
-    for module in gm.modules():
-        if not isinstance(module, GraphModule):
-            continue
-        left = [n for n in module.graph.nodes if n.op == "call_function" and n.target in drawn_by]
-        left = [n for n in left if n.kwargs.get("generator") is None]
-        for node in left:
-            kwargs = {k: v for k, v in node.kwargs.items() if k != "generator"}
-            with module.graph.inserting_before(node):
-                empty = module.graph.call_function(aten.empty.memory_format, (node.args[0],), kwargs)
-                drawn = module.graph.call_function(drawn_by[node.target], (empty,))
-            empty.meta, drawn.meta = dict(node.meta), dict(node.meta)
-            node.replace_all_uses_with(drawn)
-            module.graph.erase_node(node)
-        if left:
-            module.recompile()
-
-
-def make_constants_lowerable(gm: GraphModule) -> None:
-    """Read every tensor of the module through `lift_fresh_copy`, in every sub-graph.
-
-    `x + torch.tensor(2.0)` is traced as a tensor of the module that `lift_fresh_copy` reads. Our passes drop that copy;
-    Inductor needs it: its fake-tensor propagation refuses a real tensor among fake operands, and many of its lowerings
-    expect a computed value where the bare tensor would be a constant. The copy costs nothing: it becomes a load inside
-    the kernel that reads the value.
-    """
-    lift = torch.ops.aten.lift_fresh_copy.default
-    for module in gm.modules():
-        if not isinstance(module, GraphModule):
-            continue
-        for node in module.graph.find_nodes(op="get_attr"):
-            bare_users = [u for u in node.users if u.target is not lift]
-            if not bare_users or not isinstance(attribute(module, node.target), torch.Tensor):
-                continue
-            with module.graph.inserting_after(node):
-                lifted = module.graph.call_function(lift, (node,))
-            lifted.meta = dict(node.meta)
-            for user in bare_users:
-                user.replace_input_with(node, lifted)
-
-
-FEW_OPERANDS = 8
-LARGE_CAT = 64 << 20
-"""A kernel of Inductor's that reads more operands than a few asks at each element whose it is: for so many bytes
-that is slower than torch's own."""
-
-
-def cat_in_one_launch(gm: GraphModule) -> None:
-    """A cat of many large inputs of the graph, on a GPU, by one launch of torch's own kernel.
-
-    What the graph computes is left to Inductor: it writes each result where it belongs in the cat.
-    """
-    aten = torch.ops.aten
-    for node in gm.graph.find_nodes(op="call_function", target=aten.cat.default):
-        tensors: Any = node.args[0]
-        facts = [fact(n) for n in tensors]
-        if len(tensors) <= FEW_OPERANDS or any(f.device.type != "cuda" or f.dtype != facts[0].dtype for f in facts):
-            continue
-        if sum(map(bytes_of, facts)) < LARGE_CAT:
-            continue
-        sources = [n.args[0] if n.target in (aten.unsqueeze.default, aten.view.default) else n for n in tensors]
-        if all(s.op in ("placeholder", "get_attr") for s in sources):
-            node.target = torch.ops.triptych.cat.default
-            node.args, node.kwargs = (tensors, node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)), {}
 
 
 @functools.cache

@@ -240,7 +240,7 @@ def _conclude(bisection: Bisection, number: int, bad: Attempt, good: Attempt) ->
 
 def _attempt(subject: Subject, options: Options, limit: int | None) -> Attempt:
     failure, sessions = subject.check(options, limit)
-    records = [record for session in sessions for record in session.records if record.rewrites]
+    records = [record for session in sessions for record in session.records if record.rewrites and not record.required]
     records.sort(key=lambda record: record.ordinal)
     # texts are made of deltas when they are asked for: only the last pass's are
     last = records[-1] if records else None

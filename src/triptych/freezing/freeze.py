@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,14 +11,13 @@ from torch.fx import GraphModule
 
 from ..codegen.base import Compiled
 from ..codegen.eager import boxed
+from ..cost import bytes_of
 from ..ir.facts import fact
-from ..ir.origins import Origins
-from ..ir.text import lines, source_line
-from ..passes.record import Listing, PassRecord
+from ..ir.weights import FIXED
+from ..passes.manager import run_stage
 from ..passes.session import Session
-from ..rewrite.record import Decline
+from ..rewrite.computed_once import COMPUTED_ONCE, ComputedOnce
 from .constants import Constants
-from .split import Split, Steady, split_constants
 
 log = logging.getLogger("triptych")
 
@@ -46,45 +44,27 @@ class Frozen:
         return boxed(run)
 
 
-def freeze(
-    gm: GraphModule, inputs: Sequence[Any], session: Session, origins: Origins, again: bool = False
-) -> Frozen | None:
-    """Split off what is computed from weights alone, in place; None if there is nothing such.
-
-    `again`: after the joint stage, for what its passes make of weights (padding); told only if there is something.
-    """
-    record = PassRecord("joint", "freeze", "joint", nodes_before=len(gm.graph.nodes), ordinal=session.count.made)
-    if session.observed:
-        record.listing = session.listings.setdefault("joint/joint", Listing(lines(gm.graph)))
-        record.versions = (len(record.listing.deltas),) * 2
-    started = time.perf_counter()
-    steady = Steady(gm, origins)
-    steady.mark_fixed()
-    split = split_constants(steady, session.rewrites_left)
-    record.seconds = time.perf_counter() - started
-    record.nodes_after = len(gm.graph.nodes)
-    record.stop = "nothing to do"
-    record.declines = [Decline("computed_once", n.name, why, source_line(n)) for n, why in steady.declined]
-    if split is None:
-        if not again:
-            session.add(record)
+def freeze(gm: GraphModule, inputs: Sequence[Any], session: Session) -> Frozen | None:
+    """Take out of an inference graph what is computed from weights alone, in place; None if there is nothing such."""
+    mark_weights(gm, session)
+    run_stage("freeze", gm, session, graph="joint", example_inputs=inputs, is_inference=True)
+    taken: ComputedOnce | None = gm.meta.pop(COMPUTED_ONCE, None)
+    if taken is None:
         return None
-    _tell(record, split)
-    if record.listing is not None:
-        record.versions = (record.versions[0], record.listing.add(lines(gm.graph)))
-    session.add(record)
-    constants = Constants(split.constants_graph, split.weights, [fact(n) for n in split.constants])
-    given = [inputs[i] for i in split.kept] + [fact(n) for n in split.constants]
-    return Frozen(constants, split.kept, given)
+    made = [fact(n) for n in taken.constants]
+    note = f"{taken.operations} operations are done once, {_amount(sum(map(bytes_of, made)))} are kept"
+    session.records[-1].note = note
+    log.info("freeze: %s", note)
+    constants = Constants(taken.module(), taken.weights, made)
+    return Frozen(constants, taken.kept, [inputs[i] for i in taken.kept] + made)
 
 
-def _tell(record: PassRecord, split: Split) -> None:
-    record.changed = True
-    record.rewrites = len(split.constants)
-    record.fired["computed_once"] = len(split.constants)
-    record.stop = "fixpoint"
-    record.note = f"{split.moved} operations are done once, {_amount(split.bytes)} are kept"
-    log.info("freeze: %s", record.note)
+def mark_weights(gm: GraphModule, session: Session) -> None:
+    """Weights lie in the same memory on every call: CUDA graphs need not copy them, and passes know them by it."""
+    assert session.origins is not None
+    for node in gm.graph.find_nodes(op="placeholder"):
+        if session.origins.is_weight(node):
+            node.meta[FIXED] = True
 
 
 def _amount(size: float) -> str:

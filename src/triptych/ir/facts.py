@@ -28,6 +28,10 @@ def tensor_fact(node: Any) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
+POLICY = "recompute"
+"""Where the partitioner looks for what to do with a node: whether it is kept for the backward or computed again."""
+
+
 def is_tangent(node: Node) -> bool:
     """A gradient that comes into a joint graph: what is computed from it belongs to the backward."""
     return node.op == "placeholder" and "tangents" in str(node.target)

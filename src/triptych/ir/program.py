@@ -26,6 +26,7 @@ from .weights import Weights
 
 if TYPE_CHECKING:
     from .gradient_paths import GradientPaths
+    from .origins import Origins
 
 TORCH, ATEN = "torch", "aten"
 
@@ -69,6 +70,8 @@ class Program:
         self.options = options
         self.is_inference = is_inference
         """An ATen graph without a backward."""
+        self.origins: Origins | None = None
+        """Where the inputs come from, if the graph is one of a compile."""
         self.graph = gm.graph
         self.dialect = dialect_of(gm)
         self.fact_key = "val" if self.dialect == ATEN else "example_value"

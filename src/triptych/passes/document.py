@@ -9,8 +9,12 @@ from .catalogue import PassInfo, RuleInfo, list_passes
 
 TITLES = {
     "pre_grad": "Stage 1: pre-grad, on the torch-level graph",
+    "freeze": "Freezing, in inference before the joint stage and again after it",
     "joint": "Stage 2: joint, forward and backward in one ATen graph",
+    "before_partition": "Before the partition of the joint graph",
+    "after_partition": "After the partition, on forward and backward together",
     "post_grad": "Stage 3: post-grad, forward and backward apart",
+    "before_codegen": "Before code generation",
 }
 
 

@@ -45,14 +45,16 @@ def run_stage(
     is_inference: bool = False,
 ) -> GraphModule:
     """Run one stage over one graph, in place; the record of every pass goes to the session."""
-    if session.passes_off:
+    entries = [e for e in steps(stage, session.options) if not session.passes_off or getattr(e, "required", False)]
+    if not entries:
         return gm
     session.activity = f"running stage {stage} on the {graph} graph"
     runner = _StageRunner(stage, gm, session, graph, example_inputs, is_inference)
-    before = contract(gm) if session.options.verify != "off" else None
-    runner.numbers = runner.open_numbers() if session.options.verify != "off" else None
-    backup = copy_graph(gm) if session.options.verify == "final" else None
-    for entry in steps(stage, session.options):
+    verified = session.options.verify != "off" and not any(getattr(e, "changes_interface", False) for e in entries)
+    before = contract(gm) if verified else None
+    runner.numbers = runner.open_numbers() if verified else None
+    backup = copy_graph(gm) if verified and session.options.verify == "final" else None
+    for entry in entries:
         if isinstance(entry, Hook):
             session.activity = f"running {entry.name} of stage {stage} on the {graph} graph"
             for custom in custom_steps(session.options, entry.name, stage):
@@ -83,7 +85,7 @@ class _StageRunner:
         self.stage, self.gm, self.session, self.graph = stage, gm, session, graph
         self.is_inference = is_inference
         self.inputs = inputs
-        self.program = Program(gm, inputs, session.options, is_inference)
+        self.program = self._new_program()
         self.changed = False
         self.numbers: Numbers | None = None
         self.notes: set[str] = set()
@@ -95,14 +97,15 @@ class _StageRunner:
     def run_pass(self, pass_: Pass, before: Contract | None, name: str = "") -> None:
         """Run a pass; `name` is that of the hook it was given to, if any."""
         record = self._open(name or pass_.name)
-        if _private.disabled_by_bisector(self.stage, record.name):
+        record.required = pass_.required
+        if not pass_.required and _private.disabled_by_bisector(self.stage, record.name):
             record.note = "disabled by torch's CompilerBisector"
             self._close(record, before, None)
             return
-        strict = self.session.options.verify == "each"
-        rewriter = Rewriter(self.program, record.name, self.session.rewrites_left)
+        strict = self.session.options.verify == "each" or pass_.required
+        rewriter = Rewriter(self.program, record.name, None if pass_.required else self.session.rewrites_left)
         tally = Tally(sites=[] if self.session.observed else None)
-        if reason := self.program.unreadable:
+        if not pass_.required and (reason := self.program.unreadable):
             record.declines.append(Decline(pass_.name, "", reason))
             self._close(record, before, None)
             return
@@ -110,7 +113,9 @@ class _StageRunner:
         started = time.perf_counter()
         try:
             pass_.run(rewriter, strict=strict, tally=tally)
-        except RuleError:
+        except RuleError as error:
+            if pass_.required:  # nothing that the user could mend: the compile falls back
+                raise RuntimeError(str(error)) from error
             raise
         except Exception as error:
             if strict:
@@ -155,7 +160,9 @@ class _StageRunner:
         self._close(record, before, backup)
 
     def _new_program(self) -> Program:
-        return Program(self.gm, self.inputs, self.session.options, self.is_inference)
+        program = Program(self.gm, self.inputs, self.session.options, self.is_inference)
+        program.origins = self.session.origins
+        return program
 
     def open_numbers(self) -> Numbers:
         origins = self.session.origins

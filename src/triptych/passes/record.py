@@ -74,6 +74,8 @@ class PassRecord:
     note: str = ""
     """What the counts do not say."""
     changed: bool = False
+    required: bool = False
+    """Of a pass that what follows needs: its rewrites are no part of a bisection."""
     error: str | None = None
     declines: list[Decline] = field(default_factory=list)
     fired: Counter[str] = field(default_factory=Counter)

@@ -28,7 +28,7 @@ class Session:
     rewrite_limit: int | None = None
     """Stop rewriting after this many rewrites: what a bisection turns."""
     passes_off: bool = False
-    """No stage changes anything: how a program is compiled when a compile with passes has failed."""
+    """Only required passes run: how a program is compiled when a compile with all of them has failed."""
     activity: str = "reading the captured graph"
     """What the compile is doing now: said where it fails."""
     origins: Origins | None = None
@@ -56,8 +56,9 @@ class Session:
     def add(self, record: PassRecord) -> None:
         """Keep the record of a pass that has run, and count its rewrites."""
         self.records.append(record)
-        self.count.made += record.rewrites
-        report(record, self.rewrite_limit)
+        if not record.required:
+            self.count.made += record.rewrites
+            report(record, self.rewrite_limit)
 
 
 @dataclass

@@ -78,6 +78,19 @@ class SetArguments(SoundByRule):
 
 
 @dataclass(frozen=True)
+class ReadInstead(SoundByRule):
+    """Some users of a value read another one, which holds the same whenever they run."""
+
+    was: Node
+    now: Node
+    users: Sequence[Node]
+
+    def make(self, rewriter: Rewriter, op: Emitter) -> None:
+        rewriter.require_room()
+        rewriter.read_instead(self.was, self.now, self.users)
+
+
+@dataclass(frozen=True)
 class Resize(SoundByRule):
     """The same operation with other arguments: a longer result, of which its users read what they read before."""
 

@@ -20,6 +20,11 @@ class Pass:
     name: ClassVar[str] = ""
     default: ClassVar[bool] = True
     """Runs unless removed; False: runs only if added by name."""
+    required: ClassVar[bool] = False
+    """What follows cannot do without it: it runs with all passes off and beyond a limit of rewrites, a bisection does
+    not count it, and it cannot be removed."""
+    changes_interface: ClassVar[bool] = False
+    """Afterwards the graph takes or returns other values, as the flow knows: it cannot be verified by running both."""
     exact: ClassVar[bool] = True
     """Bit for bit the same results; for passes made of rules, each rule says it."""
     examples: ClassVar[list[Any]] = []

@@ -286,6 +286,22 @@ class Rewriter(Checks):
         self.program.changed(node)
         self.touched.append(node)
 
+    def add_input(self, name: str, value: Any) -> Node:
+        """A further input, after those that are there."""
+        graph = self.program.graph
+        first = next(n for n in graph.nodes if n.op != "placeholder")
+        with graph.inserting_before(first):
+            node = graph.placeholder(name)
+        self.edited = True
+        set_fact(node, value, self.program.fact_key)
+        self.program.added(node)
+        return node
+
+    def read_instead(self, was: Node, now: Node, users: Sequence[Node]) -> None:
+        """Let some users of a value read another one; that it holds the same is the caller's to know."""
+        self.edited = True
+        self._swap(was, now, users)
+
     def resize(self, node: Node, shape: Sequence[int]) -> None:
         """Another shape for a result whose dtype and device stay; the operation itself is not computed."""
         if (known := tensor_fact(node)) is not None:

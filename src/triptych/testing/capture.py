@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +18,10 @@ from ..cost import size_hint
 from ..errors import TriptychError
 from ..ir.copies import snapshot
 from ..ir.facts import fact
+from ..ir.partitioned import BACKWARD, Backward, backward_of
 from ..ir.program import Program
+from ..rewrite.computed_once import COMPUTED_ONCE, ComputedOnce
+from ..stages import joint_graph_passes
 
 
 def capture_torch(
@@ -69,7 +74,23 @@ def capture(
 ) -> tuple[GraphModule, list[Any]]:
     if dialect == "modules":
         return capture_modules(program, inputs)
+    if dialect == "joint":
+        return capture_joint(program, inputs, dynamic)
+    if dialect == "partitioned":
+        return capture_partitioned(program, inputs, dynamic)
     return (capture_torch if dialect == "torch" else capture_aten)(program, inputs, dynamic)
+
+
+@dataclass(frozen=True)
+class _Training:
+    """What AOTAutograd makes of a program whose gradient is asked for."""
+
+    joint: GraphModule
+    forward: GraphModule
+    backward: GraphModule
+    results: int
+    inputs: list[Any]
+    """Those of the joint graph: the program's own, then a gradient for each of its results."""
 
 
 def capture_joint(
@@ -77,12 +98,30 @@ def capture_joint(
 ) -> tuple[GraphModule, list[Any]]:
     """Forward and backward of a program in one graph, as AOTAutograd hands it to the joint stage, and inputs for it:
     the program's own, then a gradient for each of its results."""
-    seen: list[GraphModule] = []
+    captured = _capture_training(program, inputs, dynamic)
+    return captured.joint, captured.inputs
+
+
+def capture_partitioned(
+    program: Callable[..., Any], inputs: Sequence[Any], dynamic: bool = False
+) -> tuple[GraphModule, list[Any]]:
+    """The forward of a program, with its backward beside it (`ir.partitioned`), made of the joint graph as the joint
+    stage leaves it; and the inputs of both."""
+    captured = _capture_training(program, inputs, dynamic)
+    captured.forward.meta[BACKWARD] = Backward(captured.backward, captured.results)
+    return captured.forward, captured.inputs
+
+
+def _capture_training(program: Callable[..., Any], inputs: Sequence[Any], dynamic: bool) -> _Training:
+    seen: list[tuple[GraphModule, GraphModule, GraphModule, int]] = []
     given: list[Any] = []
 
     def partition(joint: GraphModule, joint_inputs: Any, **facts: Any) -> Any:
-        seen.append(snapshot(joint))
-        return _private.min_cut_rematerialization_partition(joint, joint_inputs, compiler="inductor", **facts)
+        whole = snapshot(joint)
+        joint_graph_passes(joint)
+        halves = _private.min_cut_rematerialization_partition(joint, joint_inputs, compiler="inductor", **facts)
+        seen.append((whole, *map(snapshot, halves), facts["num_fwd_outputs"]))
+        return halves
 
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         def as_it_is(graph: GraphModule, _: Any) -> Callable[..., Any]:
@@ -90,7 +129,7 @@ def capture_joint(
 
         compiled = _private.aot_autograd(
             fw_compiler=as_it_is, bw_compiler=as_it_is, partition_fn=partition,
-            decompositions=_private.select_decomp_table(),
+            decompositions=_private.select_decomp_table(), keep_inference_input_mutations=True,
         )(gm, example_inputs)  # fmt: skip
 
         def run(*args: Any) -> Any:
@@ -103,11 +142,36 @@ def capture_joint(
         torch.compile(program, backend=backend, fullgraph=True, dynamic=dynamic)(*[_copy(i) for i in inputs])
     if not seen:
         raise TriptychError("no gradient is asked for: give an input that requires one")
-    joint = seen[0]
+    joint, forward, backward, results = seen[0]
     joint.graph.set_codegen(CodeGen())  # one input after the other, not in nested lists
     joint.recompile()
     wanted = [fact(n) for n in joint.graph.nodes if n.op == "placeholder"][len(given) :]
-    return joint, [v.detach() if isinstance(v, torch.Tensor) else v for v in given] + [_made_like(t) for t in wanted]
+    own = [v.detach() if isinstance(v, torch.Tensor) else v for v in given]
+    return _Training(joint, forward, backward, results, own + [_made_like(t) for t in wanted])
+
+
+def runnable(gm: GraphModule) -> Callable[..., Any]:
+    """The graph as a function of the inputs that it was captured with: a forward runs with its backward, and what was
+    taken out to be computed once is computed first."""
+    if (backward := backward_of(gm)) is not None:
+        return functools.partial(_run_both, gm, backward)
+    taken: ComputedOnce | None = gm.meta.get(COMPUTED_ONCE)
+    if taken is None:
+        return gm
+
+    def run(*inputs: Any) -> Any:
+        constants = taken.module()(*[inputs[i] for i in taken.weights])
+        return gm(*[inputs[i] for i in taken.kept], *constants)
+
+    return run
+
+
+def _run_both(forward: GraphModule, backward: Backward, *inputs: Any) -> Any:
+    """What the program returns, then the gradients."""
+    own = len(forward.graph.find_nodes(op="placeholder"))
+    made = forward(*inputs[:own])
+    kept = sorted(made[backward.results :], key=lambda value: isinstance(value, torch.Tensor))  # sizes come first
+    return (*made[: backward.results], *backward.gm(*kept, *inputs[own:]))
 
 
 def _made_like(known: torch.Tensor) -> torch.Tensor:

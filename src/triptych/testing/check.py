@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 
 from .. import _private, joint, post_grad
 from ..ir.facts import storage
+from ..ir.partitioned import backward_of
 from ..ir.program import Program
 from ..ir.text import text
 from ..ir.verify import verify
@@ -22,7 +23,7 @@ from ..rewrite.examples import Example, make_inputs
 from ..rewrite.passes import Pass, pass_with_options
 from ..rewrite.rewriter import Rewriter
 from ..rewrite.rule import Rule
-from .capture import capture
+from .capture import capture, runnable
 
 GRADIENT_TOLERANCE = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
@@ -63,23 +64,29 @@ def run_example(
     original = copy.deepcopy(gm)
     if example.prepare is not None:
         example.prepare(gm.graph)
-    before = text(gm)
+    before = _text(gm)
     tally = apply_example(subject, gm, example)
     gm.graph.lint()
     gm.recompile()
     verify(gm)
-    outcome = Outcome(tally, before, text(gm), len(original.graph.nodes), len(gm.graph.nodes))
+    outcome = Outcome(tally, before, _text(gm), len(original.graph.nodes), len(gm.graph.nodes))
     _check_outcome(subject, example, outcome)
-    if compile is not None:
-        compare_graphs(original, compile(gm, inputs), inputs, exact=False, values=example.same_values)
+    if compile is not None and runnable(gm) is gm:
+        compare_graphs(runnable(original), compile(gm, inputs), inputs, exact=False, values=example.same_values)
         return outcome
-    compare_graphs(original, gm, inputs, subject.exact, example.same_values)
+    compare_graphs(runnable(original), runnable(gm), inputs, subject.exact, example.same_values)
     if outcome.rewrites and example.same_values and _keeps_gradients(subject, tally, dialect):
         if dialect == "torch" and not isinstance(example.program, torch.nn.Module):
             _check_training(subject, example, given)
         else:
             compare_gradients(original, gm, inputs, none_is_zero=True)
     return outcome
+
+
+def _text(gm: GraphModule) -> str:
+    """A graph as text; of a forward, its backward too."""
+    backward = backward_of(gm)
+    return text(gm) if backward is None else f"{text(gm)}\nbackward:\n{text(backward.gm)}"
 
 
 def _check_training(subject: Rule | type[Pass], example: Example, inputs: Sequence[Any]) -> None:

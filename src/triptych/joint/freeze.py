@@ -1,20 +1,24 @@
-"""An inference graph in two: what is computed from weights alone, and the rest."""
+"""`freeze`: what is computed from weights alone is computed once, before the graph is called."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 
 from .. import _private
-from ..ir.alias import Aliasing
 from ..ir.facts import fact, is_static, tensor_fact
 from ..ir.modules import attribute
-from ..ir.origins import Origins
-from ..ir.weights import FIXED
+from ..ir.program import Program
+from ..ir.weights import FIXED, is_weight
+from ..rewrite.computed_once import COMPUTED_ONCE, DropInputs, TakeOut, ancestors
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
+from ..rewrite.rule import Match, Rule
 
 DETERMINISTIC = frozenset(["aten", "prims", "triptych", "quantized_decomposed"])
 """Namespaces whose operations give the same result for the same operands; of a custom operator nobody knows."""
@@ -24,70 +28,72 @@ GROWTH = 8
 """A value of more bytes than LARGE, and GROWTH times those of the weights it comes from, is not kept."""
 
 
-@dataclass
-class Split:
-    """What became of a graph, which now takes `constants` as inputs after the inputs it kept."""
-
-    constants_graph: GraphModule
-    """From the weights at `weights` to the constants."""
-    weights: list[int]
-    kept: list[int]
-    """Which of the inputs the graph still takes, by their old place."""
-    constants: list[Node]
-    """The new inputs."""
-    moved: int
-    """How many operations are gone."""
-
-    @property
-    def bytes(self) -> int:
-        return sum(_bytes(n) for n in self.constants)
+def _others_are_weights(graph: Graph) -> None:
+    """For examples: all inputs but the first are weights."""
+    for node in graph.find_nodes(op="placeholder")[1:]:
+        node.meta[FIXED] = True
 
 
-def split_constants(steady: Steady, limit: int | None = None) -> Split | None:
-    """Take what is computed from weights alone out of the graph, in place; None if there is nothing.
+FROZEN: dict[str, Any] = {"dialects": ("aten",), "prepare": _others_are_weights, "options": {"freeze": True}}
 
-    Views of weights stay: they cost nothing. So does what is computed from no weight at all (masks, positions):
-    the passes that follow know better what to do with it. A value that the graph returns is made on every call, for
-    the caller may write to it. `limit` bounds the number of constants, for a bisection.
+
+class ComputeOnce(Rule):
+    """f(x, g(w)) -> f(x, c), where w are weights and c = g(w) is computed before the first call
+
+    Views of weights stay: they cost nothing. So does what is computed from no weight at all (masks, positions): the
+    passes that follow know better what to do with it. A value that the graph returns is made on every call, for the
+    caller may write to it.
     """
-    gm, cuts = steady.gm, steady.cuts()[:limit]
-    if not cuts:
-        return None
-    inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    constants_graph, sources = _graph_of(gm, cuts)
-    moved = len([n for n in constants_graph.graph.nodes if n.op == "call_function"])
-    constants = _take_as_inputs(gm.graph, cuts)
-    for node in reversed(steady.order):
-        if not node.users and node.op == "call_function":
-            gm.graph.erase_node(node)
-    place = {node: i for i, node in enumerate(inputs)}
-    split = Split(constants_graph, [place[n] for n in sources], [], constants, moved)
-    for node in inputs:
-        if not node.users and node in steady.from_weights:
-            gm.graph.erase_node(node)
-            continue
-        split.kept.append(place[node])
-    gm.recompile()
-    return split
+
+    @classmethod
+    def rule_name(cls) -> str:
+        return "computed_once"
+
+    def sites(self, program: Program) -> Iterator[Match]:
+        if not program.options.freeze or not program.is_inference:
+            return
+        steady = Steady(program)
+        cuts = steady.cuts()
+        for node, reason in steady.declined:
+            yield Match.at(program, node, problem=reason)
+        for node in cuts:
+            yield Match.at(program, node, edit=TakeOut(node, FIXED))
+        if COMPUTED_ONCE in program.gm.meta:
+            inputs = program.graph.find_nodes(op="placeholder")
+            unread = [n for n in inputs if not n.users and n in steady.from_weights]
+            yield Match.at(program, program.graph.output_node(), names=(), edit=DropInputs(unread))
+
+    def rewrite(self, op, m):
+        return m.bindings["edit"]
+
+    examples = [
+        fires(lambda x, w: x @ (w * 2).t(), "f32[4, 8]", "f32[6, 8]", **FROZEN),
+        fires(lambda x, w, s: x * (w * s) + w.exp(), "f32[4, 8]", "f32[8]", "f32[8]", **FROZEN),
+        fires(lambda x, w: (lambda y: x * y + x * y.sin())(w + 1), "f32[4, 8]", "f32[8]", **FROZEN),
+        declines(lambda x, w: x @ w.t(), "f32[4, 8]", "f32[6, 8]", **FROZEN),
+        declines(lambda x, w: (x + 1, w * 2), "f32[4, 8]", "f32[8]", **FROZEN),
+        declines(lambda x, w: x * w.bernoulli(), "f32[4, 8]", torch.full((8,), 0.5), **FROZEN),
+        declines(lambda x, w: x + (w * 2).expand(4, 3000, 1500).sum(1).clone(), "f32[4, 1500]", "f32[1500]",
+                 dialects=("aten",), options={"freeze": True}),
+    ]  # fmt: skip
 
 
 class Steady:
     """Which values are the same on every call, and at which of them to cut."""
 
-    def __init__(self, gm: GraphModule, origins: Origins) -> None:
-        self.gm, self.origins = gm, origins
-        self.aliasing = Aliasing(gm.graph)
+    def __init__(self, program: Program) -> None:
+        self.program, self.graph, self.aliasing = program, program.graph, program.aliasing
         self.declined: list[tuple[Node, str]] = []
         """Weights, and values made of them, that are left in the graph, each with the reason."""
         self.order: list[Node] = []
         """Everything that is the same on every call."""
         self.from_weights: set[Node] = set()
         self._steady: set[Node] = set()
-        for node in gm.graph.nodes:
+        for node in self.graph.nodes:
             if node.op == "placeholder":
-                steady = origins.is_weight(node) and self._is_plain(node) and not self._is_written(node)
+                steady = is_weight(node) and self._is_plain(node) and not self._is_written(node)
             elif node.op == "get_attr":
-                steady = isinstance(attribute(gm, node.target), torch.Tensor) and not self._is_written(node)
+                steady = isinstance(attribute(program.gm, node.target), torch.Tensor) and not self._is_written(node)
             else:
                 steady = self._is_steady(node)
             if steady:
@@ -95,12 +101,6 @@ class Steady:
                 self._steady.add(node)
                 if node.op == "placeholder" or any(n in self.from_weights for n in node.all_input_nodes):
                     self.from_weights.add(node)
-
-    def mark_fixed(self) -> None:
-        """Weights lie in the same memory on every call: CUDA graphs need not copy them, and passes know them by it."""
-        for node in self.gm.graph.nodes:
-            if node.op == "placeholder" and self.origins.is_weight(node):
-                node.meta[FIXED] = True
 
     def _is_written(self, node: Node) -> bool:
         if not self.aliasing.written(node):
@@ -113,7 +113,7 @@ class Steady:
         if known is None or not _private.is_ordinary(known) or not is_static(known.shape):
             self.declined.append((node, "no plain tensor of fixed shape"))
             return False
-        tensor = self.origins.tensor(node)
+        tensor = self.program.origins.tensor(node) if self.program.origins is not None else None
         if tensor is not None and tensor.is_inference():
             self.declined.append((node, "an inference tensor: nobody could tell that it has changed"))
             return False
@@ -144,7 +144,7 @@ class Steady:
         fresh = self._returned_memory()
         cut: set[Node] = set()
         seen: set[Node] = set()
-        work = [n for node in self.gm.graph.nodes if node not in self._steady for n in node.all_input_nodes]
+        work = [n for node in self.graph.nodes if node not in self._steady for n in node.all_input_nodes]
         while work:
             node = work.pop()
             if node in seen or node not in self._steady:
@@ -159,7 +159,7 @@ class Steady:
     def _returned_memory(self) -> set[Node]:
         """Values whose memory the caller gets: it must be new on every call."""
         returned: set[Node] = set()
-        work = list(self.gm.graph.output_node().all_input_nodes)
+        work = list(self.graph.output_node().all_input_nodes)
         while work:
             node = work.pop()
             if node in self._steady and node not in returned:
@@ -181,42 +181,15 @@ def _bytes(node: Node) -> int:
 
 
 def _weights_behind(node: Node) -> list[Node]:
-    return [n for n in _ancestors([node]) if n.op == "placeholder"]
+    return [n for n in ancestors([node]) if n.op == "placeholder"]
 
 
-def _ancestors(nodes: Iterable[Node]) -> set[Node]:
-    seen: set[Node] = set()
-    work = list(nodes)
-    while work:
-        node = work.pop()
-        if node not in seen:
-            seen.add(node)
-            work.extend(node.all_input_nodes)
-    return seen
+@dataclass(frozen=True)
+class Freeze(Pass):
+    """Computes what depends on weights alone once, before the first call: with the option `freeze`, in inference."""
 
+    name = "freeze"
+    changes_interface = True
 
-def _graph_of(gm: GraphModule, cuts: list[Node]) -> tuple[GraphModule, list[Node]]:
-    """The graph that makes the cut values, and the inputs it takes."""
-    needed = _ancestors(cuts)
-    graph = Graph()
-    copied: dict[Node, Node] = {}
-    sources = []
-    for node in gm.graph.nodes:
-        if node in needed:
-            copied[node] = graph.node_copy(node, copied.__getitem__)
-            if node.op == "placeholder":
-                sources.append(node)
-    graph.output(tuple(copied[n] for n in cuts))
-    return GraphModule(gm, graph, "Constants"), sources
-
-
-def _take_as_inputs(graph: Graph, cuts: list[Node]) -> list[Node]:
-    first = next(n for n in graph.nodes if n.op != "placeholder")
-    constants = []
-    for node in cuts:
-        with graph.inserting_before(first):
-            constant = graph.placeholder(f"constant_{node.name}")
-        constant.meta = {"val": fact(node), FIXED: True}
-        node.replace_all_uses_with(constant, propagate_meta=False)
-        constants.append(constant)
-    return constants
+    def rules(self) -> Sequence[Rule]:
+        return (ComputeOnce(),)

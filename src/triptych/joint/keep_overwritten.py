@@ -1,0 +1,101 @@
+"""`keep_overwritten`: what the backward needs of an input that the forward writes is kept as it was before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.utils.checkpoint import CheckpointPolicy
+
+from ..ir.facts import POLICY, is_tangent
+from ..ir.program import Program
+from ..rewrite.edits import Annotate, ReadInstead, Together
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
+from ..rewrite.rule import Match, Rule
+
+COPY = torch.ops.aten.copy_.default
+"""The write of an input, as AOTAutograd puts it at the end of the forward."""
+
+
+def _scaled_by_counter(x: Any, counter: Any) -> Any:
+    result = x * counter.exp()
+    counter.add_(1)
+    return result
+
+
+def _counted(x: Any, counter: Any) -> Any:
+    counter.add_(1)
+    return x * 2
+
+
+X = torch.arange(4.0, requires_grad=True)
+JOINT: dict[str, Any] = {"dialects": ("joint",)}
+
+
+class KeepOverwritten(Rule):
+    """f(x), copy_(x, y) -> f(clone(x)), copy_(x, y), where the backward needs f(x), or x itself
+
+    The backward runs after the write. Computed again from the input, or read from it, the value would be another one.
+    """
+
+    def sites(self, program: Program) -> Iterator[Match]:
+        nodes = list(program.graph.nodes)
+        writes = [n for n in nodes if n.target is COPY and n.args[0].op == "placeholder"]
+        if not writes:
+            return
+        late = _computed_from_gradients(nodes)
+        needed = _needed_for(late, nodes)
+        first = next(n for n in nodes if n.op != "placeholder")
+        for write in writes:
+            source: Any = write.args[0]
+            readers = [u for u in source.users if u is not write]
+            if write not in late and not needed.isdisjoint(readers):
+                yield Match.at(program, source, before=first, about=write, readers=readers)
+
+    def rewrite(self, op, m):
+        before = op.clone(m.root)
+        return Together(
+            [
+                ReadInstead(m.root.node, before.node, m.bindings["readers"]),
+                Annotate(before.node, POLICY, CheckpointPolicy.MUST_SAVE),
+            ]
+        )
+
+    examples = [
+        fires(_scaled_by_counter, X, "f32[4]", **JOINT),
+        fires(_scaled_by_counter, X, "f32[4]", **JOINT, dynamic=True),
+        declines(_counted, X, "f32[4]", **JOINT),
+        declines(lambda x, y: x * y, X, "f32[4]", **JOINT),
+    ]
+
+
+def _computed_from_gradients(nodes: Sequence[Node]) -> set[Node]:
+    late: set[Node] = set()
+    for node in nodes:
+        if is_tangent(node) or not late.isdisjoint(node.all_input_nodes):
+            late.add(node)
+    return late
+
+
+def _needed_for(late: set[Node], nodes: Sequence[Node]) -> set[Node]:
+    """The backward, and everything that it is computed from."""
+    needed: set[Node] = set()
+    for node in reversed(nodes):
+        if node in late or not needed.isdisjoint(node.users):
+            needed.add(node)
+    return needed
+
+
+@dataclass(frozen=True)
+class KeepOverwrittenPass(Pass):
+    """Keeps what the backward needs of an input as it was before the forward writes it."""
+
+    name = "keep_overwritten"
+    required = True
+
+    def rules(self) -> Sequence[Rule]:
+        return (KeepOverwritten(),)

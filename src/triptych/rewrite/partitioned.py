@@ -1,0 +1,76 @@
+"""Edits of a forward and its backward together: what the one keeps, and the other takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch.fx import Node
+
+from ..ir.effects import effects
+from ..ir.partitioned import Backward, backward_of
+from .edits import SoundByRule
+
+if TYPE_CHECKING:
+    from .emit import Emitter
+    from .rewriter import Rewriter
+
+
+def behind_views(node: Node) -> list[Node]:
+    """A value, what it is a view of, and so on; only views by numbers."""
+    chain = [node]
+    while node.op == "call_function" and effects(node).aliases and len(node.all_input_nodes) == 1:
+        (node,) = node.all_input_nodes
+        chain.append(node)
+    return chain
+
+
+@dataclass(frozen=True)
+class KeepInstead(SoundByRule):
+    """The forward keeps `source` for the backward, instead of its view `held` and of `computed`, which the backward
+    then makes of it."""
+
+    source: Node
+    held: Node
+    computed: Node
+
+    def make(self, rewriter: Rewriter, op: Emitter) -> None:
+        rewriter.require_room()
+        program = rewriter.program
+        backward = backward_of(program.gm)
+        assert backward is not None
+        self._take(backward)
+        output = program.graph.output_node()
+        rewriter.set_arguments(output, (self._kept(output, backward.results),), {})
+        rewriter.erase_unused((self.computed, *behind_views(self.held)))
+        backward.gm.recompile()
+
+    def _take(self, backward: Backward) -> None:
+        """Let the backward take `source`, and make of it what it took before."""
+        graph, inputs = backward.gm.graph, backward.inputs
+        taken, chain = inputs[self.held.name], behind_views(self.held)
+        chain = list(reversed(chain[: chain.index(self.source)]))
+        given = taken
+        if chain:
+            with graph.inserting_before(taken):
+                given = graph.placeholder(self.source.name)
+            given.meta = dict(self.source.meta)
+        made = {self.source: given}
+        first = next(n for n in graph.nodes if n.op != "placeholder")
+        for node in (*chain, self.computed):
+            with graph.inserting_before(first):
+                made[node] = graph.node_copy(node, made.__getitem__)
+        replaced = {self.computed: inputs[self.computed.name], **({self.held: taken} if chain else {})}
+        for node, placeholder in replaced.items():
+            placeholder.replace_all_uses_with(made[node], propagate_meta=False)
+            graph.erase_node(placeholder)
+
+    def _kept(self, output: Node, results: int) -> tuple[Any, ...]:
+        """What the forward returns now; the descriptions of it follow."""
+        returned: Any = output.args[0]
+        instead = {self.held: self.source, self.computed: None}
+        changed = [instead.get(n, n) if i >= results and isinstance(n, Node) else n for i, n in enumerate(returned)]
+        stays = [i for i, n in enumerate(changed) if n is not None or returned[i] is None]
+        if isinstance(described := output.meta.get("desc"), (list, tuple)) and len(described) == len(changed):
+            output.meta["desc"] = [described[i] for i in stays]
+        return tuple(changed[i] for i in stays)
