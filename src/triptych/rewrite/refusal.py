@@ -18,8 +18,13 @@ class Refused(Exception):
     def __init__(
         self, reason: str | Refusal = "", *, at: Node | Value | None = None, wanted: Any = None, found: Any = None
     ) -> None:
-        super().__init__()
-        self.refusal = reason if isinstance(reason, Refusal) else Refusal(reason, at, wanted, found)
+        super().__init__(reason, at, wanted, found)
+
+    @property
+    def refusal(self) -> Refusal:
+        """As data; made here, because most refusals are misses that nobody asks about."""
+        reason, *data = self.args
+        return reason if isinstance(reason, Refusal) else Refusal(reason, *data)
 
     @property
     def reason(self) -> str:
