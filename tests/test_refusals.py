@@ -15,14 +15,17 @@ import torch
 import triptych
 from triptych.ir.program import Program
 from triptych.ir.refusal import Refusal
+from triptych.passes.catalogue import all_rules
 from triptych.rewrite.driver import run_rules
 from triptych.rewrite.edits import Erase, Respell, Together
 from triptych.rewrite.emit import Emitter
+from triptych.rewrite.examples import make_inputs
 from triptych.rewrite.refusal import Refused
 from triptych.rewrite.rewriter import Rewriter
 from triptych.rewrite.rule import Match, Rule
 from triptych.rewrite.spelling import Spelling
 from triptych.testing.capture import capture
+from triptych.testing.check import apply_example
 
 X, Y = torch.randn(4, 8), torch.randn(4, 8)
 
@@ -398,6 +401,26 @@ def test_why_not_says_fires_only_where_the_rewriter_agrees():
 
 
 # ---- all rules ----
+
+
+def one_of_each(rule):
+    """The first example that fires and the first that declines, in its first dialect."""
+    return [e for fires in (True, False) for e in [x for x in rule.examples if x.fires is fires][:1]]
+
+
+@pytest.mark.parametrize("name", sorted(all_rules()))
+def test_why_not_says_fires_where_the_driver_rewrites(name):
+    rule = all_rules()[name]
+    for example in one_of_each(rule):
+        gm, _ = capture(example.program, make_inputs(example), example.dialects[0], example.dynamic)
+        if example.prepare is not None:
+            example.prepare(gm.graph)
+        subject = type(rule)(**example.settings) if example.settings else rule
+        train = not example.is_inference
+        names = [n.name for n in gm.graph.nodes]
+        answer = triptych.why_not(subject, gm, train=train, options=example.options)
+        assert [n.name for n in gm.graph.nodes] == names
+        assert bool(answer.fires) == bool(apply_example(rule, gm, example).fired), str(answer)
 
 
 def names_in_text(path: Path) -> list[str]:

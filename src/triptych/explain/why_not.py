@@ -92,7 +92,7 @@ def why_not(
         graphs = {name: gm for name, gm in without.graphs.items() if name.partition("#")[0] in LOOKED_AT}
     for one in rules:
         for name, gm in graphs.items():
-            would_fire, refused = _look(one, Program(gm, options=given), name)
+            would_fire, refused = _look(one, Program(gm, options=given, is_inference=not train), name)
             fires += would_fire if is_graph else []
             misses += refused
     distinct = {(m.rule, m.node, m.at, m.reason, m.source): m for m in reversed(misses)}
