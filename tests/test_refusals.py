@@ -209,8 +209,6 @@ def test_what_reads_strides_is_at_fault():
     class OtherStrides(ReturnOther):
         """abs(x) -> the same values with other strides"""
 
-        keeps_strides = False
-
     def program(x):
         y = x.abs()
         return y.view(32) + 1

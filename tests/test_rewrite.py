@@ -99,7 +99,6 @@ def test_other_strides_are_refused_where_they_show():
     class Restride(Rule):
         """t(x) -> contiguous(t(x))"""
 
-        keeps_strides = False
         interior_may_be_used = True
 
         def pattern(self, op, x):
@@ -112,6 +111,42 @@ def test_other_strides_are_refused_where_they_show():
     assert not tally.fired and "stride" in reasons(tally)[0]
     _, tally = apply(Restride(), lambda x: torch.relu(x.t()) @ x, X, dialect="aten")
     assert tally.fired
+
+
+def test_a_rule_for_no_gradient_is_refused_where_one_is_wanted():
+    class ReluAsClamp(Rule):
+        """relu(x) -> clamp(x, min=0), whose gradient at 0 is 1"""
+
+        without_gradient = True
+
+        def pattern(self, op, x):
+            return op.relu(x)
+
+        def rewrite(self, op, x):
+            return op.clamp(x, min=0)
+
+    _, tally = apply(ReluAsClamp(), lambda x: x.relu() + 1, X)
+    assert tally.fired
+    _, tally = apply(ReluAsClamp(), lambda x: x.relu() + 1, X.clone().requires_grad_())
+    assert not tally.fired and "gradient" in reasons(tally)[0]
+
+
+def test_the_very_operand_may_stand_for_what_returns_it():
+    """Nothing is known of the values there, and the first is returned: it is x, before and after."""
+
+    class Drop(Rule):
+        """dropout(x, 0), relu(x) -> x"""
+
+        def pattern(self, op, x, p, train):
+            return op.dropout(x, p, train) | op.relu(x)
+
+        def rewrite(self, op, x):
+            return x
+
+    fired, kept = (symbolic_trace(f) for f in (lambda x: F.dropout(x, 0.0, True), lambda x: F.dropout(x, 0.5, True)))
+    assert run_rules(Rewriter(Program(fired), "test"), [Drop()]).fired
+    assert not run_rules(Rewriter(Program(kept), "test"), [Drop()]).fired
+    assert not run_rules(Rewriter(Program(symbolic_trace(lambda x: x.relu())), "test"), [Drop()]).fired
 
 
 @pytest.mark.parametrize("rewrite, reason", [

@@ -82,7 +82,6 @@ class AttentionByHand(AttentionRule):
     """Scores that no mask covers lie above this number."""
 
     takes_random = True
-    keeps_strides = False
 
     @classmethod
     def rule_name(cls) -> str:

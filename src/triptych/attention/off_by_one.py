@@ -32,8 +32,6 @@ def _shifted_by_maximum(q: Any, k: Any, v: Any) -> Any:
 class SoftmaxOffByOne(AttentionRule):
     """exp(x - m) / (exp(-m) + sum(exp(x - m))) -> softmax(cat([x, 0]))[..., :-1], where attention follows"""
 
-    keeps_strides = False
-
     def sites_at(self, program: Program, node: Node) -> Iterator[Match]:
         form = _form(program, node)
         result, scores = tensor_fact(node), tensor_fact(form.scores) if form is not None else None

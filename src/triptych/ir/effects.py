@@ -15,7 +15,9 @@ from .. import _private
 from .calls import Call, of_a_library, op_parameters, overload_called, read
 from .facts import fact, sharing
 from .modules import called_module
-from .schema import overloads, packet_tags
+from .operations import with_trait
+from .schema import overloads, packet_tags, same_constant
+from .traits import is_view
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ def _from_schema(node: Node, overload: _private.OpOverload) -> Effects:
         writes += _running_stats(read(node))
     random, may_copy = known.random, known.may_copy
     if random and ((call := read(node)) is not None):
-        random, may_copy = not _drops_nothing(call), may_copy and not _is_operand(call)
+        random, may_copy = not _drops_nothing(call), may_copy and returned_operand(call) is None
     aliases = operands(known.aliased) or (_shared(node) if may_copy else ())
     return Effects(writes, aliases, may_copy, random, known.kept, known.barrier)
 
@@ -159,12 +161,11 @@ def _running_stats(call: Call | None) -> tuple[Node, ...]:
 
 @functools.cache
 def _op_may_alias(op: str) -> bool:
-    if op in ("tensor_getitem", "getattr", "to", "to_like", "getitem", "einsum", "reshape", "permute", "split"):
-        return True
-    if "maybe_aliasing_or_mutating" in packet_tags(op):
-        return True
-    return any(r.alias_info is not None for s in overloads(op) if not s.mutates for r in s.overload._schema.returns)
+    return is_view(op) or op in ("getattr", "to_like", "einsum") or "maybe_aliasing_or_mutating" in packet_tags(op)
 
+
+RETURN_OPERAND = with_trait("returns_operand")
+DROPOUTS = frozenset("dropout alpha_dropout feature_dropout feature_alpha_dropout".split())
 
 RANDOM_NAMES = ("dropout", "multi_head_attention", "gumbel_softmax")
 """Functions written in Python that draw random numbers, which no schema says."""
@@ -187,15 +188,26 @@ def _draws(call: Call) -> bool:
 
 
 def _drops_nothing(call: Call) -> bool:
-    """Attention and dropout are tagged random whatever their arguments; without dropout they draw nothing."""
+    """Attention and dropout are tagged random whatever their arguments; without dropout they draw nothing.
+
+    `native_dropout` with a probability of 0 draws its mask all the same.
+    """
     if "dropout_p" in op_parameters(call.op):
-        return call.get("dropout_p") == 0.0 and not isinstance(call.get("dropout_p"), Node)
-    return call.get("train") is False
+        return same_constant(call.get("dropout_p"), 0.0)
+    never = call.op.removesuffix("_") in DROPOUTS and same_constant(call.get("p"), 0.0)
+    return never or call.get("train") is False
 
 
-def _is_operand(call: Call) -> bool:
-    """Dropout that drops nothing returns its very operand; its fact, computed by a decomposition, is a copy."""
-    return "dropout" in call.op and call.get("train") is False
+def returned_operand(call: Call | None) -> Node | None:
+    """The operand that a call returns itself, neither a copy nor a view of it: `+x`, and dropout that drops nothing.
+
+    Its fact may be a copy all the same: that of dropout is computed by a decomposition.
+    """
+    if call is None or call.mutates:
+        return None
+    if call.op in DROPOUTS and _drops_nothing(call):
+        return call.args.get("input")
+    return call.args.get("self") if call.op in RETURN_OPERAND else None
 
 
 def _from_call(node: Node) -> Effects:
@@ -227,7 +239,8 @@ def _from_call(node: Node) -> Effects:
     first = operands if in_python or call.op == "einsum" else operands[:1]
     if "maybe_aliasing_or_mutating" in packet_tags(call.op):
         first = operands
-    return Effects((), first if may_alias else _shared(node), may_copy=not _is_operand(call), random=random)
+    may_copy = returned_operand(call) is None
+    return Effects((), first if may_alias else _shared(node), may_copy=may_copy, random=random)
 
 
 def _has_tensor(node: Node) -> bool:
@@ -260,7 +273,7 @@ def _from_module(node: Node) -> Effects:
     if module is not None and _private.has_hooks(module):
         return Effects(writes=operands, aliases=operands, random=True, kept=True, barrier=True)
     if isinstance(module, torch.nn.modules.dropout._DropoutNd) and not (module.inplace and module.training):
-        return Effects(aliases=operands, may_copy=True, random=module.training)
+        return Effects(aliases=operands, may_copy=True, random=module.training and module.p != 0)
     if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
         return Effects(kept=module.training, barrier=module.training)
     if type(module) is torch.nn.Embedding and module.max_norm is not None:

@@ -14,7 +14,6 @@ from torch.fx import Graph, GraphModule, Node
 from .. import _private
 from ..errors import VerificationError
 from .alias import Aliasing
-from .calls import read
 from .copies import copy_graph
 from .facts import fact
 from .origins import given_tensor
@@ -268,13 +267,7 @@ def _bytes(graph: Graph) -> int:
 
 def _draws(graph: Graph, aliasing: Aliasing) -> list[tuple[str, Any]]:
     """The random draws in their order: the same list draws the same numbers."""
-    return [(target_name(n), _shape(n)) for n in graph.nodes if aliasing.effects(n).random and not _drops_none(n)]
-
-
-def _drops_none(node: Node) -> bool:
-    """`dropout` with a probability of 0 hands its operand back, in training too."""
-    call = read(node)
-    return call is not None and call.op.rstrip("_").endswith("dropout") and call.args.get("p") == 0.0
+    return [(target_name(n), _shape(n)) for n in graph.nodes if aliasing.effects(n).random]
 
 
 def _shape(node: Node) -> Any:

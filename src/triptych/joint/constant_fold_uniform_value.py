@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from ..ir.calls import Call
+from ..ir.facts import known_equal
 from ..ir.program import Program
 from ..ir.traits import is_view
 from ..ir.values.affine import Affine
@@ -66,8 +67,6 @@ class FoldToFull(Rule):
     Torch itself computes the number, in the tensor's dtype, and only by operations whose rounding is fixed.
     """
 
-    keeps_strides = False
-
     def pattern(self, op):
         return op.call_of()
 
@@ -104,7 +103,7 @@ class FoldToFull(Rule):
 
 
 class FoldViewToFull(Rule):
-    """view(full(...)) -> full(shape, number), where somebody still uses it and the strides are the same
+    """view(full(...)) -> full(shape, number), where somebody still uses the view and it is not expanded
 
     What computed with the view is folded before, so most views are unused by then.
     """
@@ -117,6 +116,9 @@ class FoldViewToFull(Rule):
 
     def check(self, m):
         _require_number(m)
+        dims = zip(m.root.tensor.shape, m.root.tensor.stride())
+        expanded = any(known_equal(stride, 0) and not known_equal(size, 1) for size, stride in dims)
+        m.require(not expanded, "the view is expanded, with a stride of 0: in full it would take more memory")
 
     def rewrite(self, op, m):
         return full_like(op, m, m.bindings["number"])

@@ -67,7 +67,6 @@ def full_like(op: Emitter, m: Match, number: bool | int | float) -> Any:
 class DecidedOperation(Rule, ABC):
     """An operation whose result the known values of its operands decide, but which is not one number itself."""
 
-    keeps_strides = False
     ops: ClassVar[frozenset[str]]
 
     def pattern(self, op):

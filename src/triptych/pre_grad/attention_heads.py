@@ -46,7 +46,6 @@ class GroupedHeads(Rule):
     exact = False
     mixed_dtypes = True
     takes_random = True  # dropout stays what it was, in the same place
-    keeps_strides = False
 
     def pattern(self, op, q, k, v, mask, dropout, causal, scale):
         return op.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=False)

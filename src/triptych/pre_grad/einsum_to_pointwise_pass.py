@@ -85,8 +85,6 @@ def _aligned(op: Emitter, indices: str, value: Any, order: Sequence[str]) -> Any
 class EinsumToProduct(Rule):
     """einsum("bi,bj->bij", a, b) -> a[:, :, None] * b[:, None, :], where nothing is summed over two operands"""
 
-    keeps_strides = False
-
     def pattern(self, op, equation, tensors):
         return op.einsum(equation, tensors)
 
@@ -122,7 +120,6 @@ class EinsumOverOne(Rule):
     """einsum("bik,bkj->bij", a, b) -> a * b, where k is 1, and products of several operands; up to rounding"""
 
     exact = False
-    keeps_strides = False
 
     def pattern(self, op, equation, tensors):
         return op.einsum(equation, tensors)
@@ -153,7 +150,6 @@ class EinsumToSum(Rule):
     """einsum("bhd,bhd->bh", a, b) -> (a * b).sum(-1), a batch of single dot products; up to rounding"""
 
     exact = False
-    keeps_strides = False
 
     def pattern(self, op, equation, tensors):
         return op.einsum(equation, tensors)

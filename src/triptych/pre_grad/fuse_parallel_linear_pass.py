@@ -89,7 +89,6 @@ class OwnPointers(Rule):
     """
 
     exact = False
-    keeps_strides = False
 
     def __init__(self, most_rows: int = 64, own_pointers: bool | None = None) -> None:
         self.most_rows = most_rows
@@ -153,7 +152,6 @@ class JoinedWeights(Rule):
     """
 
     exact = False
-    keeps_strides = False
 
     def sites(self, program: Program) -> Iterator[Match]:
         for run in runs_with_one_key(program, member_of, _key):

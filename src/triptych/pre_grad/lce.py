@@ -178,7 +178,6 @@ class MatmulLce(Rule):
 
     exact = False
     interior_may_be_used = True
-    keeps_strides = False
 
     def pattern(self, op, x: Tensor, w: Tensor, b):
         return op.permute(layer(op, x, w, bias=b), TURNED)
@@ -268,7 +267,6 @@ class FusedLce(Rule):
     """linear(x.mT, W).mT, linear(x.mT, V).mT -> split(cat([W, V]) @ x), along the features; up to rounding"""
 
     exact = False
-    keeps_strides = False
 
     def sites(self, program: Program) -> Iterator[Match]:
         for run in runs_with_one_key(program, _member, _key):

@@ -62,8 +62,6 @@ def _write_after_cat(a: Any, b: Any) -> Any:
 class CatHeldByAnother(Rule):
     """cat([a, b, c]) and cat([b, c]) -> the second is a slice of the first"""
 
-    keeps_strides = False
-
     def sites(self, program: Program) -> Iterator[Match]:
         for node in list(program.graph.nodes):
             call = None if node._erased else program.call(node)

@@ -91,8 +91,6 @@ def _is_cut_along(piece: IndexMap, dim: int) -> bool:
 class MergeStackTanhUnbind(Rule):
     """unbind(tanh(stack(split(x)))) -> split(tanh(x)), for any pointwise operations; unbind(x) likewise"""
 
-    keeps_strides = False
-
     def sites(self, program: Program) -> Iterator[Match]:
         for node in list(program.graph.nodes):
             site = None if node._erased else _site(program, node)

@@ -94,7 +94,6 @@ class SinkDequantize(Rule):
     """view(dequantize(q, scale)) -> dequantize(view(q), scale), by tensor or by channel, the channels' dim followed"""
 
     mixed_dtypes = True
-    keeps_strides = False  # of a slice, a GEMM may get a dense copy for what lay apart
 
     def pattern(self, op, d: Tensor, shape, dims, dim, start, end, step, index):
         return op.any_of(

@@ -14,7 +14,6 @@ from torch.fx import Node
 from .. import _private
 from ..ir.calls import Call
 from ..ir.facts import tensor_fact
-from ..ir.gradients import gradient_wanted
 from ..ir.program import Program
 from ..match.pattern import Tensor
 from ..rewrite.edits import Respell
@@ -194,7 +193,6 @@ class NanToNumOfRelu(Rule):
             kept.posinf in (INFINITY, largest),
             "no one operation makes {found} of inf alone", wanted=f"inf or {largest}", found=kept.posinf,
         )  # fmt: skip
-        m.require(not gradient_wanted(m.program), "a gradient may be wanted, and would differ at NaN, inf or 0")
 
     def rewrite(self, op, m, x, nan, posinf, neginf):
         kept = Replaced.by(m, x.dtype, nan, posinf, neginf)

@@ -26,8 +26,6 @@ ROUNDING = ("round", "floor", "ceil", "trunc")
 class Positive(Noop):
     """+x -> x"""
 
-    returns_operand = True
-
     def pattern(self, op, x: Tensor):
         return op.positive(x)
 

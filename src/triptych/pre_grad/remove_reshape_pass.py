@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..ir.facts import fact, known_equal, storage, tensor_fact
+from ..ir.facts import difference, fact, known_equal, storage, tensor_fact
 from ..ir.program import Program
 from ..ir.traits import is_pointwise
 from ..match.pattern import Ints, Tensor
@@ -44,6 +44,8 @@ class FewerViews(Rule):
         made = build(op, m.program.value(way.source), plan(way.map))
         apart = storage(made.fact) != storage(fact(way.source))
         m.require(not apart or storage(m.root.fact) != storage(fact(way.source)), "would have to be copied")
+        if restrided := difference(m.root.fact, made.fact):  # a view that follows may have to copy then
+            raise Refused(restrided.blaming(m.root.node))
         return made
 
     examples = [

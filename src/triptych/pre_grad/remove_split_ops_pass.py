@@ -66,7 +66,6 @@ class PieceOfACat(Rule):
     """split(cat([a, b], d), sizes, d)[0] -> a, and unbind(stack([a, b]))[0] -> a; slices and selects likewise"""
 
     interior_may_be_used = True
-    keeps_strides = False
 
     def pattern(self, op, x: Tensor, sizes, dim, i, start, end, step):
         pieces = op.split(x, sizes, dim=dim)[i] | op.unbind(x, dim=dim)[i]

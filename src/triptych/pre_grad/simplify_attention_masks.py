@@ -109,7 +109,6 @@ class MaskRule(Rule, ABC):
     exact = False
     mixed_dtypes = True
     takes_random = True  # dropout stays what it was, in the same place
-    keeps_strides = False
 
     def pattern(self, op: PatternBuilder, q, k, v, mask, dropout, scale, gqa):
         return op.scaled_dot_product_attention(q, k, v, mask, dropout, False, scale=scale, enable_gqa=gqa)
@@ -308,7 +307,6 @@ class LayOutMask(Rule):
 
     exact = False
     takes_random = True  # dropout stays what it was, in the same place
-    keeps_strides = False
 
     def sites(self, program: Program) -> Iterator[Match]:
         for node in list(program.graph.nodes):

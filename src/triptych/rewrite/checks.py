@@ -28,20 +28,14 @@ class Terms(Protocol):
     def takes_random(self) -> bool: ...
     @property
     def without_facts(self) -> bool: ...
-    @property
-    def returns_operand(self) -> bool: ...
-    @property
-    def keeps_strides(self) -> bool: ...
 
 
 @dataclass(frozen=True)
 class _Plain:
-    """No random draws, all facts known, strides as they were."""
+    """No random draws, all facts known."""
 
     takes_random: bool = False
     without_facts: bool = False
-    returns_operand: bool = False
-    keeps_strides: bool = True
 
 
 PLAIN = _Plain()
@@ -125,7 +119,7 @@ class Checks:
                 raise Refused("{at} uses the value before the replacement can stand", at=user)
 
     def _check_value(self, was: Node, now: Node, terms: Terms) -> bool:
-        """Is it as good as what it replaces? True where its strides differ, which must not be seen."""
+        """Raises Refused unless shape, dtype and device stay; True where strides differ, which `follow` looks into."""
         old, new = fact(was), fact(now)
         if old is None or new is None:
             if not terms.without_facts:
@@ -134,9 +128,6 @@ class Checks:
                 raise Refused("strides are not known and could be seen, by {found}", at=was, found=observer)
             return False
         if problem := difference(old, new, strides=False):
-            raise Refused(problem.blaming(was))
-        problem = difference(old, new)
-        if problem and terms.keeps_strides:
             raise Refused(problem.blaming(was))
         return not same_strides(old, new)
 

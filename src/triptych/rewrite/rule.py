@@ -18,6 +18,7 @@ from torch.fx import Node
 
 from ..errors import TriptychError
 from ..ir.facts import tensor_fact
+from ..ir.gradients import gradient_wanted
 from ..ir.program import Program, Value
 from ..ir.refusal import Refusal
 from ..ir.text import line
@@ -193,12 +194,8 @@ class Rule:
     """The pattern covers random draws, and the rewrite keeps their meaning."""
     without_facts: ClassVar[bool] = False
     """Right even where shapes and dtypes are unknown: the rewrite keeps both by its form."""
-    returns_operand: ClassVar[bool] = False
-    """What is dropped hands back its very operand (`nn.Identity`): nothing about the value differs, known or not."""
-    keeps_strides: ClassVar[bool] = True
-    """False: the result may lie otherwise in memory where nobody can see it."""
     without_gradient: ClassVar[bool] = False
-    """The values stay, and the gradient may not: fires only where none is wanted, which its check asks."""
+    """The values stay the same, and their gradient may not: the rule is refused wherever a gradient may be wanted."""
     stages: ClassVar[tuple[str, ...]] = ("pre_grad", "joint")
     """Where a rule runs that was given in the option `add_rules`."""
     only_explains: ClassVar[bool] = False
@@ -270,6 +267,8 @@ class CompiledRule:
         if not self.finds_itself:
             self._default_checks(match)
         self.rule.check(match, **{name: match[name] for name in self._check})
+        if self.rule.without_gradient and gradient_wanted(match.program):
+            raise Refused("a gradient may be wanted, and would not be the same")
 
     def rewrite(self, op: Any, match: Match, accept: Callable[[Any], _Accepted]) -> _Accepted:
         """Build what stands there instead and hand it to `accept`, which raises Refused where it is not sound."""
