@@ -19,37 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from tests.models import Call
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """How far two values may be apart: relative * |want| + scaled * max|tensor| + group * max|all tensors|.
-
-    - `relative` covers the rounding of one value.
-    - `scaled` covers cancellation: an element near zero carries the rounding error of the large terms it was
-      summed from. It goes by the tensor's largest element rather than being absolute, because with an
-      absolute one a tensor of small gradients would pass whatever it holds.
-    - `group` covers a tensor that is zero but for rounding (a key's bias under softmax, a bias before a batch
-      norm): its noise goes by the other gradients of the model.
-    """
-
-    relative: float
-    scaled: float
-    group: float
-
-
-# float32 rounds at 6e-8. Sums taken in another order, through a few layers, were seen to differ by 1e-6 of
-# the largest element, and by 1e-5 in the gradients of a batch norm. An attention scale that is 5 % off
-# changes the models here by 2e-3 and more. The limits stand between, nearer to the rounding.
-TOLERANCES = {
-    torch.float64: Tolerance(1e-9, 1e-10, 1e-12),
-    torch.float32: Tolerance(1e-4, 1e-5, 1e-6),
-    torch.float16: Tolerance(5e-3, 5e-3, 1e-3),
-    torch.bfloat16: Tolerance(2e-2, 2e-2, 1e-2),
-}
-TOLERANCES[torch.complex64] = TOLERANCES[torch.float32]
-TOLERANCES[torch.complex128] = TOLERANCES[torch.float64]
-EXACT = Tolerance(0.0, 0.0, 0.0)
+from triptych.ir.tolerances import EXACT, PROGRAM, difference, largest
 
 
 @dataclass
@@ -241,7 +211,7 @@ def _none_or_tensor(value: Tensor | None) -> str:
 
 
 def _tensor_differences(want: dict[str, Tensor], got: dict[str, Tensor]) -> list[str]:
-    scale = max((_largest(tensor) for tensor in want.values()), default=0.0)
+    scale = max((largest(tensor) for tensor in want.values()), default=0.0)
     found = []
     for name, tensor in want.items():
         found += [f"{name}: {what}" for what in _one_tensor(tensor, got[name], scale)]
@@ -276,35 +246,16 @@ def _visible_stride(tensor: Tensor) -> list[int]:
 
 
 def _value_difference(want: Tensor, got: Tensor, group_scale: float) -> str:
-    if want.numel() == 0:
-        return ""
-    limits = TOLERANCES.get(want.dtype, EXACT)
-    wide = torch.complex128 if want.is_complex() else torch.float64
-    exact, actual = want.to_dense().to(wide), got.to_dense().to(wide)
-    error = (actual - exact).abs()
-    # equal infinities and NaN in the same place differ by NaN, and are no difference
-    error[(actual == exact) | (actual.isnan() & exact.isnan())] = 0.0
-    error.nan_to_num_(nan=float("inf"))
-    allowed = limits.relative * exact.abs() + limits.scaled * _largest(want) + limits.group * group_scale
-    excess = error - allowed.nan_to_num(nan=0.0, posinf=0.0)
-    if not bool((excess > 0).any()):
-        return ""
-    worst = int(excess.flatten().argmax())
-    place = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), want.shape))
-    count = int((excess > 0).sum())
-    return (
-        f"value {actual.flatten()[worst].item():.6g} at {place}, "
-        f"expected {exact.flatten()[worst].item():.6g} "
-        f"({count} of {want.numel()} elements are off by more than allowed)"
-    )
+    problem = difference(want, got, PROGRAM.get(want.dtype, EXACT), group=group_scale)
+    return f"value {problem}" if problem else ""
 
 
-def _largest(tensor: Tensor) -> float:
-    """The largest finite magnitude."""
-    if tensor.numel() == 0 or not (tensor.is_floating_point() or tensor.is_complex()):
-        return 0.0
-    magnitude = tensor.detach().to_dense().abs().to(torch.float64)
-    return float(magnitude.nan_to_num(nan=0.0, posinf=0.0).max())
+def assert_close(got: Tensor, want: Tensor, name: str = "value") -> None:
+    """One tensor, up to what a compiled program may differ from eager by."""
+    kinds = [(t.dtype, t.shape, t.device) for t in (got, want)]
+    assert kinds[0] == kinds[1], f"{name}: {kinds[0]}, expected {kinds[1]}"
+    problem = difference(want, got, PROGRAM.get(want.dtype, EXACT))
+    assert not problem, f"{name}: {problem}"
 
 
 def _sharing_differences(want: Outcome, got: Outcome) -> list[str]:

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests import compare, models
+from tests import models
 from tests.compare import Call, check_inference, check_training, differences, observe
+from triptych.ir.tolerances import PROGRAM
 
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 
@@ -267,7 +268,7 @@ def test_rounding_passes_and_little_more() -> None:
     wrong = observe(lambda: want + 1e-3, Call())
     assert not differences(outcome, rounding)
     assert differences(outcome, wrong)
-    assert set(compare.TOLERANCES) >= {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+    assert set(PROGRAM) >= {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "vit"])

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import triptych
-from tests.compare import check_inference
+from tests.compare import assert_close, check_inference
 from tests.models import build
 from triptych.passes.session import watching
 from triptych.pre_grad.conv_norm import stirred
@@ -35,13 +35,13 @@ def test_with_freeze_nothing_of_the_norms_is_left(codegen):
     model = convnet(trained=True)
     compiled = torch.compile(model, backend=triptych.compile_fx, options={"freeze": True, "codegen": codegen})
     with torch.no_grad(), watching() as sessions:
-        torch.testing.assert_close(compiled(X), model(X), rtol=1e-4, atol=1e-4)
+        assert_close(compiled(X), model(X))
         assert [r.rewrites for r in sessions[0].records if r.name == "fuse_conv_bn"] == [4]
         kinds = {n.split(".")[1] for n in names(sessions[0].graphs["forward"])}
         assert kinds <= {"convolution", "relu", "addmm", "view", "reshape", "permute"}, kinds
         model[1].running_var.mul_(2)
         model[3].weight.mul_(2)
-        torch.testing.assert_close(compiled(X), model(X), rtol=1e-4, atol=1e-4)
+        assert_close(compiled(X), model(X))
 
 
 def test_without_the_promise_the_norms_stay():
@@ -77,7 +77,7 @@ def test_autocast():
         got, want = compiled(X), model(X)
     assert [r.rewrites for r in sessions[0].records if r.name == "fuse_conv_bn"] == [1]
     assert got.dtype == want.dtype
-    torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+    assert_close(got, want)
 
 
 @pytest.mark.parametrize("capture", ["symbolic_trace", "export"])
@@ -89,7 +89,7 @@ def test_graphs_of_modules(capture):
         else:
             gm = torch.fx.symbolic_trace(model)
         compiled = triptych.compile_fx(gm, [X], options={"codegen": "eager", "freeze": True})
-        torch.testing.assert_close(compiled(X), model(X), rtol=1e-4, atol=1e-5)
+        assert_close(compiled(X), model(X))
     assert [r.rewrites for r in sessions[0].records if r.name == "fuse_conv_bn"] == [1]
 
 
@@ -107,7 +107,7 @@ def test_a_convolution_used_twice_is_left_alone():
     compiled = torch.compile(model, backend=triptych.compile_fx, options={"freeze": True, "codegen": "eager"})
     with torch.no_grad(), watching() as sessions:
         for got, want in zip(compiled(X), model(X)):
-            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+            assert_close(got, want)
     (record,) = [r for r in sessions[0].records if r.name == "fuse_conv_bn"]
     assert not record.rewrites and all("used elsewhere" in d.reason for d in record.declines)
 

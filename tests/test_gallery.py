@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from triptych.ir.tolerances import GRADIENT
 from triptych.pipeline import STAGES, Hook
 from triptych.rewrite.passes import Pass
 from triptych.rewrite.rule import Rule
-from triptych.testing import check, declines, fires
+from triptych.testing import declines, fires
 from triptych.testing.check import compare_gradients, gradients, run_example
 from triptych.testing.gallery import CLOSE, DIFFERS, EQUAL, NOTHING, exhibit, one_line
 
@@ -127,7 +128,7 @@ def test_what_cancels_is_measured_by_what_it_is_made_of():
     assert compare_gradients(lambda x: x * 1000, lambda x: x * 1000.0001, [x])
     with pytest.raises(AssertionError):
         compare_gradients(lambda x: x * 1000, lambda x: x * 1001, [x])
-    assert set(check.GRADIENT_TOLERANCE) >= {torch.float16, torch.bfloat16, torch.float64}
+    assert set(GRADIENT) >= {torch.float16, torch.bfloat16, torch.float64}
 
 
 def several_lines(x):

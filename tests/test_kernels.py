@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch.autograd import gradcheck, gradgradcheck
 
 import triptych  # noqa: F401  (registers the operators)
+from triptych.ir.tolerances import REWRITE, difference, largest
 from triptych.kernels.lce import EPILOGUES
 
 ops = torch.ops.triptych
@@ -190,6 +191,6 @@ def check_kernels():
 def close(got, want, summed=None):
     """Against float64: the error of one rounding of the result and of sums in float32, which were as large as `summed`."""
     assert got.shape == want.shape
-    unit = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}[got.dtype]
-    size = (want if summed is None else summed).abs().max().item() if want.numel() else 0.0
-    torch.testing.assert_close(got.double(), want, rtol=unit, atol=unit * max(size, 1e-6))
+    scale = largest(want if summed is None else summed)
+    problem = difference(want, got, REWRITE[got.dtype], scale=max(scale, 1e-6))
+    assert not problem, problem

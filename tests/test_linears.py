@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import triptych
+from tests.compare import assert_close
 from triptych.ir.program import Program
 from triptych.passes.session import watching
 from triptych.pre_grad.fuse_parallel_linear_pass import FuseParallelLinearPass
@@ -106,13 +107,13 @@ def test_against_eager(name, train, codegen):
     if not (train and name == "fused lce"):  # there the weights' gradients taken apart may cost more
         assert fired[wanted] == count, fired
     want = model(x)
-    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    assert_close(got, want)
     if train:
         inputs = [x, *model.parameters()]
         weights = torch.randn_like(want)
         grads = [torch.autograd.grad((y * weights).sum(), inputs) for y in (want, got)]
         for name, one, other in zip(("x", *dict(model.named_parameters())), *grads, strict=True):
-            torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-3, msg=lambda m, name=name: f"{name}: {m}")
+            assert_close(other, one, name)
 
 
 @pytest.mark.parametrize("pass_, program", [
@@ -156,7 +157,7 @@ def test_layers_over_features_are_not_copied():
         options = {"codegen": "eager", "remove_passes": remove}
         with torch.no_grad(), watching() as sessions:
             got = torch.compile(model, backend=triptych.compile_fx, options=options)(x)
-            torch.testing.assert_close(got, model(x), rtol=1e-4, atol=1e-4)
+            assert_close(got, model(x))
         return [n for n in sessions[0].graphs["forward"].graph.nodes if n.target is torch.ops.aten.clone.default]
 
     model, x = Lce(True), torch.randn(64, 8, 256)
@@ -170,7 +171,7 @@ def test_autocast():
     compiled = torch.compile(model, backend=triptych.compile_fx, options=options)
     x = torch.randn(64, 6, 32)
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-        torch.testing.assert_close(compiled(x), model(x), rtol=5e-2, atol=5e-2)
+        assert_close(compiled(x), model(x))
 
 
 def test_no_weight_is_stale_without_the_promise():

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import triptych
+from tests.compare import assert_close
 from triptych.passes.session import watching
 
 
@@ -195,7 +196,7 @@ def results(program: Any, given: list[torch.Tensor], train: bool) -> list[torch.
 def check(natural: Natural, compiled: Any, train: bool) -> None:
     given = natural.inputs()
     for want, got in zip(results(natural.program, given, train), results(compiled, given, train), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+        assert_close(got, want)
         assert got.stride() == want.stride() or train
 
 

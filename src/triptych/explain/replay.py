@@ -16,6 +16,7 @@ from .. import _private
 from ..errors import TriptychError, VerificationError
 from ..ir.numbers import compare, compare_strides
 from ..ir.running import Result
+from ..ir.tolerances import Tolerance, difference
 from ..options import Options
 from ..passes.session import Session
 from .explain import cut_off, name_of, observed_backend
@@ -165,11 +166,10 @@ def _require_close(name: str, want: Any, got: Any, tolerance: float) -> None:
         raise VerificationError(f"{name} is {'gone' if got is None else 'there and was not'}")
     if not isinstance(want, Tensor):
         return
-    largest = float(want.abs().max()) if want.numel() and want.dtype.is_floating_point else 0.0
-    try:
-        torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance * largest, equal_nan=True)
-    except AssertionError as error:
-        raise VerificationError(f"{name} differs: {error}") from error
+    if want.dtype != got.dtype or want.shape != got.shape:
+        raise VerificationError(f"{name} is {got.dtype}{list(got.shape)}, and was {want.dtype}{list(want.shape)}")
+    if problem := difference(want, got, Tolerance(tolerance, tolerance)):
+        raise VerificationError(f"{name} differs: {problem}")
 
 
 def _raised(error: Exception) -> Failure:

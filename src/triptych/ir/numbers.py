@@ -21,15 +21,13 @@ from .program import ATEN, dialect_of
 from .running import Result, run_graph
 from .samples import Given, Unsampled, hint, samples
 from .text import target_name
+from .tolerances import VERIFIED, beyond, largest, magnitude
 
 LIMIT = 2**30
 """Graphs whose values take more bytes than this are not run."""
 
 FACTOR = 8.0
 """How many times the rounding error of the graph before, seen from a run in float64, the graph after may have."""
-
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
-"""Where there is no run in float64: how far values may be apart, relative to the value or the largest of its tensor."""
 
 ROUNDED_INTEGERS = 0.01
 """Integers that come from floating-point numbers (an argmax, a mask) may flip where two values are all but equal."""
@@ -143,7 +141,7 @@ def compare(before: Result, after: Result, exact: Result | None = None, from_flo
     for kind in ("outputs", "written", "gradients"):
         was, now = getattr(before, kind), getattr(after, kind)
         truth = getattr(exact, kind) if exact is not None else {}
-        scale = max(map(_largest, was.values()), default=0.0)
+        scale = max(map(largest, was.values()), default=0.0)
         for name, want in was.items():
             problem = _difference(want, now.get(renamed.get(name, name)), truth.get(name), scale, from_floats)
             if problem:
@@ -166,9 +164,9 @@ def _difference(want: Any, got: Any, truth: Any, scale: float, from_floats: bool
     if not isinstance(want, torch.Tensor) or not isinstance(got, torch.Tensor):
         # a gradient of zeros is not none at all: an optimizer decays a weight that has one, and skips one that has none
         if want is None and isinstance(got, torch.Tensor):
-            return f"is there, {_largest(got):.4g} at most, and was not"
+            return f"is there, {largest(got):.4g} at most, and was not"
         if got is None and isinstance(want, torch.Tensor):
-            return f"is gone: it was {_largest(want):.4g} at most"
+            return f"is gone: it was {largest(want):.4g} at most"
         return None if _same_number(want, got) else f"is {got}, and was {want}"
     if want.shape != got.shape or want.dtype != got.dtype:
         return f"is {got.dtype}{list(got.shape)}, and was {want.dtype}{list(want.shape)}"
@@ -183,61 +181,35 @@ def _difference(want: Any, got: Any, truth: Any, scale: float, from_floats: bool
 
 
 def _float_difference(want: torch.Tensor, got: torch.Tensor, truth: Any, scale: float) -> str | None:
-    dtype = want.dtype
-    wide = torch.complex128 if dtype.is_complex else torch.float64
-    want, got = want.to(wide), got.to(wide)
-    allowed = _allowed(want, truth, dtype, scale)
+    allowed: Any = _allowed(want, truth, scale)
     if allowed is None:
-        truth, rate = want, TOLERANCE.get(dtype, 1e-4)
-        allowed = rate * want.abs().nan_to_num(0.0, 0.0) + rate / 10 * _largest(want) + rate / 100 * scale
-    error = (got - truth).abs()
-    error[(got == want) | (got.isnan() & want.isnan())] = 0.0
-    error[~want.isfinite() & ~truth.isfinite() & ~got.isfinite()] = 0.0
-    error = error.nan_to_num(nan=math.inf, posinf=math.inf)
-    excess = error - allowed
-    if not bool((excess > 0).any()):
-        return None
-    worst = int(excess.flatten().argmax())
-    place = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), want.shape))
-    count = int((excess > 0).sum())
-    limit = allowed.expand_as(error).flatten()[worst].item() if isinstance(allowed, torch.Tensor) else allowed
-    return (
-        f"differs: {got.flatten()[worst].item():.6g} at {place}, before {want.flatten()[worst].item():.6g}; "
-        f"{count} of {want.numel()} elements are off by more than {limit:.2g}"
-    )
+        truth, limits = want, VERIFIED.get(want.dtype, VERIFIED[torch.float32])
+        allowed = limits.relative * magnitude(want).nan_to_num(0.0, 0.0)
+        allowed = allowed + limits.scaled * largest(want) + limits.group * scale
+    problem = beyond(want, got, allowed, truth)
+    return f"differs: {problem}" if problem else None
 
 
-def _allowed(want: torch.Tensor, truth: Any, dtype: torch.dtype, scale: float) -> Any:
+def _allowed(want: torch.Tensor, truth: Any, scale: float) -> float | None:
     """The error that the graph before has itself, some times over; None where the truth is not to be had."""
     if not isinstance(truth, torch.Tensor) or truth.shape != want.shape:
         return None
-    if dtype in (torch.float64, torch.complex128):
+    if want.dtype in (torch.float64, torch.complex128):
         return None  # a run in float64 is the same run: it shows no error
-    own = (want - truth).abs()
+    own = (want.to(truth.dtype) - truth).abs()
     own = own[want.isfinite() & truth.isfinite()]
-    largest = _largest(truth)
+    size = largest(truth)
     own_error = float(own.max()) if own.numel() else 0.0
-    rate = TOLERANCE.get(dtype, 1e-4)
-    if own_error > rate * max(largest, scale):
+    if own_error > VERIFIED.get(want.dtype, VERIFIED[torch.float32]).relative * max(size, scale):
         return None  # the run in float64 took another way: no measure
-    epsilon = torch.finfo(dtype).eps
-    return FACTOR * own_error + 4 * epsilon * largest + epsilon * scale
+    epsilon = torch.finfo(want.dtype).eps
+    return FACTOR * own_error + 4 * epsilon * size + epsilon * scale
 
 
 def _same_number(want: Any, got: Any) -> bool:
     if not isinstance(want, (int, float)) or not isinstance(got, (int, float)):
         return (want is None) == (got is None)
     return math.isclose(want, got, rel_tol=1e-5) or (math.isnan(want) and math.isnan(got))
-
-
-def _largest(value: Any) -> float:
-    if (
-        not isinstance(value, torch.Tensor)
-        or not value.numel()
-        or not (value.is_floating_point() or value.is_complex())
-    ):
-        return 0.0
-    return float(value.abs().to(torch.float64).nan_to_num(0.0, 0.0, 0.0).max())
 
 
 def _mostly_undefined(result: Result) -> bool:

@@ -16,6 +16,7 @@ from ..ir.facts import storage
 from ..ir.partitioned import backward_of
 from ..ir.program import Program
 from ..ir.text import text
+from ..ir.tolerances import EXACT, GRADIENT, REWRITE, difference, largest
 from ..ir.verify import verify
 from ..options import Options
 from ..rewrite.driver import Tally, run_rules
@@ -24,8 +25,6 @@ from ..rewrite.passes import Pass, pass_with_options
 from ..rewrite.rewriter import Rewriter
 from ..rewrite.rule import Rule
 from .capture import capture, runnable
-
-GRADIENT_TOLERANCE = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 
 @dataclass(frozen=True)
@@ -196,12 +195,9 @@ def compare_gradients(
             same = present is None or (none_is_zero and not present.any())
             assert same, f"gradients differ: input {place} has {_kind(got)}, expected {_kind(want)}"
             continue
-        relative = GRADIENT_TOLERANCE.get(want.dtype, 1e-5)
-        # sums in another order: what cancels is as wrong as the largest term
-        absolute = relative * max(1.0, want.nan_to_num(0, 0, 0).abs().max().item() if want.numel() else 0.0)
-        torch.testing.assert_close(
-            got, want, rtol=relative, atol=absolute, equal_nan=True, msg=lambda m: f"gradients differ: {m}"
-        )
+        _check_kind(want, got)
+        problem = difference(want, got, GRADIENT[want.dtype], scale=max(1.0, largest(want)))
+        assert not problem, f"gradients differ: {problem}"
     return True
 
 
@@ -281,9 +277,7 @@ def compare(
 ) -> None:
     assert len(expected) == len(actual), f"{len(expected)} results became {len(actual)}"
     for want, got in zip(expected, actual):
-        assert want.dtype == got.dtype and want.shape == got.shape and want.device == got.device, (
-            f"{want.dtype}{list(want.shape)} became {got.dtype}{list(got.shape)}"
-        )
+        _check_kind(want, got)
         # of a tensor without elements torch's own fake and real kernels report different strides
         strides = [(s, g) for s, g, n in zip(want.stride(), got.stride(), want.shape) if n > 1 and want.numel()]
         assert all(s == g for s, g in strides), f"strides {want.stride()} became {got.stride()}"
@@ -292,20 +286,14 @@ def compare(
         if exact:
             assert torch.equal(_bits(want), _bits(got)), f"values differ by {_gap(want, got)}"
         else:
-            rtol = ROUNDING.get(want.dtype, 0.0)
-            torch.testing.assert_close(got, want, rtol=rtol, atol=rtol * _size(want), equal_nan=True)
+            problem = difference(want, got, REWRITE.get(want.dtype, EXACT))
+            assert not problem, f"values differ: {problem}"
 
 
-ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-"""What a sum in another order may differ by, of the size of its terms."""
-
-
-def _size(tensor: torch.Tensor) -> float:
-    """The largest finite number in it: what cancels in a sum leaves an error of the size of what cancelled."""
-    if tensor.dtype == torch.bool:
-        return 1.0
-    finite = tensor[torch.isfinite(tensor)].abs()
-    return finite.max().item() if finite.numel() else 0.0
+def _check_kind(want: torch.Tensor, got: torch.Tensor) -> None:
+    assert want.dtype == got.dtype and want.shape == got.shape and want.device == got.device, (
+        f"{want.dtype}{list(want.shape)} on {want.device} became {got.dtype}{list(got.shape)} on {got.device}"
+    )
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
