@@ -126,6 +126,7 @@ def _check_node(about, node, actual, symbols):
         "is_causal": lambda: actual.dtype == torch.bool and _lower(actual),
         "is_causal_bias": lambda: actual.is_floating_point() and _lower_bias(actual),
         "every_row_keeps_one": lambda: actual.dtype == torch.bool and bool(actual.any(-1).all()),
+        "never_negative": lambda: not bool((actual < 0).any()),
     }
     for name, truth in answers.items():
         if getattr(about, name)(node):
@@ -305,3 +306,19 @@ def test_folding_random_programs(seed):
     dialect = ("aten", "torch")[seed % 8 == 0]
     for dynamic in (False, True):
         folding(seed, dialect, dynamic)
+
+
+@pytest.mark.parametrize("name, program, wanted", [
+    ("relu", lambda x: x.relu().t(), True),
+    ("clamp", lambda x: x.clamp(0, 3).to(torch.float64), True),
+    ("softmax", lambda x: x.softmax(-1)[:1], True),
+    ("negative", lambda x: x.clamp(-1, 3), False),
+    ("written", lambda x: x.relu().sub_(1), False),
+    ("beyond the operand", lambda x: torch.as_strided(torch.arange(-4, 4)[4:], (8,), (1,), 0) + x[0, 0].long(), False),
+])  # fmt: skip
+def test_never_negative(name, program, wanted):
+    """What is said of the value that the graph returns, or of the first operand of a sum."""
+    gm, _ = capture(program, [torch.randn(3, 3)], "torch", False)
+    (result,) = gm.graph.output_node().args[0]
+    asked = result.args[0] if "add" in str(result.target) else result
+    assert knowledge(Program(gm)).never_negative(asked) is wanted

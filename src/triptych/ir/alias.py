@@ -137,6 +137,17 @@ class Aliasing:
         first, second = storage(fact(left)), storage(fact(right))
         return first is not None and second is not None and first != second
 
+    def is_dead(self, node: Node, draws_may_go: bool = False) -> bool:
+        """Does nobody use the value, and would nobody notice if its node were erased?
+
+        A draw stays, because it advances a generator that later draws and the user see, unless the caller's rewrite
+        does the work of the draw (`draws_may_go`).
+        """
+        if node.users or node.op in ("placeholder", "output"):
+            return False
+        seen = self.effects(node)
+        return seen.pure or (draws_may_go and seen.only_draws)
+
     def same(self, left: Node, right: Node) -> bool:
         """May the two share memory?"""
         return self._root(left) is self._root(right)

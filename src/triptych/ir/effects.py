@@ -36,7 +36,12 @@ class Effects:
 
     @property
     def pure(self) -> bool:
-        return not (self.writes or self.random or self.kept or self.barrier)
+        return not self.random and self.only_draws
+
+    @property
+    def only_draws(self) -> bool:
+        """May draw random numbers, and has no other effect."""
+        return not (self.writes or self.kept or self.barrier)
 
 
 PURE = Effects()

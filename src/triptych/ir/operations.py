@@ -204,7 +204,7 @@ OPERATIONS: dict[str, Operation] = {
     "flip": Operation("same_elements"),
     "roll": Operation("same_elements"),
     "unfold": Operation("same_elements", torch="unfold"),  # `F.unfold` is another function
-    "as_strided": Operation("same_elements reads_layout"),
+    "as_strided": Operation("copies_elements reads_layout"),  # it may read memory beyond its operand
     "as_strided_copy": Operation("reads_layout"),
     "as_strided_scatter": Operation("reads_layout"),
     "view": Operation("reads_layout"),

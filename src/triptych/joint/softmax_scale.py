@@ -33,10 +33,9 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from ..ir.facts import known, tensor_fact
-from ..ir.operations import with_trait
+from ..ir.facts import known
 from ..ir.program import Program, Value
-from ..ir.values.shape_only import SAME_ELEMENTS
+from ..ir.values.knowledge import knowledge
 from ..match.matcher import equal
 from ..match.pattern import Tensor
 from ..rewrite.emit import Emitter
@@ -44,8 +43,6 @@ from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Match, Rule
 
 f32, f64 = torch.float32, torch.float64
-
-NEVER_NEGATIVE = with_trait("never_negative")
 
 
 class _ScaledSoftmax(Rule, ABC):
@@ -84,7 +81,7 @@ class _ScaledSoftmax(Rule, ABC):
         tiny = "x - max(x) may overflow where the scale is tiny"
         m.require(wider, tiny, at=s, wanted=f"a wider dtype than {x.dtype}", found=m.root.dtype)
         m.require(
-            never_negative(m.program, s.node) or x.device.type in self.CONTRACTS,
+            knowledge(m.program).never_negative(s.node) or x.device.type in self.CONTRACTS,
             "the sign of the scale is not known, and nothing is gained by finding it out",
             at=s,
         )
@@ -101,7 +98,7 @@ class _ScaledSoftmax(Rule, ABC):
         """Where the largest scaled element comes from."""
         if isinstance(s, (int, float)):
             return op.amax(x, dim, True) if s > 0 else op.amin(x, dim, True)
-        if never_negative(m.program, s.node):
+        if knowledge(m.program).never_negative(s.node):
             return op.amax(x, dim, True)
         return op.where(op.ge(s, 0), op.amax(x, dim, True), op.amin(x, dim, True))
 
@@ -229,23 +226,3 @@ def _sums(program: Program, node: Node, dim: Any) -> bool:
     if call is None or call.op != "sum" or call.args.get("keepdim") is not True or "dtype" in call.args:
         return False
     return equal(call.args.get("dim"), dim)
-
-
-def never_negative(program: Program, node: Node) -> bool:
-    """Is every element at least 0 (or NaN) by what made it?"""
-    while isinstance(node, Node) and tensor_fact(node) is not None:
-        call = program.call(node)
-        if call is None or call.mutates or program.aliasing.written(node):
-            return False
-        if call.op in NEVER_NEGATIVE:
-            return True
-        if call.op == "clamp":
-            least = call.args.get("min")
-            return isinstance(least, (int, float)) and least >= 0 and call.args.get("max", 0) >= 0
-        if call.op == "full":
-            filled = call.args.get("fill_value")
-            return isinstance(filled, (int, float)) and filled >= 0
-        if call.op not in SAME_ELEMENTS and call.op != "to":
-            return False
-        node = call.args["self"]
-    return False

@@ -56,12 +56,9 @@ class DropUnused(Rule):
 
     def sites(self, program: Program) -> Iterator[Match]:
         for node in reversed(list(program.graph.nodes)):
-            if node.users or node.op in ("placeholder", "output"):
-                continue
-            seen = program.aliasing.effects(node)
-            if seen.pure:
+            if program.aliasing.is_dead(node):
                 yield Match.at(program, node)
-            elif seen.random and not (seen.writes or seen.kept or seen.barrier):
+            elif program.aliasing.is_dead(node, draws_may_go=True):
                 yield Match.at(program, node, problem=VISIBLE_STREAM)
 
     def rewrite(self, op, m):

@@ -159,9 +159,7 @@ class EraseUnused(SoundByRule):
         work = list(self.nodes)
         while work:
             node = work.pop()
-            if node._erased or node.users or node.op in ("placeholder", "output"):
-                continue
-            if rewriter.program.aliasing.effects(node).pure:
+            if not node._erased and rewriter.program.aliasing.is_dead(node):
                 work += node.all_input_nodes
                 rewriter.erase(node)
 

@@ -364,10 +364,7 @@ class Rewriter(Checks):
     def erase_unused(self, nodes: Iterable[Node], takes_random: bool = False) -> None:
         """Erase those of some nodes, latest first, that a rewrite left without users."""
         for node in sorted((n for n in nodes if not n._erased), reverse=True):
-            if node.users or node._erased or node.op in ("placeholder", "output"):
-                continue
-            seen = self.program.aliasing.effects(node)
-            if seen.pure or (takes_random and not (seen.writes or seen.kept or seen.barrier)):
+            if not node._erased and self.program.aliasing.is_dead(node, draws_may_go=takes_random):
                 self.erase(node)
 
 

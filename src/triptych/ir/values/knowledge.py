@@ -33,7 +33,7 @@ from .ranges import RANGES, Interval, interval, of_dtype, of_elements
 from .shape_only import SAME_ELEMENTS, ShapeOnly, distinct, is_plain
 from .transfer import TRANSFER
 
-NEVER_NEGATIVE_ZERO = with_trait("never_negative_zero")
+NEVER_NEGATIVE, NEVER_NEGATIVE_ZERO = with_trait("never_negative"), with_trait("never_negative_zero")
 
 
 def knowledge(program: Program) -> Knowledge:
@@ -116,6 +116,19 @@ class Knowledge:
             if call is None or call.mutates or self.program.aliasing.written(node):
                 return False
             if call.op in NEVER_NEGATIVE_ZERO or (call.op == "mul" and call.args["self"] is call.args["other"]):
+                return True
+            if call.op not in SAME_ELEMENTS and call.op != "to":
+                return False
+            node = call.args.get("self")
+        return False
+
+    def never_negative(self, node: Any) -> bool:
+        """Is every element at least 0, -0.0 included, or NaN?"""
+        while isinstance(node, Node) and tensor_fact(node) is not None:
+            call = self.program.call(node)
+            if call is None or call.mutates or self.program.aliasing.written(node):
+                return False
+            if call.op in NEVER_NEGATIVE or self.interval(node).low >= 0:
                 return True
             if call.op not in SAME_ELEMENTS and call.op != "to":
                 return False

@@ -78,7 +78,7 @@ def _ones_where(where: Condition, found: torch.Tensor) -> Elements | None:
 # ---- views and copies ----
 
 
-@of(*(SAME_ELEMENTS - {"as_strided"}), "tensor_getitem", "identity")  # `as_strided` may read beyond its operand
+@of(*SAME_ELEMENTS, "tensor_getitem", "identity")
 def _view(know: Knowledge, node: Node, call: Call, found: torch.Tensor) -> Elements | None:
     source = call.args.get("self")
     held, own = know.elements(source), tensor_fact(source)

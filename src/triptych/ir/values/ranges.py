@@ -211,7 +211,7 @@ def _count(know: Knowledge, call: Call, found: torch.Tensor) -> Interval | None:
 
 
 RANGES: dict[str, Range] = {
-    **dict.fromkeys(SAME_ELEMENTS - {"as_strided"}, _same),  # which may read beyond its operand
+    **dict.fromkeys(SAME_ELEMENTS, _same),
     **dict.fromkeys(("tensor_getitem", "identity", "index", "gather", "amax", "amin"), _same),
     **dict.fromkeys(("where", "masked_fill", "cat"), _join),
     **dict.fromkeys(("add", "sub", "mul"), _integer),
