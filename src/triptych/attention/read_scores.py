@@ -42,7 +42,8 @@ class ScoreReader:
         self._constants: list[Node] = []
         if not is_number(product.alpha) or not is_plain_number(product.beta):
             raise Refused("a product times something that is not a number")
-        self.factor(product.alpha)
+        if product.alpha != 1:
+            self.factor(product.alpha)
         if product.added is not None:
             self.bias(product.added, product.beta)
 

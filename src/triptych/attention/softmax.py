@@ -168,17 +168,30 @@ def _is_reciprocal(call: Call) -> bool:
 def _shifted_exp(program: Program, node: Any, dim: int) -> SoftmaxForm | None:
     """exp(x - max(x)), or exp(x) of a product that nothing was added to: then no row of it is all zero, unless it
     overflows."""
-    exp = program.call(node) if isinstance(node, Node) else None
-    if exp is None or exp.op != "exp" or exp.mutates or not isinstance(exp.args["self"], Node):
+    if (form := exp_less_maximum(program, node, dim)) is not None:
+        return form
+    exp = _exp(program, node)
+    return SoftmaxForm(exp, dim, [node]) if exp is not None and is_bare_product(program, exp) else None
+
+
+def exp_less_maximum(program: Program, node: Any, dim: int) -> SoftmaxForm | None:
+    """exp(x - max(x)), the top of a softmax over one dim; the form covers these nodes."""
+    less = _exp(program, node)
+    call = program.call(less) if less is not None else None
+    if less is None or call is None or call.op != "sub" or call.get("alpha") != 1:
         return None
-    inner = exp.args["self"]
-    shifted = program.call(inner)
-    if shifted is not None and shifted.op == "sub" and shifted.get("alpha") == 1:
-        scores, shift = shifted.args["self"], shifted.args["other"]
-        highest = reduction(program, shift, SHIFTS)
-        if highest is not None and highest.operand is scores and highest.dim == dim:
-            return SoftmaxForm(scores, dim, [node, inner, *highest.nodes])
-    return SoftmaxForm(inner, dim, [node]) if is_bare_product(program, inner) else None
+    scores, highest = call.args["self"], reduction(program, call.args["other"], SHIFTS)
+    if highest is None or highest.operand is not scores or highest.dim != dim:
+        return None
+    return SoftmaxForm(scores, dim, [node, less, *highest.nodes])
+
+
+def _exp(program: Program, node: Any) -> Node | None:
+    """What a node is the exponential of."""
+    call = program.call(node) if isinstance(node, Node) else None
+    if call is None or call.op != "exp" or call.mutates or not isinstance(call.args["self"], Node):
+        return None
+    return call.args["self"]
 
 
 def is_bare_product(program: Program, node: Any) -> bool:
