@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,13 +20,14 @@ from torch.fx import Graph, Node, map_arg
 from ..ir.alias import Aliasing
 from ..ir.calls import Call
 from ..ir.effects import Effects, effects
-from ..ir.facts import fact, set_fact, tensor_fact
+from ..ir.facts import fact
 from ..ir.gradients import may_require_grad
 from ..ir.program import Program, Value
 from ..ir.values import Knowledge, knowledge
 from ..ir.values.elements import Elements
 from ..ir.values.ranges import Interval
 from ..ir.values.shape_only import ShapeOnly
+from ..rewrite.emit import Emitter
 from .sharing import Shared
 
 
@@ -49,36 +50,41 @@ class Draft(Shared):
         """May autograd follow the expression?"""
         return any(may_require_grad(leaf) for leaf in self.program.leaves([self.of(value)]))
 
-    def place(self, op: Shared, values: Sequence[Value | None]) -> list[Value | None]:
+    def place(self, op: Emitter, values: Sequence[Value | None]) -> list[Value | None]:
         """Write expressions into the graph; the values they are there, in the same order."""
-        placed: dict[Node, Any] = {}
+        sheet = self.program
         drafted = [None if v is None else self.of(v) for v in values]
+        placed: dict[Node, Any] = {}
 
         def in_graph(node: Node) -> Any:
             if node not in placed:
-                real = self.program.stands_for[node]
-                placed[node] = op.size_node(real) if isinstance(real, torch.SymInt) else real
+                original = sheet.original(node)
+                placed[node] = op.size_node(original) if isinstance(original, torch.SymInt) else original
             return placed[node]
 
-        for node in self.program.under([v for v in drafted if v is not None]):
-            if node in self.program.stands_for:
-                continue
-            args, kwargs = map_arg((node.args, node.kwargs), in_graph)
-            operands = [n for n in node.all_input_nodes if n in placed]
-            # two nodes must not have one fact: it would say that they share memory
-            if node in self.program.placed or any(tensor_fact(n) is not tensor_fact(placed[n]) for n in operands):
+        for node in sheet.under([v for v in drafted if v is not None]):
+            if sheet.original(node) is None:
+                args, kwargs = map_arg((node.args, node.kwargs), in_graph)
                 placed[node] = op.node(node.op, node.target, args, kwargs).node
-            else:
-                placed[node] = op.copied(node, args, kwargs).node
-            self.program.placed.add(node)
         return [None if v is None else Value(op.program, in_graph(v.node)) for v in drafted]
 
     def size_node(self, size: torch.SymInt) -> Any:
-        return int(size) if size.node.is_constant() else self.program.stand_in(size)
+        return int(size) if size.node.is_constant() else self._stand_in(size, size.node.expr)
 
     def _plain(self, value: Any) -> Any:
         value = super()._plain(value)
-        return self.program.stand_in(value) if isinstance(value, Node) else value
+        is_real = isinstance(value, Node) and value.graph is not self.program.graph
+        return self._stand_in(value, value) if is_real else value
+
+    def _stand_in(self, original: Node | torch.SymInt, key: Any) -> Node:
+        """What represents a node or a size of the program."""
+        sheet = self.program
+        node = sheet.stand_ins.get(key)
+        if node is None or isinstance(original, Node) and fact(node) is not fact(original):  # its strides changed, say
+            name = f"stand_in_{len(sheet.originals)}"
+            sheet.originals[name] = original
+            node = sheet.stand_ins[key] = self.node("placeholder", name, (), {}).node
+        return node
 
 
 class Sheet(Program):
@@ -94,33 +100,22 @@ class Sheet(Program):
         """By operation and operands, for each autocast state."""
         self.gm, self.options, self.is_inference = origin.gm, origin.options, origin.is_inference
         self.dialect, self.fact_key, self.fake_mode = origin.dialect, origin.fact_key, origin.fake_mode
-        self.stands_for: dict[Node, Node | torch.SymInt] = {}
-        """What each stand-in represents: a node of the program, or a size that some node of it computes."""
-        self.placed: set[Node] = set()
-        """Expressions whose facts nodes of the program have now."""
+        self.originals: dict[str, Node | torch.SymInt] = {}
+        """What stand-ins represent, by their names: nodes of the program, or sizes that some node of it computes."""
+        self.stand_ins: dict[Any, Node] = {}
         self.notes = {}
-        self._stand_ins: dict[Any, Node] = {}
         self._calls = {}
         self._sizes = None
         self._aliasing = _SheetAliasing(self)
         self.knowledge = _SheetKnowledge(self)
 
-    def stand_in(self, value: Node | torch.SymInt) -> Node:
-        """What represents a node or a size of the program; a node of the sheet is itself."""
-        if isinstance(value, Node) and value.graph is self.graph:
-            return value
-        key, known = (value, fact(value)) if isinstance(value, Node) else (value.node.expr, value)
-        node = self._stand_ins.get(key)
-        if node is None or key is value and fact(node) is not known:  # its strides may have changed since
-            with self.graph.inserting_before(self.end):
-                node = self.graph.placeholder("stand_in")
-            set_fact(node, known, self.fact_key)
-            self._stand_ins[key], self.stands_for[node] = node, value
-        return node
+    def original(self, node: Node) -> Node | torch.SymInt | None:
+        """What a stand-in represents; None for an expression."""
+        return self.originals[str(node.target)] if node.op == "placeholder" else None
 
     def real(self, node: Node) -> Node | None:
-        """The node of the program that a stand-in represents; None for an expression, and for a size."""
-        value = node if node.graph is not self.graph else self.stands_for.get(node)
+        """The node of the program that a node of it, or its stand-in, is; None for an expression, and for a size."""
+        value = node if node.graph is not self.graph else self.original(node)
         return value if isinstance(value, Node) else None
 
     def under(self, values: Sequence[Value]) -> list[Node]:
@@ -143,6 +138,12 @@ class Sheet(Program):
     def call(self, node: Node) -> Call | None:
         real = self.real(node)
         return super().call(node) if real is None else self.origin.call(real)
+
+    def compute(self, node: Node, known: Callable[[Node], Any] = fact, at: Node | None = None) -> Any:
+        original = self.original(node)
+        if original is None:
+            return super().compute(node, known, at)
+        return fact(original) if isinstance(original, Node) else original
 
     @contextlib.contextmanager
     def computing(self, node: Node) -> Iterator[None]:

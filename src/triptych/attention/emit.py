@@ -10,10 +10,9 @@ from ..ir.program import Value
 from ..rewrite.copying import copied_as
 from ..rewrite.emit import Emitter
 from .plan import AttentionPlan
-from .sharing import Shared
 
 
-def emit(op: Shared, plan: AttentionPlan, same_strides: bool) -> Value:
+def emit(op: Emitter, plan: AttentionPlan, same_strides: bool) -> Value:
     """What takes the place of the product with the values; `same_strides`: with strides as eager has them."""
     q, k, wide, v, attn_mask, finite_rows, kept_rows, *factors = plan.draft.place(op, plan.values)
     assert v is not None

@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..ir.facts import fact, set_fact
 from ..ir.program import Program, Value
-from ..ir.text import RULE
-from ..rewrite.emit import STALE_META, Emitter
+from ..rewrite.emit import Emitter
 
 
 class Shared(Emitter):
@@ -29,22 +27,6 @@ class Shared(Emitter):
         value = super().node(kind, target, args, kwargs)
         self.earlier[key] = value.node
         return value
-
-    def copied(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-        """The call of a node of another graph on these arguments, of which its fact tells the result already."""
-        key = (node.op, node.target, _key(args), _key(kwargs))
-        same = self.earlier.get(key)
-        if same is not None and self._usable(same):
-            return Value(self.program, same)
-        with self.program.graph.inserting_before(self.anchor):
-            copy = self.program.graph.create_node(node.op, node.target, args, kwargs)
-        self.made.append(copy)
-        copy.meta = {k: v for k, v in self.anchor.meta.items() if k not in STALE_META}
-        copy.meta[RULE] = self.rule
-        set_fact(copy, fact(node), self.program.fact_key)
-        self.program.added(copy)
-        self.earlier[key] = copy
-        return Value(self.program, copy)
 
     def _usable(self, node: Node) -> bool:
         aliasing = self.program.aliasing
