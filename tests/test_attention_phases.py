@@ -122,7 +122,29 @@ def test_a_sink_is_a_term():
 
 def test_a_term_without_a_rule_is_an_error():
     with pytest.raises(TypeError, match="no rule for Term"):
-        apply_to_scores(Term(None), None, None)
+        apply_to_scores(Term(None, None), None, None)
+
+
+@pytest.mark.parametrize(
+    ("program", "at", "reason"),
+    [
+        (lambda q, k, v: (q @ k.mT).add(1).tanh().softmax(-1) @ v, "tanh", "tanh stands between"),
+        (lambda q, k, v: (q @ k.mT).clamp(max=5.0).softmax(-1) @ v, "clamp", "cut off above"),
+        (lambda q, k, v: (q @ k.mT).masked_fill(v > 0, -1e9).mul(-1).add(1).softmax(-1) @ v, "mul", "negative number"),
+        (lambda q, k, v: (q @ k.mT).add(1).softmax(-1).mul(v).sin() @ v, "sin", "sin stands between"),
+        (
+            lambda q, k, v: torch.nn.functional.dropout((q @ k.mT).softmax(-1), 1.0).mul(2) @ v,
+            "dropout",
+            "of everything",
+        ),
+    ],
+)
+def test_refusals_name_the_operation_at_fault(program, at, reason):
+    found = captured(program, [torch.randn(2, 6, 6) for _ in range(3)])
+    (match,) = AttentionByHand().sites(found)
+    with pytest.raises(Refused, match=reason) as refused:
+        compiled(AttentionByHand()).check(match)
+    assert refused.value.refusal.node.name == at
 
 
 def test_expressions_are_not_in_the_graph():

@@ -57,7 +57,7 @@ class Way:
         inside, result, needed = set(attention.covered), attention.values.node, planned.leaves
         for node in attention.covered:
             if node is not result and (node in needed or any(u not in inside for u in node.users)):
-                raise Refused(f"{node.name} is used outside the attention")
+                raise Refused("{at} is used outside the attention", at=node)
         return planned
 
 
@@ -106,7 +106,7 @@ class AttentionByHand(AttentionRule):
             return
         except Refused as refused:
             if paths_down:
-                yield Match.at(program, node, problem=refused.reason)
+                yield Match.at(program, node, problem=refused.refusal)
             return
         if not paths_down:
             if obstacle := obstacle_above(program, node):

@@ -9,6 +9,7 @@ from torch.fx import Node
 from ..ir.calls import Call
 from ..ir.facts import known_equal, tensor_fact
 from ..ir.program import Program
+from ..ir.refusal import Refusal
 from .contraction import contraction_of
 from .layout import VIEWS
 from .read_scores import SPELLINGS
@@ -49,19 +50,26 @@ def ways_from_products(program: Program, last: Node) -> Iterator[list[Node]]:
     yield from climb(last, [])
 
 
-def obstacle_above(program: Program, softmax: Node) -> str | None:
+def obstacle_above(program: Program, softmax: Node) -> Refusal | None:
     """What keeps a softmax that stands between two products from being read as attention."""
-    work, seen = [(n, "") for n in softmax.all_input_nodes], 0
+    work: list[tuple[Node, Node | None]] = [(n, None) for n in softmax.all_input_nodes]
+    seen = 0
     while work and seen < SEARCHED:
-        (node, through), seen = work.pop(0), seen + 1
+        (node, obstacle), seen = work.pop(0), seen + 1
         call = program.call(node)
         if contraction_of(program, node) is not None:
-            return f"{through} stands between the product and the softmax" if through else None
+            return None if obstacle is None else _obstacle(program, obstacle)
         if call is not None and tensor_fact(node) is not None:
             spelling = None if call.mutates else SPELLINGS.get(call.op)
-            name = through or ("" if spelling is not None and spelling.operands else call.op)
-            work += [(n, name) for n in node.all_input_nodes]
+            first = obstacle or (None if spelling is not None and spelling.operands else node)
+            work += [(n, first) for n in node.all_input_nodes]
     return None
+
+
+def _obstacle(program: Program, node: Node) -> Refusal:
+    call = program.call(node)
+    assert call is not None
+    return Refusal(f"{call.op} stands between the product and the softmax", at=node)
 
 
 def _full(operand: Node, node: Node, call: Call) -> bool:

@@ -14,6 +14,7 @@ from torch.fx import Node
 from ..ir.facts import known
 from ..ir.program import Value
 from ..rewrite.refusal import Refused
+from .blame import blaming
 from .choices import choice
 from .draft import Draft
 from .layout import BatchStep, aligned
@@ -47,7 +48,8 @@ def plan_probabilities(draft: Draft, terms: Sequence[Term], scores: ScorePlan, m
     """The plan behind all terms, applied one after the other."""
     plan = ProbabilityPlan(scores, may_draw)
     for term in terms:
-        plan = apply(term, plan, draft)
+        with blaming(term.node):
+            plan = apply(term, plan, draft)
     if scores.sink is not None and not plan.sink_is_dropped:
         raise Refused("the sink counts as a value")
     return plan

@@ -76,17 +76,17 @@ def _roles(
     """The product with queries left and keys right, and the labels of their axes: as softmax and values want it."""
     softmax = program.call(around.softmax)
     assert softmax is not None
-    reasons = []
+    refusals: list[Refused] = []
     for product, query, key in _possible_roles(program, path[0]):
         layout = product_layout(product, query, key)
         try:
             if _behind_views(program, layout, path).key == softmax.args.get("dim"):
                 _check_values(values, _behind_views(program, layout, [*path, around.softmax, *around.after]))
                 return product, query, key
-            reasons.append("the softmax is not over the keys")
+            refusals.append(Refused("the softmax is not over the keys"))
         except Refused as refused:
-            reasons.append(refused.reason)
-    raise Refused(reasons[0] if reasons else "the scores are not a product of queries and keys")
+            refusals.append(refused)
+    raise refusals[0] if refusals else Refused("the scores are not a product of queries and keys", at=path[0])
 
 
 def _possible_roles(program: Program, node: Node) -> Iterator[tuple[Contraction, str | None, str]]:

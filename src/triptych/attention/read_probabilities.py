@@ -12,6 +12,7 @@ from ..ir.calls import Call
 from ..ir.facts import known_equal, tensor_fact
 from ..ir.program import Program, Value
 from ..rewrite.refusal import NotConcerned, Refused
+from .blame import blaming
 from .contraction import contraction_of
 from .layout import VIEWS, Layout, viewed
 from .masks import is_number, one_number
@@ -26,7 +27,7 @@ def way_down(program: Program, softmax: Node) -> tuple[list[Node], Node]:
         users = list(node.users)
         if len(users) != 1:
             if any(contraction_of(program, u) is not None for u in users):
-                raise Refused(f"the probabilities {node.name} are used {len(users)} times")
+                raise Refused("the probabilities {at} are used {found} times", at=node, found=len(users))
             raise NotConcerned("no product with values follows")
         before, node = node, users[0]
         if contraction_of(program, node) is not None:
@@ -35,7 +36,7 @@ def way_down(program: Program, softmax: Node) -> tuple[list[Node], Node]:
         if call is None or call.mutates or call.op not in PROBABILITY_SPELLINGS:
             after = any(contraction_of(program, u) is not None for u in node.users)
             if call is not None and after and tensor_fact(node) is not None:
-                raise Refused(f"{call.op} stands between the softmax and the product with the values")
+                raise Refused(f"{call.op} stands between the softmax and the product with the values", at=node)
             raise NotConcerned("no product with values follows")
         operands = [call.args.get(k) for k in ("self", "input", "other")]
         if sum(o is before for o in operands) != 1 or (call.op == "div" and operands[0] is not before):
@@ -60,12 +61,18 @@ class ProbabilityReader:
         assert fact is not None
         self.program = program
         self.type = ScoreType(tuple(fact.shape), fact.dtype, layout)
-        self.node = softmax
-        """The operation that is being read."""
+        self.node = self.reading = softmax
+        """The probabilities so far, and the operation on them that is being read."""
         self.terms: list[Term] = []
 
     def read(self, node: Node) -> None:
         """One operation further down."""
+        self.reading = node
+        with blaming(node):
+            self._read(node)
+        self.node = node
+
+    def _read(self, node: Node) -> None:
         call = self.program.call(node)
         old, new = tensor_fact(self.node), tensor_fact(node)
         assert call is not None and old is not None and new is not None
@@ -76,9 +83,8 @@ class ProbabilityReader:
         PROBABILITY_SPELLINGS[call.op](self, call, node)
         self.type = replace(self.type, shape=tuple(new.shape))
         if new.dtype != self.type.dtype:
-            self.terms.append(Cast(self.type, new.dtype))
+            self.terms.append(Cast(self.type, self.reading, new.dtype))
             self.type = replace(self.type, dtype=new.dtype)
-        self.node = node
 
     def same(self, call: Call, node: Node) -> None:
         """The same probabilities; the dtype of the result is looked at after every operation."""
@@ -87,20 +93,20 @@ class ProbabilityReader:
         result = tensor_fact(node)
         assert result is not None
         layout, step = viewed(self.program, self.type.layout, self.node, node)
-        self.terms.append(View(self.type, call, tuple(result.shape), step))
+        self.terms.append(View(self.type, self.reading, call, tuple(result.shape), step))
         self.type = replace(self.type, layout=layout)
 
     def slice(self, call: Call, node: Node) -> None:
         old, new = tensor_fact(self.node), tensor_fact(node)
         assert old is not None and new is not None
-        self.terms.append(DropSink(self.type, call, old, new))
+        self.terms.append(DropSink(self.type, self.reading, call, old, new))
 
     def dropout(self, call: Call, node: Node) -> None:
         rate, train = call.args["p"], call.get("train")
         if not isinstance(rate, (int, float)) or not isinstance(train, bool):
             raise Refused("a dropout rate that is not a number")
         if train and rate:
-            self.terms.append(Dropout(self.type, float(rate)))
+            self.terms.append(Dropout(self.type, self.reading, float(rate)))
 
     def masked_fill(self, call: Call, node: Node) -> None:
         self._zero_where(call.args["mask"], True, call.args["value"])
@@ -113,12 +119,12 @@ class ProbabilityReader:
         constant = one_number(self.program, value)
         if constant is None or constant[0] != 0:
             raise Refused("probabilities are masked otherwise than the scores")
-        self.terms.append(ZeroWhere(self.type, mask, masks_out))
+        self.terms.append(ZeroWhere(self.type, self.reading, mask, masks_out))
 
     def nan_to_num(self, call: Call, node: Node) -> None:
         if call.get("nan") not in (None, 0):
             raise Refused("NaN becomes another number than zero")
-        self.terms.append(NanToZero(self.type))
+        self.terms.append(NanToZero(self.type, self.reading))
 
     def factor(self, call: Call, node: Node) -> None:
         other = call.args["other"] if call.args["self"] is self.node else call.args["self"]
@@ -128,11 +134,11 @@ class ProbabilityReader:
         if isinstance(other, Node):
             if divide and not Value(self.program, other).is_float:
                 raise Refused("a factor of the probabilities that is not a floating-point tensor")
-            self.terms.append(Factor(self.type, other, divide))
+            self.terms.append(Factor(self.type, self.reading, other, divide))
             return
         if not is_number(other) or (divide and other == 0):
             raise Refused("an unknown factor of the probabilities")
-        self.terms.append(Scale(self.type, float(1 / other if divide else other)))
+        self.terms.append(Scale(self.type, self.reading, float(1 / other if divide else other)))
 
 
 PROBABILITY_SPELLINGS: dict[str, Callable[[ProbabilityReader, Call, Node], None]] = {

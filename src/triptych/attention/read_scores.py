@@ -18,6 +18,7 @@ from ..ir.calls import Call
 from ..ir.facts import known, known_equal, tensor_fact
 from ..ir.program import Program, Value
 from ..rewrite.refusal import Refused
+from .blame import blaming
 from .contraction import Contraction
 from .layout import VIEWS, Layout, viewed
 from .masks import MASKS, is_number, one_number, rounded
@@ -52,13 +53,15 @@ class ScoreReader:
         call, result = self.program.call(node), tensor_fact(node)
         assert call is not None and result is not None
         self.node = node
-        SPELLINGS[call.op].read(self, call, scores)
+        with blaming(node):
+            SPELLINGS[call.op].read(self, call, scores)
         self.covered.append(node)
         while self._constants and all(u in self.covered for u in self._constants[0].users):
             self.covered.append(self._constants.pop(0))
         self._constants.clear()
         self.type = replace(self.type, shape=tuple(result.shape))
-        self.cast(result.dtype)
+        with blaming(node):
+            self.cast(result.dtype)
 
     # ---- terms: what readers of operations call ----
 
@@ -69,7 +72,7 @@ class ScoreReader:
             raise Refused("the scores become another kind of number")
         if torch.finfo(dtype).max < torch.finfo(self.product_dtype).max * 0.99:
             raise Refused(f"scores of {self.product_dtype} may overflow in {dtype}")
-        self.terms.append(Cast(self.type, dtype))
+        self.terms.append(Cast(self.type, self.node, dtype))
         self.type = replace(self.type, dtype=dtype)
 
     def scale(self, number: float) -> None:
@@ -77,7 +80,7 @@ class ScoreReader:
         number = float(number)
         if not math.isfinite(number) or number == 0:
             raise Refused(f"scores are multiplied by {number}")
-        self.terms.append(Scale(self.type, number))
+        self.terms.append(Scale(self.type, self.node, number))
 
     def factor(self, other: Any, divide: bool = False) -> None:
         """Times a number or a tensor, or divided by it."""
@@ -94,7 +97,7 @@ class ScoreReader:
             return None
         if not is_number(other) and not Value(self.program, other).is_float:
             raise Refused("a factor that is not a floating-point number")
-        self.terms.append(Factor(self.type, other, divide))
+        self.terms.append(Factor(self.type, self.node, other, divide))
         return None
 
     def _per_query_and_key(self, factor: Node) -> list[Node] | None:
@@ -120,14 +123,14 @@ class ScoreReader:
         if not isinstance(other, Node):
             if not is_number(other) or not math.isfinite(other) or not math.isfinite(times):
                 raise Refused(f"{other} is added to the scores")
-            self.terms.append(Shift(self.type, result.dtype))
+            self.terms.append(Shift(self.type, self.node, result.dtype))
         elif is_number(other):
-            self.terms.append(Shift(self.type, result.dtype))
+            self.terms.append(Shift(self.type, self.node, result.dtype))
         else:
             value = Value(self.program, other)
             if not value.is_tensor or value.dtype.is_complex or not math.isfinite(times) or times == 0:
                 raise Refused("an unknown bias")
-            self.terms.append(Bias(self.type, other, times, result.dtype))
+            self.terms.append(Bias(self.type, self.node, other, times, result.dtype))
 
     def mask(self, mask: Any, masks_out: bool, fill: Any) -> None:
         """One number in place of the scores where the mask is true, or where it is false."""
@@ -138,7 +141,7 @@ class ScoreReader:
             raise Refused("a mask that is not boolean")
         number, nodes = constant
         self._constants.extend(nodes)
-        self.terms.append(Mask(self.type, mask, masks_out, rounded(number, self.type.dtype)))
+        self.terms.append(Mask(self.type, self.node, mask, masks_out, rounded(number, self.type.dtype)))
 
     def cut_off_below(self, bound: Any) -> None:
         """Nothing stays lower than a bound, which must be the lowest number of the dtype: then it changes -inf only."""
@@ -146,7 +149,7 @@ class ScoreReader:
         if constant is None or math.isnan(constant[0]) or rounded(constant[0], self.type.dtype) > lowest:
             raise Refused("the scores are cut off below")
         if rounded(constant[0], self.type.dtype) == lowest:
-            self.terms.append(CutOff(self.type, lowest))
+            self.terms.append(CutOff(self.type, self.node, lowest))
 
     def subtracts_own_maximum(self, other: Any, scores: Node) -> bool:
         """Is this the highest score over the keys, kept as an axis? Without it the softmax is the same."""
@@ -166,7 +169,7 @@ class ScoreReader:
             self.covered.extend(nodes)
             result = tensor_fact(self.node)
             assert result is not None
-            self.terms.append(Shift(self.type, result.dtype, is_own_maximum=True))
+            self.terms.append(Shift(self.type, self.node, result.dtype, is_own_maximum=True))
             return True
         return False
 
@@ -176,14 +179,14 @@ class ScoreReader:
         is_sink = joined is not None and joined.scores is scores and joined.sink is not scores
         if joined is None or not is_sink or joined.dim != self.type.layout.key:
             raise Refused("scores are joined with others")
-        self.terms.append(Sink(self.type, joined))
+        self.terms.append(Sink(self.type, self.node, joined))
 
     def view(self, call: Call, scores: Node) -> None:
         """The scores in another shape, or their axes in another order."""
         result = tensor_fact(self.node)
         assert result is not None
         layout, step = viewed(self.program, self.type.layout, scores, self.node)
-        self.terms.append(View(self.type, call, tuple(result.shape), step))
+        self.terms.append(View(self.type, self.node, call, tuple(result.shape), step))
         self.type = replace(self.type, layout=layout)
 
 

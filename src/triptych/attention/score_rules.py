@@ -13,6 +13,7 @@ import torch
 
 from ..ir.program import Value
 from ..rewrite.refusal import Refused
+from .blame import blaming
 from .choices import choice, kept_by
 from .draft import Draft
 from .layout import aligned, padded, reshaped_along
@@ -39,7 +40,8 @@ def plan_scores(draft: Draft, terms: Sequence[Term], product_dtype: torch.dtype,
 
 def followed(term: Term, plan: ScorePlan, draft: Draft) -> ScorePlan:
     """The plan behind one more term."""
-    after = apply(term, plan, draft)
+    with blaming(term.node):
+        after = apply(term, plan, draft)
     return replace(after, trail=(*after.trail, (term, plan)))
 
 
@@ -81,7 +83,7 @@ def _scale(term: Scale, plan: ScorePlan, draft: Draft) -> ScorePlan:
 def _factor(term: Factor, plan: ScorePlan, draft: Draft) -> ScorePlan:
     refuse_beside_sink(plan.sink)
     if plan.keep is not None:
-        plan = followed(MaskAsBias(term.before), plan, draft)
+        plan = followed(MaskAsBias(term.before, term.node), plan, draft)
     given = value = draft.of(term.factor)
     if term.divide:
         value = draft.call(operator.truediv, 1, given) if is_number(term.factor) else draft.rdiv(given, 1)
@@ -139,7 +141,7 @@ def _closed_gate(term: Bias, plan: ScorePlan, draft: Draft) -> GateMask | None:
         kept, cut = (added.high, added.low) if gate.by.high == 1 else (added.low, added.high)
         cut = rounded(cut * term.times, torch.promote_types(term.before.dtype, value.dtype))
         if kept == 0 and cut <= MASKS:
-            return GateMask(term.before, gate, kept_by(draft, gate.factor.term.factor), cut)
+            return GateMask(term.before, term.node, gate, kept_by(draft, gate.factor.term.factor), cut)
     return None
 
 

@@ -35,6 +35,8 @@ class Term:
 
     before: ScoreType
     """What the step is applied to."""
+    node: Node
+    """The operation it was read from, which a refusal names."""
 
 
 # ---- on the scores, between the first product and the softmax; the first four on the probabilities too ----

@@ -1,0 +1,21 @@
+"""Which operation a refusal is about."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from torch.fx import Node
+
+from ..rewrite.refusal import Refused
+
+
+@contextlib.contextmanager
+def blaming(node: Node) -> Iterator[None]:
+    """A refusal in here that names no node names this one."""
+    try:
+        yield
+    except Refused as refused:
+        if refused.refusal.at is not None:
+            raise
+        raise type(refused)(refused.refusal.blaming(node)) from None
