@@ -101,7 +101,7 @@ def test_what_comes_from_weights_is_computed_once(name, codegen):
     with torch.no_grad(), watching() as sessions:
         got = compiled(x)
         torch.testing.assert_close(got, model(x))
-    record, _ = [r for r in sessions[0].records if r.name == "freeze"]
+    (record,) = [r for r in sessions[0].records if r.name == "freeze"]
     assert record.changed and record.rewrites == record.fired["computed_once"]
     assert constants is None or record.rewrites == constants
     assert record.nodes_after < record.nodes_before and "done once" in record.note
@@ -125,7 +125,7 @@ def test_what_is_left_in_the_graph(name):
     model = NOT_FOLDED[name]
     with torch.no_grad(), watching() as sessions:
         torch.testing.assert_close(frozen(model)(X), model(X))
-    record, _ = [r for r in sessions[0].records if r.name == "freeze"]
+    (record,) = [r for r in sessions[0].records if r.name == "freeze"]
     assert not record.changed and record.rewrites == 0
 
 
@@ -235,7 +235,7 @@ def test_without_the_promise_every_change_shows(codegen):
 
 
 def constants_of(sessions):
-    record, _ = [r for s in sessions for r in s.records if r.name == "freeze"]
+    (record,) = [r for s in sessions for r in s.records if r.name == "freeze"]
     return record.rewrites
 
 
@@ -330,7 +330,7 @@ def test_what_the_graph_writes_is_never_folded(codegen):
         for _ in range(3):
             torch.testing.assert_close(compiled(X), eager(X))
     assert constants_of(sessions) == 1
-    first, _ = [r for s in sessions for r in s.records if r.name == "freeze"]
+    (first,) = [r for s in sessions for r in s.records if r.name == "freeze"]
     reasons = [d.reason for d in first.declines]
     assert reasons == ["the graph itself writes it"] * 2
 
@@ -434,7 +434,7 @@ def test_inference_tensors_are_not_folded():
             torch.testing.assert_close(compiled(X), model(X))
         write_in_place(model)
         torch.testing.assert_close(compiled(X), model(X))
-    record, _ = [r for r in sessions[0].records if r.name == "freeze"]
+    (record,) = [r for r in sessions[0].records if r.name == "freeze"]
     assert not record.changed and "inference tensor" in record.declines[0].reason
 
 
@@ -508,7 +508,7 @@ def test_a_bisection_can_stop_it():
 
 def test_explain_shows_it():
     exp = triptych.explain(Two(), X, options={"freeze": True, "codegen": "eager"})
-    record, _ = [r for r in exp.passes if r.name == "freeze"]
+    (record,) = [r for r in exp.passes if r.name == "freeze"]
     assert "2 operations are done once" in record.note and "aten.cat" in record.before and "aten.cat" not in record.after
     assert "computed_once" in str(exp) and "done once" in exp.to_json()
 

@@ -199,7 +199,7 @@ def compile_flow(
             inputs = frozen.inputs
         # nothing to partition, so the joint stage has its turn here
         gm = joint_stage(gm, inputs, is_inference=True)
-        again = freeze(gm, inputs, session) if options.freeze else None  # what its passes made of weights: padding
+        again = freeze(gm, inputs, session, again=True) if options.freeze else None
         if again is not None:
             inputs = again.inputs
         compiled = post_grad_stage(gm, inputs, "inference")

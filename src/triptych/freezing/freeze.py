@@ -44,12 +44,17 @@ class Frozen:
         return boxed(run)
 
 
-def freeze(gm: GraphModule, inputs: Sequence[Any], session: Session) -> Frozen | None:
-    """Take out of an inference graph what is computed from weights alone, in place; None if there is nothing such."""
+def freeze(gm: GraphModule, inputs: Sequence[Any], session: Session, again: bool = False) -> Frozen | None:
+    """Take out of an inference graph what is computed from weights alone, in place; None if there is nothing such.
+
+    `again`: after the joint stage, for what its passes make of weights (padding); told only if there is something.
+    """
     mark_weights(gm, session)
     run_stage("freeze", gm, session, graph="joint", example_inputs=inputs, is_inference=True)
     taken: ComputedOnce | None = gm.meta.pop(COMPUTED_ONCE, None)
     if taken is None:
+        if again:
+            session.records.pop()
         return None
     made = [fact(n) for n in taken.constants]
     note = f"{taken.operations} operations are done once, {_amount(sum(map(bytes_of, made)))} are kept"
