@@ -161,6 +161,11 @@ def test_expressions_are_not_in_the_graph():
     assert snapshot(program) == before
 
 
+def test_the_page_names_every_term():
+    page = (ROOT / "docs" / "attention.md").read_text()
+    assert all(f"`{term.__name__}`" in page for term in Term.__subclasses__() if term.__module__ == Term.__module__)
+
+
 @pytest.fixture
 def tables():
     """What a page adds to the tables of spellings is taken out again."""
