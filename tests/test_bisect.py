@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 import triptych
 from triptych.cli import main
-from triptych.explain.bisect import AT_FAULT, EQUAL, NOT_OURS, bisect_command
-from triptych.explain.demo import SmallTransformer
+from triptych.explaining.bisect import AT_FAULT, EQUAL, NOT_OURS, bisect_command
+from triptych.explaining.demo import SmallTransformer
 from triptych.ir.fingerprint import fingerprint
 from triptych.ir.program import Program
 from triptych.options import Options
@@ -226,7 +226,7 @@ def test_what_is_not_our_rewrites_is_said():
 
 def test_the_option_that_makes_the_difference_is_named(monkeypatch):
     """As if Inductor's kernels were wrong."""
-    from triptych.explain import replay
+    from triptych.explaining import replay
 
     real = replay.Subject.check
 

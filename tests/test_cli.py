@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 import triptych
 from triptych.cli import main
-from triptych.explain import demo as demo_module
-from triptych.explain.source import split
+from triptych.explaining import demo as demo_module
+from triptych.explaining.source import split
 from triptych.passes.catalogue import PassInfo, RuleInfo
 
 EAGER = ["--option", "codegen=eager"]
@@ -230,7 +230,7 @@ def test_an_unknown_stage_names_the_near_ones():
 
 
 def test_why_not_prints_near_misses(file, monkeypatch):
-    from triptych.explain.why_not import WhyNot
+    from triptych.explaining.why_not import WhyNot
     from triptych.rewrite.record import Decline, Firing
 
     asked = []

@@ -10,8 +10,8 @@ from torch import nn
 
 import triptych
 from triptych.errors import TriptychError, UnknownName
-from triptych.explain.diff import aligned, folded, unified
-from triptych.explain.explanation import Explanation
+from triptych.explaining.diff import aligned, folded, unified
+from triptych.explaining.explanation import Explanation
 from triptych.options import Options
 from triptych.passes.record import Listing, PassRecord
 from triptych.passes.session import Session
@@ -337,7 +337,7 @@ def test_wrong_use_is_named():
 
 
 def test_the_function_and_the_package_of_one_name():
-    from triptych.explain import table  # noqa: F401
+    from triptych.explaining import table  # noqa: F401
 
     assert callable(triptych.explain) and triptych.why_not
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import triptych
+import triptych.backend
 from triptych import _private
 from triptych.fallback import require_eager_draws
 from triptych.passes.manager import _StageRunner

@@ -15,6 +15,7 @@ import triptych
 from triptych.ir.facts import fact
 from triptych.ir.verify import verify
 from triptych.joint import softmax_scale
+from triptych.joint.canonicalize_aten_ir_passes import CanonicalizeAtenIrPasses
 from triptych.joint.pass_patterns import PassPatterns
 from triptych.passes.session import watching
 from triptych.testing import compare_graphs, run_pass
@@ -34,7 +35,7 @@ def on_joint_graph(program, inputs, dynamic=False, exact=False, **options):
     """Captures the joint graph, runs the rules over it and compares results and gradients with the graph before."""
     gm, given = capture_joint(program, inputs, dynamic)
     before = copy.deepcopy(gm)
-    run_pass(triptych.pipeline.CanonicalizeAtenIrPasses, gm)
+    run_pass(CanonicalizeAtenIrPasses, gm)
     tally = run_pass(PassPatterns, gm, options={f"pass_patterns.{k}": v for k, v in options.items()})
     gm.graph.lint()
     verify(gm)
@@ -141,7 +142,7 @@ def test_scaled_softmax_of_a_training_step(dynamic, dtype, scale):
     inputs = [learned(2, 6, 8, dtype=dtype), learned(2, 6, 8, dtype=dtype), learned(2, 1, 1, dtype=dtype)]
     gm, given = capture_joint(program, inputs, dynamic)
     before = copy.deepcopy(gm)
-    run_pass(triptych.pipeline.CanonicalizeAtenIrPasses, gm)
+    run_pass(CanonicalizeAtenIrPasses, gm)
     tally = run_pass(PassPatterns, gm)
     name = "div_softmax_pattern" if scale == "div" else "mul_softmax_pattern"
     if scale == "tensor" and dtype == f32:
@@ -325,7 +326,7 @@ def test_each_can_be_removed_by_name(name):
     gm, _ = capture_joint(program, [learned(4, 4), torch.tensor([1, 2, 3, 0])])
     triptych.joint_graph_passes(gm)
     gm, _ = capture_joint(program, [learned(4, 4), torch.tensor([1, 2, 3, 0])])
-    run_pass(triptych.pipeline.CanonicalizeAtenIrPasses, gm)
+    run_pass(CanonicalizeAtenIrPasses, gm)
     with_it = run_pass(PassPatterns, copy.deepcopy(gm)).fired
     without = run_pass(PassPatterns, gm, options={"remove_passes": name}).fired
     assert with_it[name] and not without[name]

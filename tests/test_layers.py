@@ -23,7 +23,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("passes",),
     ("repro",),
     ("cache", "calling_convention", "codegen", "freezing", "partition", "references", "fallback", "stages", "backend"),
-    ("explain",),
+    ("explaining",),
     ("testing",),
     ("cli_base", "cli_debug", "cli", "__main__"),
 ]

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import triptych
 from triptych.cli import main
-from triptych.explain.source import load
+from triptych.explaining.source import load
 from triptych.repro.write import repro_of, write_repro
 
 

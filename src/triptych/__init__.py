@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from .errors import RuleError, TriptychError, UnknownName, UnsupportedTorch, VerificationError
-
-# at once, not later: the function must be here before anybody imports the sub-package of the same name
-from .explain.explain import explain
-from .explain.why_not import find, why_not
-from .options import Options
-from .passes.catalogue import list_passes
-from .pre_grad.normalized_nodes import NormalizedLinearNode, NormalizedMatmulNode
-from .rewrite.functions import rule
-from .rewrite.rule import FirstOf, Match, Rule
-from .stages import joint_graph_passes, post_grad_passes, pre_grad_passes
+from .releases import check_release
 
 if TYPE_CHECKING:
     from .backend import compile_fx, make_backend
-    from .explain.bisect import bisect
+    from .errors import RuleError, TriptychError, UnknownName, UnsupportedTorch, VerificationError
+    from .explaining.bisect import bisect
+    from .explaining.explain import explain
+    from .explaining.why_not import find, why_not
+    from .options import Options
+    from .passes.catalogue import list_passes
+    from .pre_grad.normalized_nodes import NormalizedLinearNode, NormalizedMatmulNode
+    from .rewrite.functions import rule
+    from .rewrite.rule import FirstOf, Match, Rule
+    from .stages import joint_graph_passes, post_grad_passes, pre_grad_passes
 
 __version__ = "0.1.0"
+
+check_release()
 
 __all__ = [
     "FirstOf", "Match", "NormalizedLinearNode", "NormalizedMatmulNode", "Options", "Rule", "RuleError", "TriptychError",
@@ -28,13 +30,29 @@ __all__ = [
     "joint_graph_passes", "list_passes", "make_backend", "post_grad_passes", "pre_grad_passes", "rule", "why_not",
 ]  # fmt: skip
 
-_LATER = {"bisect": ".explain.bisect", "compile_fx": ".backend", "make_backend": ".backend"}
+_HOMES = {
+    ".backend": ("compile_fx", "make_backend"),
+    ".errors": ("RuleError", "TriptychError", "UnknownName", "UnsupportedTorch", "VerificationError"),
+    ".explaining.bisect": ("bisect",),
+    ".explaining.explain": ("explain",),
+    ".explaining.why_not": ("find", "why_not"),
+    ".passes.catalogue": ("list_passes",),
+    ".pipeline": ("Options",),  # not .options: the pipeline tells the options which names there are
+    ".pre_grad.normalized_nodes": ("NormalizedLinearNode", "NormalizedMatmulNode"),
+    ".rewrite.functions": ("rule",),
+    ".rewrite.rule": ("FirstOf", "Match", "Rule"),
+    ".stages": ("joint_graph_passes", "post_grad_passes", "pre_grad_passes"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """What needs the whole of torch.compile is imported when it is first asked for."""
-    if name not in _LATER:
+    """A name is imported from its home when it is first asked for: `import triptych` alone costs next to nothing."""
+    if name not in _HOME_OF:
         raise AttributeError(f"module 'triptych' has no attribute {name!r}")
-    import importlib
+    value = globals()[name] = getattr(importlib.import_module(_HOME_OF[name], __name__), name)
+    return value
 
-    return getattr(importlib.import_module(_LATER[name], __name__), name)
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

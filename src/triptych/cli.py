@@ -17,7 +17,7 @@ from rich.text import Text
 from . import cli_debug
 from .cli_base import Failed, command, main, parse_option, working
 from .errors import TriptychError, UnknownName
-from .explain.explanation import PRINTED_WIDTH
+from .explaining.explanation import PRINTED_WIDTH
 from .passes.catalogue import PassInfo
 from .passes.record import PassRecord
 from .pipeline import STAGES
@@ -34,8 +34,8 @@ def demo(out: str, device: str) -> None:
     """Compile a small transformer, show what each pass did, and check the results against eager."""
     import torch
 
-    from .explain.demo import run_demo
-    from .explain.html import page
+    from .explaining.demo import run_demo
+    from .explaining.html import page
 
     if device == "cuda" and not torch.cuda.is_available():
         raise TriptychError("there is no CUDA device here; leave --device out to run on the CPU")
@@ -115,8 +115,8 @@ def explain(
     FILE.py defines NAME (by default `model`), a module or a function, and its inputs as a tuple, or a
     function that returns one: NAME_args, args or example_inputs.
     """
-    from .explain.explain import explain as explain_model
-    from .explain.source import load
+    from .explaining.explain import explain as explain_model
+    from .explaining.source import load
 
     parsed = dict(parse_option(text) for text in options)
     subject = load(file)
@@ -153,7 +153,7 @@ def why_not(rule: str, file: str, train: bool, options: tuple[str, ...], as_json
     missing. The nearest comes first."""
     import triptych
 
-    from .explain.source import load, load_rule
+    from .explaining.source import load, load_rule
 
     wanted: Any = load_rule(rule) if ".py" in rule else rule
     subject = load(file)
@@ -179,7 +179,7 @@ def _print(what: Any) -> None:
 
 
 def _print_changes(records: list[PassRecord]) -> None:
-    from .explain.diff import unified
+    from .explaining.diff import unified
 
     colours = {"+": "green", "-": "red"}
     for record in records:

@@ -45,7 +45,7 @@ def bisect_command(
 
     The exit code is 1 if something differs, 0 if not.
     """
-    from .explain.bisect import EQUAL, bisect, bisect_command
+    from .explaining.bisect import EQUAL, bisect, bisect_command
 
     if (file is None) == (shell_command is None):
         raise TriptychError("give FILE.py[:NAME], or a command with --check")
@@ -77,8 +77,8 @@ def repro_command(
 
     Run, it says whether the compiled program still differs from eager: exit code 1, or 0.
     """
-    from .explain.reduce import write_smallest
-    from .explain.replay import Subject, options_for_checks
+    from .explaining.reduce import write_smallest
+    from .explaining.replay import Subject, options_for_checks
 
     subject, settings = _load(file, options)
     train = train or settings.pop("train", False)
@@ -91,7 +91,7 @@ def repro_command(
 
 def _load(file: str, options: tuple[str, ...]) -> tuple[Any, dict[str, Any]]:
     """The model of a file; a written reproduction brings its settings with it."""
-    from .explain.source import load
+    from .explaining.source import load
 
     subject = load(file)
     given = {**subject.settings.get("options", {}), **dict(parse_option(text) for text in options)}

@@ -82,7 +82,7 @@ class Repro:
         option_source = OptionSource()
         options = option_source.options(self.options)
         imports = ["import sys", "", "import torch", "", *source.imports(), *option_source.imports]
-        imports = [*imports, "from triptych.explain.replay import run_repro"]
+        imports = [*imports, "from triptych.explaining.replay import run_repro"]
         if self.weights:
             imports.append("from triptych.repro.weights import with_weights")
         wanted = [name for name in ("train", "dynamic") if getattr(self, name)]
