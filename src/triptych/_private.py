@@ -17,9 +17,7 @@ from typing import Any
 
 import torch
 
-from .releases import check_release, is_newer_than_tested, missing_names
-
-check_release()
+from .releases import is_newer_than_tested, missing_names
 
 NAMES: Mapping[str, str] = MappingProxyType(
     {

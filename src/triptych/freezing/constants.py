@@ -17,6 +17,7 @@ log = logging.getLogger("triptych")
 
 _version = attrgetter("_version")
 _address = torch.Tensor.data_ptr
+_strides: Callable[[torch.Tensor], tuple[int, ...]] = torch.Tensor.stride
 
 
 class Constants:
@@ -44,6 +45,10 @@ class Constants:
         self.addresses: list[int] = []
         self.memory: tuple[torch.UntypedStorage, ...] = ()
         """What the addresses point to; held, so that no other memory can come to have one of them."""
+        self.turnable: list[torch.Tensor] = []
+        """Weights that can be transposed in their memory and keep their shape: `p.data = p.data.t()`."""
+        self.turned: list[tuple[int, ...]] = []
+        """The strides of those."""
         self.computed = 0
         """How often the values were computed."""
         self._lock = threading.Lock()
@@ -60,7 +65,11 @@ class Constants:
     def _differ(self, weights: Sequence[torch.Tensor]) -> bool:
         """Were the weights written, or given other memory?"""
         try:
-            return list(map(_version, weights)) != self.versions or list(map(_address, weights)) != self.addresses
+            return (
+                list(map(_version, weights)) != self.versions
+                or list(map(_address, weights)) != self.addresses
+                or list(map(_strides, self.turnable)) != self.turned
+            )
         except RuntimeError:  # an inference tensor, which counts no writes: nobody knows
             return True
 
@@ -71,6 +80,8 @@ class Constants:
         self.versions = [] if untold else list(map(_version, weights))
         self.addresses = list(map(_address, weights))
         self.memory = tuple(w.untyped_storage() for w in weights)
+        self.turnable = [w for w in weights if len(set(sizes := [s for s in w.shape if s != 1])) < len(sizes)]
+        self.turned = list(map(_strides, self.turnable))
         try:
             with torch.inference_mode(False), torch.no_grad():
                 self._compute(weights)
