@@ -8,6 +8,7 @@ does not have is an `UnsupportedTorch` error.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
 import sys
@@ -197,6 +198,7 @@ def is_dispatched(overload: Any) -> bool:
     return torch._C._dispatch_has_kernel(overload.name())
 
 
+@functools.cache
 def is_composite(overload: Any) -> bool:
     """An operator that torch itself takes apart before autograd (`linear`, `reshape`)."""
     name = overload.name()  # `aten::size` stands in symbolic graphs, and yet the dispatcher does not know it

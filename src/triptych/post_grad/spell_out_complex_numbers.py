@@ -28,7 +28,7 @@ class SpellOutComplexNumbers(Rule):
         if program.options.codegen != "eager":
             return
         for node in list(program.graph.nodes):
-            if any(map(_is_misread, _private.pytree.tree_leaves((node.args, node.kwargs)))):
+            if _holds_misread(node.args) or _holds_misread(node.kwargs):
                 yield Match.at(program, node)
 
     def rewrite(self, op, m):
@@ -46,6 +46,12 @@ class SpellOutComplexNumbers(Rule):
         declines(lambda x: x * math.nan, "f32[4]", **EAGER),
         declines(lambda x: x + complex(-0.0, 1), "c64[4]", dialects=("aten",)),
     ]
+
+
+def _holds_misread(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_holds_misread, value))
+    return any(map(_holds_misread, value.values())) if isinstance(value, dict) else _is_misread(value)
 
 
 def _is_misread(value: Any) -> bool:

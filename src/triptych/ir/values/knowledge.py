@@ -14,7 +14,7 @@ from ... import _private
 from ..calls import Call
 from ..facts import known, known_equal, tensor_fact
 from ..operations import with_trait
-from ..program import Program
+from ..program import ATEN, Program
 from .affine import (
     NEVER,
     Affine,
@@ -32,6 +32,9 @@ from .elements import Elements, leaf_of, uniform
 from .ranges import RANGES, Interval, interval, of_dtype, of_elements
 from .shape_only import SAME_ELEMENTS, ShapeOnly, distinct, is_plain
 from .transfer import TRANSFER
+
+AHEAD = 100
+"""So many nodes of an ATen graph are looked at together."""
 
 NEVER_NEGATIVE, NEVER_NEGATIVE_ZERO = with_trait("never_negative"), with_trait("never_negative_zero")
 
@@ -162,7 +165,18 @@ class Knowledge:
         if node not in self._elements:
             with _private.without_dispatch_modes(), torch.no_grad():
                 self._look(node)
+                self._look_ahead(node)
         return self._elements[node]
+
+    def _look_ahead(self, node: Node) -> None:
+        """In an ATen graph whole passes ask about one node after the other: some are looked at at once, for it takes
+        longer to leave the dispatch modes than to look."""
+        for _ in range(AHEAD if self.program.dialect == ATEN else 0):
+            node = node.next
+            if node.op == "output" or node.op == "root":
+                return
+            if tensor_fact(node) is not None:
+                self._look(node)
 
     def interval(self, node: Node) -> Interval:
         """Static numbers that all elements of a tensor lie between."""
