@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from torch.fx import Node
 
 from ..cost import bytes_of, device_model
-from ..ir.facts import same_layout
+from ..ir.facts import same_layout, tensor_of
 from ..ir.program import Program, Value
 from ..rewrite.copying import copied_as
 from ..rewrite.emit import Emitter
 from .plan import Group, Plan
-from .recipes import tensor_of
 from .stacked import Stacked, stack
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.fx import Node
 
 from ..cost import DeviceModel, bytes_of
 from ..ir.calls import Call
-from ..ir.facts import tensor_fact
+from ..ir.facts import tensor_fact, tensor_of
 from ..ir.program import Program, Value
 from ..ir.sizes import elements, size_hint
 from ..ir.text import type_of
@@ -24,12 +23,6 @@ from .stacked import Stacked, broadcast, flat_rows, join, stack
 
 WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 """What norms of these dtypes are computed in, to be rounded once at the end as the unbatched ones are."""
-
-
-def tensor_of(node: Any) -> torch.Tensor:
-    known = tensor_fact(node)
-    assert known is not None
-    return known
 
 
 @dataclass(frozen=True)

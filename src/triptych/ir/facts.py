@@ -28,6 +28,13 @@ def tensor_fact(node: Any) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
+def tensor_of(node: Any) -> torch.Tensor:
+    """The fact of a node that is known to be a tensor."""
+    tensor = tensor_fact(node)
+    assert tensor is not None, f"{node} is no tensor"
+    return tensor
+
+
 POLICY = "recompute"
 """Where the partitioner looks for what to do with a node: whether it is kept for the backward or computed again."""
 

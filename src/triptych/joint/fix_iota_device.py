@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from ..ir.devices import computes_alike, unlike_elsewhere
 from ..ir.effects import node_operands
-from ..ir.facts import tensor_fact
+from ..ir.facts import tensor_fact, tensor_of
 from ..ir.program import Program, Value
 from ..match.pattern import Tensor
 from ..rewrite.examples import declines, fires
@@ -48,14 +48,14 @@ class FixIotaDevice(Rule):
         m.applies(on_cpu)
         chains = [chain for n in on_cpu if (chain := counted_from_iota(m.program, n)) is not None]
         m.applies(chains, "it is not counted in the graph")
-        found = sorted({n for chain in chains for n in chain})
-        for node in found:
-            problem = unlike_elsewhere(m.program.call(node), tensor_fact(node))
+        counted = sorted({n for chain in chains for n in chain})
+        for node in counted:
+            problem = unlike_elsewhere(m.program.call(node), tensor_of(node))
             m.require(problem is None, str(problem), at=node)
-        m.cover(found)
+        m.cover(counted)
 
     def rewrite(self, op, m):
-        twins = {}
+        twins: dict[Node, Any] = {}
         for node in sorted(n for n in m.nodes if n is not m.root.node):
             moved = any(n in twins for n in node.all_input_nodes)
             twins[node] = again_elsewhere(op, node, twins, {} if moved else {"device": m.root.device})

@@ -14,7 +14,8 @@ from ..ir.program import ATEN, Value
 from ..rewrite.copying import copied_as
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
-from ..rewrite.rule import FirstOf, Rule
+from ..rewrite.refusal import NotConcerned
+from ..rewrite.rule import FirstOf, Match, Rule
 
 GROUPED = ["bf16[2, 4, 6, 8]", "bf16[2, 2, 6, 8]", "bf16[2, 2, 6, 8]"]
 ANYWHERE: dict[str, Any] = {"dialects": ["torch"], "settings": {"anywhere": True}}
@@ -53,7 +54,6 @@ class GroupedHeads(Rule):
     def check(self, m, q, mask):
         m.applies(m.program.dialect != ATEN or m.program.has_composites, "the kernel is chosen already")
         key, value = self._repeated(m)
-        m.applies(key is not None and value is not None, "keys and values are not repeated")
         m.applies(isinstance(q, Value) and q.is_tensor and q.rank == 4)
         m.applies(known_equal(key.shape[:3], value.shape[:3]))
         reason = None if self.anywhere else without_kernel(q.tensor, value, mask)
@@ -71,9 +71,11 @@ class GroupedHeads(Rule):
         # another kernel may give its result other strides
         return FirstOf(attend, lambda: copied_as(op, attend(), m.root.tensor))
 
-    def _repeated(self, m: Any) -> tuple[Repeated | None, Repeated | None]:
-        args = m.root.call.args
-        return unrepeated(m.program, args["key"]), unrepeated(m.program, args["value"])
+    def _repeated(self, m: Match) -> tuple[Repeated, Repeated]:
+        key, value = (unrepeated(m.program, m.bindings[name]) for name in ("k", "v"))
+        if key is None or value is None:
+            raise NotConcerned("keys and values are not repeated")
+        return key, value
 
     examples = [
         fires(_interleaved, *GROUPED, **ANYWHERE),

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from ..cost import device_model
-from ..ir.facts import is_static, tensor_fact
+from ..ir.facts import is_static, tensor_fact, tensor_of
 from ..ir.program import ATEN, Program
 from ..ir.refusal import Refusal
 from ..ir.sizes import elements
@@ -32,7 +32,6 @@ from .parallel import (
     read_again,
     runs_with_one_key,
     take_pieces,
-    tensor_of,
 )  # fmt: skip
 
 

@@ -11,15 +11,16 @@ import torch.nn.functional as F
 from torch.fx import Node
 
 from ..cost import bytes_of, device_model, size_hint
-from ..ir.facts import known_equal, tensor_fact
+from ..ir.facts import known_equal, tensor_fact, tensor_of
 from ..ir.program import Program
 from ..ir.sizes import elements
 from ..match.pattern import Tensor
 from ..pieces.read import only_used_by, way_of
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
-from ..rewrite.rule import Rule
-from .parallel import Member, emit_linear, member_of, tensor_of, total_bytes
+from ..rewrite.refusal import NotConcerned
+from ..rewrite.rule import Match, Rule
+from .parallel import Member, emit_linear, member_of, total_bytes
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class _Piece:
 
 @dataclass(frozen=True)
 class _Sum:
-    """A sum taken apart: layers over pieces of one value, in the pieces' order, and what else is added."""
+    """The terms of a sum: layers over pieces of one value, in the pieces' order, and what else is added."""
 
     layers: tuple[tuple[Member, _Piece], ...]
     others: tuple[Node, ...]
@@ -85,25 +86,23 @@ class FuseSplitLinearAdd(Rule):
         terms = _terms(m.program, m.root.node)
         known = [_continues(m.program, t, m.root.node) or _layer(m.program, t, m.root.node) for t in terms]
         m.applies(all(known), "the layers of this sum, if any, are those of a smaller one")
-        found = _taken_apart(m.program, m.root.node)
-        m.applies(found is not None and len(found.layers) > 1, "no sum of linear layers over pieces of one value")
-        assert found is not None
-        m.require(found.whole, "the layers are not over all pieces of {at}, once each", at=found.source)
-        first = found.members[0]
-        unlike = next((member.weight for member in found.members if member.turned != first.turned), None)
+        total = _sum_at(m)
+        m.require(total.whole, "the layers are not over all pieces of {at}, once each", at=total.source)
+        first = total.members[0]
+        unlike = next((member.weight for member in total.members if member.turned != first.turned), None)
         m.require(unlike is None, "weights lie in different ways", at=unlike)
-        m.cover(found.nodes(m.root.node))
-        m.pays(*_costs(m.program, m.root.node, found))
+        m.cover(total.nodes(m.root.node))
+        m.pays(*_costs(m.program, m.root.node, total))
 
     def rewrite(self, op, m):
-        found = _taken_apart(m.program, m.root.node)
-        first = found.members[0]
-        weight = op.cat([member.weight for member in found.members], dim=0 if first.turned else 1)
-        bias: Any = found.biases[0] if found.biases else None
-        for other in found.biases[1:]:
+        total = _sum_at(m)
+        first = total.members[0]
+        weight = op.cat([member.weight for member in total.members], dim=0 if first.turned else 1)
+        bias: Any = total.biases[0] if total.biases else None
+        for other in total.biases[1:]:
             bias = op.add(bias, other)
-        value = emit_linear(op, first, found.source, weight, bias)
-        for other in found.others:
+        value = emit_linear(op, first, total.source, weight, bias)
+        for other in total.others:
             value = op.add(value, other)
         return value
 
@@ -149,8 +148,15 @@ LARGEST_SUM = 64
 """Additions followed from one sum: keeps the pass linear."""
 
 
-def _taken_apart(program: Program, root: Node) -> _Sum | None:
-    """The terms of a sum, through additions that nobody else uses."""
+def _sum_at(m: Match) -> _Sum:
+    total = _read_sum(m.program, m.root.node)
+    if total is None:
+        raise NotConcerned("no sum of linear layers over pieces of one value")
+    return total
+
+
+def _read_sum(program: Program, root: Node) -> _Sum | None:
+    """A sum with at least two layers over pieces of one value, read through additions that nobody else uses."""
     adds, leaves = [root], []
     for add in adds:  # grows while it is read
         for term in _terms(program, add):
@@ -160,9 +166,8 @@ def _taken_apart(program: Program, root: Node) -> _Sum | None:
                 adds.append(term)
             else:
                 leaves.append(term)
-    found = {leaf: layer for leaf in leaves if (layer := _layer(program, leaf, root)) is not None}
-    sources = [piece.source for _, piece in found.values()]
-    layers = [layer for layer in found.values() if layer[1].source is sources[0]]
+    linears = [layer for leaf in leaves if (layer := _layer(program, leaf, root)) is not None]
+    layers = [layer for layer in linears if layer[1].source is linears[0][1].source]
     if len(layers) < 2 or len(set(leaves)) < len(leaves):
         return None
     others = [leaf for leaf in leaves if leaf not in {member.node for member, _ in layers}]
@@ -211,35 +216,35 @@ def _layer(program: Program, node: Node, root: Node) -> tuple[Member, _Piece] | 
     return None if part is None else (member, _Piece(way.source, *part, way.nodes))
 
 
-def _costs(program: Program, root: Node, found: _Sum) -> tuple[float, float]:
+def _costs(program: Program, root: Node, total: _Sum) -> tuple[float, float]:
     """Seconds for the layers and their additions, and for one layer over joined weights."""
-    source, result = tensor_of(found.source), tensor_of(root)
+    source, result = tensor_of(total.source), tensor_of(root)
     model, dtype = device_model(source.device), source.dtype
     rows, out = elements(source.shape[:-1]), size_hint(result.shape[-1])
-    parts = [size_hint(piece.end - piece.start) for _, piece in found.layers]
+    parts = [size_hint(piece.end - piece.start) for _, piece in total.layers]
     addition = model.copy(3 * bytes_of(result))
     before = sum(model.gemm(rows, out, k, dtype) for k in parts) + (len(parts) - 1) * addition
     after = model.gemm(rows, out, sum(parts), dtype)
-    weights = [member.weight for member in found.members]
-    if not program.computed_once(*weights, *found.biases):
+    weights = [member.weight for member in total.members]
+    if not program.computed_once(*weights, *total.biases):
         after += model.copy(2 * total_bytes(weights))
-        after += max(len(found.biases) - 1, 0) * model.launch
+        after += max(len(total.biases) - 1, 0) * model.launch
     return before, after
 
 
 def layers_to_join(program: Program) -> set[Node]:
     """Layers that this pass is going to make one of: whoever comes before it leaves them alone."""
-    found: set[Node] = set()
+    layers: set[Node] = set()
     for node in program.graph.nodes:
         if not _is_add(program, node) or any(_is_add(program, user) for user in node.users):
             continue  # no sum, or a part of a larger one
-        taken = _taken_apart(program, node)
-        if taken is None or not taken.whole or len({m.turned for m in taken.members}) > 1:
+        total = _read_sum(program, node)
+        if total is None or not total.whole or len({m.turned for m in total.members}) > 1:
             continue
-        before, after = _costs(program, node, taken)
+        before, after = _costs(program, node, total)
         if after < before:
-            found.update(m.node for m in taken.members)
-    return found
+            layers.update(m.node for m in total.members)
+    return layers
 
 
 def _write_between(first: Any, x: Any, piece: Any, weight: Any) -> Any:

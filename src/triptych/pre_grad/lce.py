@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.fx import Node
 
 from ..cost import bytes_of, device_model, size_hint
-from ..ir.facts import is_static, known_equal, tensor_fact
+from ..ir.facts import is_static, known_equal, tensor_fact, tensor_of
 from ..ir.program import Program, Value
 from ..ir.refusal import Refusal
 from ..match.pattern import Tensor
@@ -34,7 +34,6 @@ from .parallel import (
     placed,
     runs_with_one_key,
     take_pieces,
-    tensor_of,
 )  # fmt: skip
 from .permute_fusions import each_batch
 

@@ -98,7 +98,8 @@ class IndexInSteps(Rule):
         value = steps.indexed
         for dim, entry in steps.entries:
             step = index_step(value, dim, entry)
-            m.require(step is not None, "the bounds of a slice are not known")
+            if step is None:
+                raise Refused("the bounds of a slice are not known")
             name, args = step
             value = getattr(op, name)(**args).node
         return value

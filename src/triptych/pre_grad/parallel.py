@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 
 from ..cost import device_model, size_hint
-from ..ir.facts import fact, tensor_fact
+from ..ir.facts import tensor_fact, tensor_of
 from ..ir.program import ATEN, Program
 from ..ir.sizes import bytes_of, elements
 from ..rewrite.copying import copied_as
@@ -38,9 +38,7 @@ class Member:
 
     @property
     def out(self) -> Any:
-        weight = tensor_fact(self.weight)
-        assert weight is not None
-        return weight.shape[1 if self.turned else 0]
+        return tensor_of(self.weight).shape[1 if self.turned else 0]
 
     @property
     def wants_gradient(self) -> bool:
@@ -206,8 +204,7 @@ def placed(members: Sequence[Member]) -> Group | None:
 
 def copied_pieces(program: Program, group: Group, shape: Sequence[Any], dim: int) -> list[bool]:
     """For each member: must its piece of the whole result be copied, since its memory or its strides are seen?"""
-    example = tensor_fact(group.members[0].node)
-    assert example is not None
+    example = tensor_of(group.members[0].node)
     with program.computing(group.anchor):
         whole = example.new_empty(list(shape))
         pieces = whole.split(group.sizes, dim)
@@ -269,9 +266,3 @@ def pieces_cost(program: Program, group: Group, copied: Sequence[bool]) -> float
 
 def total_bytes(nodes: Iterable[Node]) -> int:
     return sum(bytes_of(tensor_of(n)) for n in nodes)
-
-
-def tensor_of(node: Node) -> torch.Tensor:
-    value = fact(node)
-    assert isinstance(value, torch.Tensor)
-    return value

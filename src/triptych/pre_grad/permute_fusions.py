@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch.fx import Node
 
 from ..cost import bytes_of, device_model, size_hint
-from ..ir.facts import known, known_equal, same_layout, tensor_fact
+from ..ir.facts import known, known_equal, same_layout, tensor_fact, tensor_of
 from ..ir.program import Value
 from ..ir.sizes import elements
 from ..match.pattern import Ints, Tensor
@@ -26,7 +26,6 @@ from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
 from .normalized_nodes import NormalizedLinearNode, NormalizedMatmulNode
-from .parallel import tensor_of
 
 TURNING_COPY = 1.25
 """A copy the other way round takes longer than one in order, by a tenth to a half on a CPU."""
@@ -234,7 +233,7 @@ class CopiedIntoLinear(Rule):
         copy = NormalizedLinearNode(m.root.node).get_input()
         is_copy(m, copy, operand(m, copy))
         m.require(read_in_place(x.tensor), "x cannot be read where it lies", at=x)
-        product = _linear_cost(tensor_fact(copy), w.tensor, False)
+        product = _linear_cost(tensor_of(copy), w.tensor, False)
         m.pays(product + device_model(x.device).copy(2 * bytes_of(x.tensor)), product)
 
     def rewrite(self, op, x, w, b, dims):
@@ -272,7 +271,7 @@ class PermutedIntoLinear(Rule):
         m.require(not m.program.is_training, "the gradient of the weight would be made for each batch element first")
         m.require(read_in_place(x.tensor), "x cannot be read where it lies", at=x)
         model = device_model(x.device)
-        permuted = tensor_fact(given)
+        permuted = tensor_of(given)
         addition = model.copy(2 * bytes_of(m.root.tensor)) if b is not None else 0.0
         before = _linear_cost(permuted, w.tensor, False) + model.copy(2 * bytes_of(x.tensor))
         before += 0.0 if asked_for else addition  # a contiguous x has its bias added by the product

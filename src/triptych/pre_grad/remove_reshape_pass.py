@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..ir.facts import difference, fact, known_equal, storage, tensor_fact
+from ..ir.facts import difference, fact, known_equal, storage, tensor_fact, tensor_of
 from ..ir.program import Program
 from ..ir.traits import is_pointwise
 from ..match.pattern import Ints, Tensor
-from ..pieces.plan import build, plan
-from ..pieces.read import SEEING, only_used_by, way_of
+from ..pieces.plan import Step, build, plan
+from ..pieces.read import SEEING, Way, only_used_by, way_of
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
 from ..rewrite.refusal import NotConcerned, Refused
@@ -32,21 +32,19 @@ class FewerViews(Rule):
         return op.any_of(op.reshape(x, how), op.permute(x, how), op.squeeze(x, dim=how), op.unsqueeze(x, how))
 
     def check(self, m, x):
-        way = way_of(m.program, m.root.node, SEEING, SEEING)
-        m.applies(way is not None and len(way.nodes) > 2, "no chain")
-        steps = plan(way.map)
+        way, steps = _shortened(m)
         gone = only_used_by(way.nodes[1:], m.root.node)
-        m.applies(steps is not None and len(steps) <= len(gone), "no shorter")
+        m.applies(len(steps) <= len(gone), "no shorter")
         m.cover(way.nodes)
 
     def rewrite(self, op, m, x):
-        way = way_of(m.program, m.root.node, SEEING, SEEING)
-        made = build(op, m.program.value(way.source), plan(way.map))
-        apart = storage(made.fact) != storage(fact(way.source))
-        m.require(not apart or storage(m.root.fact) != storage(fact(way.source)), "would have to be copied")
-        if restrided := difference(m.root.fact, made.fact):  # a view that follows may have to copy then
+        way, steps = _shortened(m)
+        view = build(op, m.program.value(way.source), steps)
+        copies = storage(view.fact) != storage(fact(way.source))
+        m.require(not copies or storage(m.root.fact) != storage(fact(way.source)), "would have to be copied")
+        if restrided := difference(m.root.fact, view.fact):  # a view that follows may have to copy then
             raise Refused(restrided.blaming(m.root.node))
-        return made
+        return view
 
     examples = [
         fires(lambda x: x.unsqueeze(0).transpose(1, 2).squeeze(0).t() + 1, "f32[4, 8]"),
@@ -60,6 +58,17 @@ class FewerViews(Rule):
                  "f32[4, 8]", dialects=("torch",), because="stride"),
         declines(lambda x: _write_between(x), "f32[4, 8]", dialects=("torch",), because="in between"),
     ]  # fmt: skip
+
+
+def _shortened(m: Match) -> tuple[Way, list[Step]]:
+    """The chain of views that ends at the root, and the steps that have the same effect."""
+    way = way_of(m.program, m.root.node, SEEING, SEEING)
+    if way is None or len(way.nodes) < 3:
+        raise NotConcerned("no chain")
+    steps = plan(way.map)
+    if steps is None:
+        raise NotConcerned("no shorter")
+    return way, steps
 
 
 def _write_between(x: Any) -> Any:
@@ -147,11 +156,11 @@ class AcrossPointwise(Rule, ABC):
         cone = cone_above(m.program, y.node, m.root.node, lambda node: self.peel(m, node))
         operands = dict(cone.sources)
         for node in sorted(cone.inside):
-            made = op.again(node, operands)
+            twin = op.again(node, operands)
             # without dims x counts as a number when dtypes are promoted
-            dtype = tensor_fact(node).dtype
-            m.require(made.dtype == dtype, "{at} would be computed in {found}", at=node, wanted=dtype, found=made.dtype)
-            operands[node] = made.node
+            dtype = tensor_of(node).dtype
+            m.require(twin.dtype == dtype, "{at} would be computed in {found}", at=node, wanted=dtype, found=twin.dtype)
+            operands[node] = twin.node
         return operands[y.node]
 
 

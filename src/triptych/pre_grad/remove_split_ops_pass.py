@@ -13,13 +13,14 @@ from torch.fx import Node
 from ..ir.program import Program
 from ..match.pattern import Int, Tensor
 from ..pieces.inside import within_operand
-from ..pieces.plan import build, plan
-from ..pieces.read import way_of
+from ..pieces.plan import Step, build, plan
+from ..pieces.read import Way, way_of
 from ..pieces.rule import PutTogether
 from ..pieces.samples import then_write, write_between
 from ..rewrite.edits import Erase
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
+from ..rewrite.refusal import NotConcerned
 from ..rewrite.rule import Match, Rule
 from .merge_splits_pass import SplitOfAPiece
 from .remove_split_with_size_one_pass import PieceThatIsTheWhole
@@ -38,12 +39,11 @@ class OnePieceUsed(Rule):
     def check(self, m, x):
         used = (u for u in m.nodes[1].users if u.users and u is not m.root.node)
         m.applies(m.root.users and next(used, None) is None, "other pieces are used")
-        way = _piece(m)
-        m.applies(way is not None and plan(way.map), "no piece, or all of it")
+        m.applies(_steps_to_piece(m), "no piece, or all of it")
         m.cover(m.nodes[1].users)
 
     def rewrite(self, op, x, m):
-        return build(op, x, plan(_piece(m).map))
+        return build(op, x, _steps_to_piece(m))
 
     examples = [
         fires(lambda x: x.chunk(2, -1)[1] + 1, "f32[4, 8]"),
@@ -56,10 +56,10 @@ class OnePieceUsed(Rule):
     ]
 
 
-def _piece(m: Any) -> Any:
-    """The way of the matched piece to the very value that is split, and no further."""
+def _steps_to_piece(m: Match) -> list[Step]:
+    """The views that take the matched piece out of the value that is split; none if it is all of it, or no piece."""
     way = way_of(m.program, m.root.node, SPLITTING)
-    return way if way is not None and len(way.nodes) == 2 else None
+    return (plan(way.map) or []) if way is not None and len(way.nodes) == 2 else []
 
 
 class PieceOfACat(Rule):
@@ -72,14 +72,12 @@ class PieceOfACat(Rule):
         return pieces | op.select(x, dim, i) | op.slice(x, dim=dim, start=start, end=end, step=step)
 
     def check(self, m, x):
-        found = _within(m)
-        m.applies(found is not None and plan(found) is not None, "no piece of one operand")
-        way = way_of(m.program, m.root.node)
+        way, _, _ = _piece_of_operand(m)
         m.cover((*way.nodes, way.source))
 
     def rewrite(self, op, m, x):
-        found = _within(m)
-        return build(op, m.program.value(found.source), plan(found))
+        _, operand, steps = _piece_of_operand(m)
+        return build(op, m.program.value(operand), steps)
 
     examples = [
         fires(lambda x, y: [p * 2 for p in torch.cat([x, y]).split([2, 3])], "f32[2, 4]", "f32[3, 4]"),
@@ -102,9 +100,14 @@ class PieceOfACat(Rule):
     ]  # fmt: skip
 
 
-def _within(m: Any) -> Any:
+def _piece_of_operand(m: Match) -> tuple[Way, Node, list[Step]]:
+    """How the piece comes from the cat or stack, the one operand it is a piece of, and the views that take it there."""
     way = way_of(m.program, m.root.node)
-    return within_operand(m.program, way.map) if way is not None and way.nodes else None
+    piece = within_operand(m.program, way.map) if way is not None and way.nodes else None
+    steps = plan(piece) if piece is not None else None
+    if way is None or piece is None or steps is None:
+        raise NotConcerned("no piece of one operand")
+    return way, piece.source, steps
 
 
 class CatOfPieces(PutTogether):
