@@ -22,7 +22,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("pipeline",),
     ("passes",),
     ("repro",),
-    ("cache", "calling_convention", "codegen", "freezing", "partition", "references", "fallback", "stages", "backend"),
+    ("cache", "calling_convention", "codegen", "freezing", "partition", "weak_references", "fallback", "stages", "backend"),
     ("explaining",),
     ("testing",),
     ("cli_base", "cli_debug", "cli", "__main__"),

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import triptych
 from triptych.ir.program import Program
 from triptych.ir.verify import verify
-from triptych.pieces.join import Block, neighbours_joined, progressions_joined
+from triptych.pieces.blocks import Block, neighbours_joined, progressions_joined
 from triptych.pieces.read import way_of
 from triptych.pre_grad.merge_concats_pass import MergeConcatsPass
 from triptych.pre_grad.normalization_pass_aten import NormalizationPassAten

@@ -11,8 +11,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import triptych
 from tests.fuzzing import QUICK, choose_from
+from triptych.pieces.blocks import Block, neighbours_joined, progressions_joined
 from triptych.pieces.index_map import IndexMap
-from triptych.pieces.join import Block, neighbours_joined, progressions_joined
 from triptych.pieces.plan import plan
 from triptych.pieces.read import Way
 from triptych.testing.check import compare_graphs

@@ -16,14 +16,14 @@ from .codegen.eager import CallableCodegen, EagerCodegen
 from .codegen.inductor import InductorCodegen, reset
 from .fallback import Way, first_that_compiles, refuse_to_start_again, reproduction, require_eager_draws
 from .freezing import freeze, warn_of_training
-from .ir.copies import Backup, snapshot
+from .ir.graph_copies import Backup, snapshot
 from .ir.origins import Origins
 from .ir.partitioned import BACKWARD, Backward
 from .options import Options
 from .partition import partition
 from .passes.manager import run_stage
 from .passes.session import Session, open_session
-from .references import dropping_references
+from .weak_references import dropping_references
 
 _private.check_names()  # before a program is compiled halfway
 

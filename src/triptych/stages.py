@@ -11,7 +11,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from .fallback import Way, first_that_compiles
-from .ir.copies import Backup
+from .ir.graph_copies import Backup
 from .options import Options, name_list
 from .passes.manager import run_stage
 from .passes.session import open_session

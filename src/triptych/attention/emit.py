@@ -7,7 +7,7 @@ from typing import Any
 
 from ..ir.facts import known_equal, same_layout, tensor_fact
 from ..ir.program import Value
-from ..rewrite.copying import copied_as
+from ..rewrite.clones import copied_as
 from ..rewrite.emit import Emitter
 from .plan import AttentionPlan
 

@@ -9,7 +9,7 @@ from torch.fx import Node
 from ..cost import bytes_of, device_model
 from ..ir.facts import same_layout, tensor_of
 from ..ir.program import Program, Value
-from ..rewrite.copying import copied_as
+from ..rewrite.clones import copied_as
 from ..rewrite.emit import Emitter
 from .plan import Group, Plan
 from .stacked import Stacked, stack

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 from ..errors import TriptychError
 from ..options import Options
 from ..passes.culprit import Rewrite, first_bad, last_rewrite
-from ..passes.limit import LIMIT, REPORT
 from ..passes.record import PassRecord
+from ..passes.rewrite_limit import LIMIT, REPORT
 from .replay import Failure, Subject, options_for_checks
 
 EQUAL, NOT_OURS, AT_FAULT, CHANGING = "equal", "without rewrites too", "rewrite at fault", "not the same twice"

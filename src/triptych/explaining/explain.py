@@ -18,7 +18,7 @@ from ..errors import TriptychError, UnknownName
 from ..options import Options
 from ..passes.session import Session, watching
 from .explanation import Explanation
-from .preserve import preserved
+from .model_state import preserved
 
 BACKENDS = ("triptych", "inductor")
 

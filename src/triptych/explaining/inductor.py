@@ -14,7 +14,7 @@ from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 
 from .. import _private
 from ..errors import TriptychError, UnknownName
-from ..ir.copies import snapshot
+from ..ir.graph_copies import snapshot
 from ..ir.text import lines
 from ..options import Options
 from ..passes.record import Listing, PassRecord

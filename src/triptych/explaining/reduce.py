@@ -12,7 +12,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from .. import _private
-from ..ir.copies import snapshot
+from ..ir.graph_copies import snapshot
 from ..options import Options
 from ..passes.culprit import Rewrite, first_bad
 from ..passes.session import Session

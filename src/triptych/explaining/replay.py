@@ -20,7 +20,7 @@ from ..ir.tolerances import Tolerance, difference
 from ..options import Options
 from ..passes.session import Session
 from .explain import cut_off, name_of, observed_backend
-from .preserve import preserved, roots
+from .model_state import preserved, roots
 
 OptionsLike = Mapping[str, Any] | Options | None
 

@@ -14,8 +14,8 @@ from torch.fx import Graph, GraphModule, Node
 from .. import _private
 from ..errors import VerificationError
 from .alias import Aliasing
-from .copies import copy_graph
 from .facts import fact
+from .graph_copies import copy_graph
 from .origins import given_tensor
 from .program import ATEN, dialect_of
 from .running import Result, run_graph

@@ -19,9 +19,9 @@ from .autocast import AutocastRegions, is_bound
 from .calls import Call, read
 from .computed_facts import compute_facts, fake, no_pending_symbols, unify_fake_modes
 from .facts import fact, is_tangent, tensor_fact
-from .limits import unreadable
 from .modules import attribute
 from .text import source_line, type_of
+from .untrusted_facts import unreadable
 from .weights import Weights
 
 if TYPE_CHECKING:

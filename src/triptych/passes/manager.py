@@ -14,8 +14,8 @@ from torch.fx import Graph, GraphModule
 
 from .. import _private
 from ..errors import RuleError, TriptychError, VerificationError
-from ..ir.copies import copy_graph
 from ..ir.fingerprint import fingerprint
+from ..ir.graph_copies import copy_graph
 from ..ir.numbers import Numbers
 from ..ir.origins import given_tensor
 from ..ir.program import Program
@@ -28,7 +28,7 @@ from ..rewrite.record import Decline
 from ..rewrite.rewriter import Rewriter
 from ..rules.stable_topological_sort import StableTopologicalSort
 from .culprit import Rewrite, first_bad, last_rewrite
-from .custom import call_custom, custom_steps, name_of
+from .custom_passes import call_custom, custom_steps, name_of
 from .record import Listing, PassRecord
 from .session import Session
 

@@ -12,8 +12,8 @@ from torch.fx import GraphModule
 from .. import _private
 from ..ir.origins import Origins
 from ..options import Options
-from .limit import RewriteCount, count_of_process, limit_of_process, report, reporting
 from .record import Listing, PassRecord
+from .rewrite_limit import RewriteCount, count_of_process, limit_of_process, report, reporting
 
 
 @dataclass

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..ir.facts import known_equal
+from .blocks import Block, progressions_joined
 from .index_map import IndexMap
-from .join import Block, progressions_joined
 from .plan import Step, plan
 
 

@@ -11,13 +11,13 @@ from torch.fx import Node
 
 from ..ir.facts import fact, known_equal, storage
 from ..ir.program import Program
-from ..rewrite.copying import copied
+from ..rewrite.clones import copied
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
 from ..rewrite.rule import FirstOf, Match, Rule
+from .blocks import Block, neighbours_joined, progressions_joined
 from .gather import gathered
 from .index_map import product
-from .join import Block, neighbours_joined, progressions_joined
 from .plan import Step, build, plan
 from .read import TAKING, Way, only_used_by, way_of
 

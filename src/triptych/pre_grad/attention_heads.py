@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from ..attention.heads import Repeated, unrepeated, without_kernel
 from ..ir.facts import known_equal
 from ..ir.program import ATEN, Value
-from ..rewrite.copying import copied_as
+from ..rewrite.clones import copied_as
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
 from ..rewrite.refusal import NotConcerned

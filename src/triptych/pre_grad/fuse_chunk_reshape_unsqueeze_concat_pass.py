@@ -10,9 +10,9 @@ import torch
 from torch.fx import Node
 
 from ..ir.facts import known_equal, tensor_fact
+from ..pieces.example_programs import then_write, write_between
 from ..pieces.read import Way
 from ..pieces.rule import PutTogether
-from ..pieces.samples import then_write, write_between
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule

@@ -19,23 +19,23 @@ from ..kernels.registry import KERNEL_DTYPES
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
-from .parallel import (
-    Member,
+from .joined_products import (
+    Product,
     copied_pieces,
     emit_linear,
     joining_cost,
-    member_of,
     op_of,
     pieces_cost,
     placed,
     product_cost,
+    product_of,
     read_again,
     runs_with_one_key,
     take_pieces,
 )  # fmt: skip
 
 
-def _key(program: Program, member: Member) -> tuple[Any, ...] | None:
+def _key(program: Program, member: Product) -> tuple[Any, ...] | None:
     """What members must have in common; None for what is no linear layer over a known input."""
     x, weight, y = (tensor_fact(n) for n in (member.x, member.weight, member.node))
     if x is None or weight is None or y is None or x.dim() < 1 or weight.dim() != 2 or not is_static(weight.shape):
@@ -94,14 +94,14 @@ class OwnPointers(Rule):
         self.own_pointers = own_pointers
 
     def sites(self, program: Program) -> Iterator[Match]:
-        for run in runs_with_one_key(program, member_of, _key):
+        for run in runs_with_one_key(program, product_of, _key):
             members = run.members
             if len(members) > 1 and self._kernel_runs(program, members[0]):
                 group = placed(members)
                 if group is not None:
                     yield group.site(program)
 
-    def _kernel_runs(self, program: Program, member: Member) -> bool:
+    def _kernel_runs(self, program: Program, member: Product) -> bool:
         x, y = tensor_fact(member.x), tensor_fact(member.node)
         if x is None or y is None or x.dtype != y.dtype:  # autocast: the kernel takes what it is given
             return False
@@ -153,7 +153,7 @@ class JoinedWeights(Rule):
     exact = False
 
     def sites(self, program: Program) -> Iterator[Match]:
-        for run in runs_with_one_key(program, member_of, _key):
+        for run in runs_with_one_key(program, product_of, _key):
             members = run.members
             if len(members) < 2:
                 problem = Refusal("the input or a weight is written between the layers", at=run.disturbed_by)
@@ -161,9 +161,9 @@ class JoinedWeights(Rule):
                 continue
             for biased in (True, False):
                 nodes = [m.node for m in members if (m.bias is not None) == biased]
-                yield from self._alike(program, read_again(program, nodes, member_of), biased)
+                yield from self._alike(program, read_again(program, nodes, product_of), biased)
 
-    def _alike(self, program: Program, members: Sequence[Member], biased: bool) -> Iterator[Match]:
+    def _alike(self, program: Program, members: Sequence[Product], biased: bool) -> Iterator[Match]:
         """Layers that all have a bias, or none."""
         group = placed(members) if len(members) > 1 else None
         if group is not None:

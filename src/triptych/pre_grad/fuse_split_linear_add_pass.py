@@ -20,7 +20,7 @@ from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
 from ..rewrite.refusal import NotConcerned
 from ..rewrite.rule import Match, Rule
-from .parallel import Member, emit_linear, member_of, total_bytes
+from .joined_products import Product, emit_linear, product_of, total_bytes
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class _Piece:
 class _Sum:
     """The terms of a sum: layers over pieces of one value, in the pieces' order, and what else is added."""
 
-    layers: tuple[tuple[Member, _Piece], ...]
+    layers: tuple[tuple[Product, _Piece], ...]
     others: tuple[Node, ...]
     adds: tuple[Node, ...]
 
@@ -47,7 +47,7 @@ class _Sum:
         return self.layers[0][1].source
 
     @property
-    def members(self) -> list[Member]:
+    def members(self) -> list[Product]:
         return [member for member, _ in self.layers]
 
     @property
@@ -202,9 +202,9 @@ def _is_like(node: Node, root: Node) -> bool:
     return value.dtype == whole.dtype and known_equal(value.shape, whole.shape)
 
 
-def _layer(program: Program, node: Node, root: Node) -> tuple[Member, _Piece] | None:
+def _layer(program: Program, node: Node, root: Node) -> tuple[Product, _Piece] | None:
     """A linear layer over a piece of a value's last dim, whose result only the sum uses."""
-    member = member_of(program, node)
+    member = product_of(program, node)
     if member is None or len(node.users) != 1 or not _is_like(node, root):
         return None
     way, weight = way_of(program, member.x, frozenset(["split", "slice"])), tensor_fact(member.weight)

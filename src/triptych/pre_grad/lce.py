@@ -20,14 +20,14 @@ from ..ir.facts import is_static, known_equal, tensor_fact, tensor_of
 from ..ir.program import Program, Value
 from ..ir.refusal import Refusal
 from ..match.pattern import Tensor
-from ..rewrite.copying import copied_as
+from ..rewrite.clones import copied_as
 from ..rewrite.emit import Emitter
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
 from ..rewrite.refusal import Refused
 from ..rewrite.rule import FirstOf, Match, Rule
-from .parallel import (
-    Member,
+from .joined_products import (
+    Product,
     copied_pieces,
     joining_cost,
     pieces_cost,
@@ -314,13 +314,13 @@ class FusedLce(Rule):
     ]  # fmt: skip
 
 
-def _key(program: Program, member: Member) -> tuple[Any, ...]:
+def _key(program: Program, member: Product) -> tuple[Any, ...]:
     """What layers must have in common."""
     weight, y = tensor_of(member.weight), tensor_of(member.node)
     return member.x, member.bias is None, weight.dtype, weight.device, y.dtype, member.wants_gradient
 
 
-def _member(program: Program, node: Node) -> Member | None:
+def _member(program: Program, node: Node) -> Product | None:
     """A layer over features, turned back."""
     back = program.call(node)
     if back is None or back.op != "permute" or list(back.args["dims"]) != TURNED:
@@ -336,7 +336,7 @@ def _member(program: Program, node: Node) -> Member | None:
     if weight is None or weight.dim() != 2 or not is_static(weight.shape):
         return None
     inside = (inner, call.args["input"])
-    return Member(node, there.args["self"], call.args["weight"], call.args.get("bias"), inner=inside)
+    return Product(node, there.args["self"], call.args["weight"], call.args.get("bias"), inner=inside)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch.fx import Node
 from ..ir.calls import Call
 from ..ir.facts import known_equal, tensor_fact
 from ..ir.program import Program, Value
-from ..rewrite.copying import copied_as
+from ..rewrite.clones import copied_as
 from ..rewrite.emit import Emitter
 from ..rewrite.examples import declines, fires
 from ..rewrite.refusal import Refused

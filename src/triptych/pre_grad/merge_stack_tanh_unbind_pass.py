@@ -14,8 +14,8 @@ from ..ir.effects import node_operands
 from ..ir.facts import known_equal
 from ..ir.program import Program
 from ..ir.traits import is_pointwise
+from ..pieces.blocks import Block, neighbours_joined
 from ..pieces.index_map import IndexMap
-from ..pieces.join import Block, neighbours_joined
 from ..pieces.nested import joined_operands
 from ..pieces.plan import Step, build, plan
 from ..pieces.read import Way, way_of

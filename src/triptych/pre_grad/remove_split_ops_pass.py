@@ -12,11 +12,11 @@ from torch.fx import Node
 
 from ..ir.program import Program
 from ..match.pattern import Int, Tensor
-from ..pieces.inside import within_operand
+from ..pieces.cat_operands import within_operand
+from ..pieces.example_programs import then_write, write_between
 from ..pieces.plan import Step, build, plan
 from ..pieces.read import Way, way_of
 from ..pieces.rule import PutTogether
-from ..pieces.samples import then_write, write_between
 from ..rewrite.edits import Erase
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass

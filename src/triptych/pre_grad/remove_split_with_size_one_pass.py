@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch
 
 from ..match.pattern import Int, Tensor
+from ..pieces.example_programs import then_write
 from ..pieces.plan import plan
 from ..pieces.read import way_of
-from ..pieces.samples import then_write
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule

@@ -18,7 +18,7 @@ from ..ir.facts import known_equal
 from ..ir.program import Value
 from ..ir.schema import same_constant
 from ..ir.traits import is_commutative, is_gemm, is_pointwise, is_random
-from ..pieces.join import Block, neighbours_joined
+from ..pieces.blocks import Block, neighbours_joined
 from ..pieces.plan import plan
 from ..pieces.read import way_of
 from ..rewrite.emit import Emitter

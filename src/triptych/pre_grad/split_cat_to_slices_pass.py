@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import torch
 
+from ..pieces.example_programs import write_between
 from ..pieces.rule import PutTogether
-from ..pieces.samples import write_between
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import torch
 
 from ..match.pattern import Tensor
+from ..pieces.example_programs import then_write, write_between
 from ..pieces.nested import Nested
 from ..pieces.rule import PutTogether
-from ..pieces.samples import then_write, write_between
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule

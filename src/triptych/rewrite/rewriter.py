@@ -21,9 +21,9 @@ from .checks import PLAIN, Checks, Terms
 from .edits import Edit
 from .emit import Emitter
 from .layout import follow, require_same_place
-from .moved_memory import views_moved
 from .refusal import Refused
 from .spelling import Spelling
+from .view_facts import views_moved
 
 MOST_WRITES = 64
 """Writes of one memory by calls without a result, such as `x[m] = 0`: each that makes a new value is told to all users

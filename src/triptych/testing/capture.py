@@ -16,8 +16,8 @@ from torch.fx.graph import CodeGen
 from .. import _private
 from ..cost import size_hint
 from ..errors import TriptychError
-from ..ir.copies import snapshot
 from ..ir.facts import fact
+from ..ir.graph_copies import snapshot
 from ..ir.partitioned import BACKWARD, Backward, backward_of
 from ..ir.program import Program
 from ..rewrite.computed_once import COMPUTED_ONCE, ComputedOnce

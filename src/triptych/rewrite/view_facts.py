@@ -1,4 +1,4 @@
-"""Views of a value that lies in other memory after a rewrite: whose memory they see, and who shares it now."""
+"""Facts of the views of a replaced value: recomputed where the replacement has other memory."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..ir.program import Program
 
 
 def views_moved(program: Program, user: Node, left: int | None, past_writes: bool = True) -> None:
-    """A user of a replaced value, and the views made of it, see the memory of the new value.
+    """Recompute the facts of `user`, which uses a replaced value, and of the views of it: they alias the new value.
 
-    `left` is the memory that the value lay in before; None if that is the same. Views of that memory are followed as
-    far as there are any, and each gets a new fact. A value with memory of its own, as a reshape that copies, keeps it:
-    there the walk ends, so that a long chain is not walked again for every rewrite in it. Without `past_writes` it ends
-    at writes too: a write shares memory with what it writes whatever its fact says, and views of it go by its fact.
+    `left` is the storage of the replaced value; None if the new value has the same. Views of that storage are followed
+    transitively, and each gets a new fact. The walk ends at a value with its own storage, such as a reshape that
+    copies, so that a long chain is not walked again for every rewrite in it. Without `past_writes` it ends at in-place
+    writes too: a write aliases its target whatever its fact says, and views of it follow that fact.
     """
     aliasing = program.aliasing
     work, waiting = [user], {user}
@@ -47,6 +47,6 @@ def _compute_anew(program: Program, node: Node, seen: Effects) -> None:
 
 
 def _lies_in(value: Any, memory: int) -> bool:
-    """Is it in that memory, or one of several that are? What nothing is known of may be."""
+    """May the value, or a part of it, have that storage? A value without a fact may."""
     parts = value if isinstance(value, (list, tuple)) else (value,)
     return value is None or any(storage(part) in (memory, None) for part in parts)

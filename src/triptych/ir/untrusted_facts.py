@@ -1,4 +1,4 @@
-"""Graphs whose facts do not hold for the whole of them: these are compiled as they are."""
+"""Graphs whose recorded facts (shapes, strides) cannot be trusted: they are compiled without being rewritten."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def _name(target: Any) -> str:
 
 
 def _is_of_no_gradient(value: Any) -> bool:
-    """Was this value computed from what needs no gradient? Then `detach_` does nothing.
+    """Was this value computed from tensors that need no gradient? Then `detach_` does nothing.
 
     `torch.export` writes `detach_(lift_fresh_copy(constant))` for `torch.tensor(2.0)`. The value's own fact does not
-    tell: it is that of the value once detached.
+    tell: it was recorded after the detach.
     """
     if not isinstance(value, Node) or value.op != "call_function" or value.kwargs.get("requires_grad"):
         return False

@@ -1,4 +1,4 @@
-"""Pieces of what was put together: a part that lies within one operand of a concatenation is a part of that operand."""
+"""Pieces of a cat or stack that come from a single operand, as pieces of that operand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .index_map import Factor, IndexMap, product
 from .read import readable
 
 FEW = 64
-"""Operands of symbolic sizes looked through one by one."""
+"""Search budget: how many operands of symbolic size are compared one by one."""
 
 
 def within_operand(program: Program, piece: IndexMap) -> IndexMap | None:
@@ -26,12 +26,12 @@ def within_operand(program: Program, piece: IndexMap) -> IndexMap | None:
     tensors, dim = call.args["tensors"], call.get("dim")
     if not isinstance(tensors, (list, tuple)) or not isinstance(dim, int):
         return None
-    found = _stacked(piece, tensors, dim) if call.op == "stack" else _joined(program, piece, tensors, dim)
-    if found is None or not isinstance(found.source, Node):
+    inner = _stacked(piece, tensors, dim) if call.op == "stack" else _joined(program, piece, tensors, dim)
+    if inner is None or not isinstance(inner.source, Node):
         return None
-    operand, whole = readable(found.source), readable(piece.source)
+    operand, whole = readable(inner.source), readable(piece.source)
     same_kind = operand is not None and whole is not None and operand.dtype == whole.dtype
-    return found if same_kind and operand is not None and operand.dim() == len(found.sizes) else None
+    return inner if same_kind and operand is not None and operand.dim() == len(inner.sizes) else None
 
 
 def _stacked(piece: IndexMap, tensors: Any, dim: int) -> IndexMap | None:
@@ -68,7 +68,7 @@ def _joined(program: Program, piece: IndexMap, tensors: Any, dim: int) -> IndexM
 
 
 def _operand_at(starts: list[Any], place: Any) -> int:
-    """The number of the operand that has the place; where that is not known, of some operand."""
+    """The number of the operand that contains the index `place`; a guess where that is not known."""
     if is_static((place, starts[-1])):  # then all are
         return min(bisect.bisect_right(starts, place), len(starts) - 1) - 1
     first = itertools.takewhile(lambda number: known(starts[number + 1] <= place), range(min(len(starts) - 2, FEW)))
@@ -76,7 +76,7 @@ def _operand_at(starts: list[Any], place: Any) -> int:
 
 
 def _starts(program: Program, cat: Node, tensors: Any, dim: int) -> list[Any] | None:
-    """Where each operand of a cat begins; an empty vector, which a cat skips, has no length."""
+    """The index at which each operand of a cat begins. A legacy empty vector, which cat skips, has length 0."""
     if cat not in program.notes:
         facts = [readable(t) for t in tensors]
         lengths = [0 if t is not None and t.dim() <= dim else None if t is None else t.shape[dim] for t in facts]

@@ -1,5 +1,5 @@
-"""Products that share an operand: who they are, where one product can stand for all of them, and what is taken from
-its result."""
+"""Matrix products that share an operand: which ones a single product can replace, what that costs, and how each result
+is sliced out of the joined one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..cost import device_model, size_hint
 from ..ir.facts import tensor_fact, tensor_of
 from ..ir.program import ATEN, Program
 from ..ir.sizes import bytes_of, elements
-from ..rewrite.copying import copied_as
+from ..rewrite.clones import copied_as
 from ..rewrite.emit import Emitter
 from ..rewrite.layout import follow
 from ..rewrite.refusal import Refused
@@ -23,18 +23,18 @@ from .normalized_nodes import linear_parts, turned_matrix
 
 
 @dataclass(frozen=True)
-class Member:
-    """One of several products over the same input."""
+class Product:
+    """A matrix product or linear layer, by its operands."""
 
     node: Node
-    """What is replaced."""
+    """The value that the joined product replaces."""
     x: Node
     weight: Node
     bias: Node | None
     turned: bool = False
-    """The weight lies as (in, out)."""
+    """The weight is stored as (in, out)."""
     inner: tuple[Node, ...] = ()
-    """What else is done with once the product is."""
+    """Nodes, such as the transpose of the weight, that are dead once the product is replaced."""
 
     @property
     def out(self) -> Any:
@@ -42,7 +42,7 @@ class Member:
 
     @property
     def wants_gradient(self) -> bool:
-        """A frozen layer joined with one that is trained would ask for a gradient too."""
+        """Does it need a gradient? A frozen layer joined with a trained one would need one too."""
         known = [tensor_fact(n) for n in self.operands]
         return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in known)
 
@@ -51,7 +51,7 @@ class Member:
         return [n for n in (self.x, self.weight, self.bias) if n is not None]
 
 
-def member_of(program: Program, node: Node) -> Member | None:
+def product_of(program: Program, node: Node) -> Product | None:
     """A linear layer in any spelling: `linear`, `x @ w`, `x @ w.t()`, `addmm`."""
     call = program.call(node)
     if call is None or call.mutates:
@@ -59,9 +59,9 @@ def member_of(program: Program, node: Node) -> Member | None:
     if (parts := linear_parts(call)) is not None:
         x, weight, bias = parts
         if call.op == "linear" and (straight := turned_matrix(weight)) is not None:
-            return Member(node, x, straight, bias, turned=True, inner=(weight,))
+            return Product(node, x, straight, bias, turned=True, inner=(weight,))
         inner = (call.args["mat2"],) if call.op == "addmm" else ()
-        return Member(node, x, weight, bias, inner=inner)
+        return Product(node, x, weight, bias, inner=inner)
     if call.op == "matmul":
         x, weight, bias = call.args["self"], call.args["other"], None
     elif call.op == "addmm" and set(call.args) == {"self", "mat1", "mat2"}:
@@ -69,8 +69,8 @@ def member_of(program: Program, node: Node) -> Member | None:
     else:
         return None
     if (straight := turned_matrix(weight)) is not None and bias is None:
-        return Member(node, x, straight, None, inner=(weight,))
-    return Member(node, x, weight, bias, turned=True)
+        return Product(node, x, straight, None, inner=(weight,))
+    return Product(node, x, weight, bias, turned=True)
 
 
 def op_of(program: Program, node: Node) -> str:
@@ -78,7 +78,7 @@ def op_of(program: Program, node: Node) -> str:
     return call.op if call is not None else ""
 
 
-def emit_linear(op: Emitter, like: Member, x: Any, weight: Any, bias: Any) -> Any:
+def emit_linear(op: Emitter, like: Product, x: Any, weight: Any, bias: Any) -> Any:
     """A linear layer written as `like` is, over a weight that lies as its weight does."""
     as_linear = op.program.dialect != ATEN or op_of(op.program, like.node) == "linear"
     matrix = op.permute(weight, [1, 0]) if like.turned == as_linear else weight
@@ -88,10 +88,10 @@ def emit_linear(op: Emitter, like: Member, x: Any, weight: Any, bias: Any) -> An
 
 
 @dataclass(frozen=True)
-class Group:
-    """Members that one product can replace, and the node before which it stands."""
+class ProductGroup:
+    """Products that a single one can replace, and the node before which that one is inserted."""
 
-    members: tuple[Member, ...]
+    members: tuple[Product, ...]
     anchor: Node
 
     @property
@@ -119,24 +119,24 @@ class Group:
         return [n for n in gone if n not in self.nodes]
 
     def site(self, program: Program, **plan: Any) -> Match:
-        """Where a rule replaces the members, with what else it knows of them."""
+        """The site at which a rule replaces the members; `plan` is what else its `rewrite` needs."""
         return Match.at(program, *self.nodes, covers=self.covered(), before=self.anchor, group=self, **plan)
 
 
-Read = Callable[[Program, Node], "Member | None"]
+Read = Callable[[Program, Node], "Product | None"]
 
 
 @dataclass
 class Run:
-    """Members between which nothing writes what they read, and no region begins or ends."""
+    """Products with no write to their operands, and no region boundary, between them."""
 
-    members: list[Member]
+    members: list[Product]
     disturbed_by: Node | None = None
-    """What parts it from the members before it, or after it if it is the first."""
+    """The node that separates this run from the one before it (from the one after it, for the first run)."""
 
 
-def runs_with_one_key(program: Program, read: Read, key: Callable[[Program, Member], Any]) -> Iterator[Run]:
-    """Members that have a key in common, cut into the runs that `undisturbed` gives; None is no key.
+def runs_with_one_key(program: Program, read: Read, key: Callable[[Program, Product], Any]) -> Iterator[Run]:
+    """Products with equal keys, cut into the runs that `undisturbed` gives. A product whose key is None is left out.
 
     The graph may be rewritten between one run and the next, so members are read again when their turn comes: an input
     or a weight may be the result of layers that have been joined meanwhile.
@@ -153,13 +153,13 @@ def runs_with_one_key(program: Program, read: Read, key: Callable[[Program, Memb
                 yield Run(read_again(program, [m.node for m in run.members], read), run.disturbed_by)
 
 
-def read_again(program: Program, nodes: Iterable[Node], read: Read) -> list[Member]:
+def read_again(program: Program, nodes: Iterable[Node], read: Read) -> list[Product]:
     """The members at these nodes as the graph is now."""
     return [m for n in nodes if not n._erased and (m := read(program, n)) is not None]
 
 
-def undisturbed(program: Program, members: Sequence[Member]) -> list[Run]:
-    """Members in graph order, cut where a region begins or ends or something they read is written."""
+def undisturbed(program: Program, members: Sequence[Product]) -> list[Run]:
+    """Members in graph order, cut at region boundaries and where an operand is written in place."""
     aliasing = program.aliasing
     runs: list[Run] = []
     memory: set[Node] = set()
@@ -178,7 +178,7 @@ def undisturbed(program: Program, members: Sequence[Member]) -> list[Run]:
     return runs
 
 
-def _disturber(program: Program, run: Sequence[Member], member: Member, memory: set[Node]) -> Node | None:
+def _disturber(program: Program, run: Sequence[Product], member: Product, memory: set[Node]) -> Node | None:
     """What begins or ends a region between the run and the member, or writes what either of them reads."""
     aliasing = program.aliasing
     first, last = run[0].node, run[-1].node
@@ -190,7 +190,7 @@ def _disturber(program: Program, run: Sequence[Member], member: Member, memory: 
     )
 
 
-def placed(members: Sequence[Member]) -> Group | None:
+def placed(members: Sequence[Product]) -> ProductGroup | None:
     """Where the operands of all are there and nobody waits for a result yet: as many members as possible."""
     first, last = members[0].node, members[-1].node
     early = tuple(m for m in members if all(n < first for n in m.operands))
@@ -199,11 +199,11 @@ def placed(members: Sequence[Member]) -> Group | None:
     best = early if len(early) >= len(late) else late
     if len(best) < 2:
         return None
-    return Group(best, first if best is early else last)
+    return ProductGroup(best, first if best is early else last)
 
 
-def copied_pieces(program: Program, group: Group, shape: Sequence[Any], dim: int) -> list[bool]:
-    """For each member: must its piece of the whole result be copied, since its memory or its strides are seen?"""
+def copied_pieces(program: Program, group: ProductGroup, shape: Sequence[Any], dim: int) -> list[bool]:
+    """For each member: must its piece of the joined result be copied, because its memory or strides are visible?"""
     example = tensor_of(group.members[0].node)
     with program.computing(group.anchor):
         whole = example.new_empty(list(shape))
@@ -222,14 +222,14 @@ def _is_seen(program: Program, node: Node, piece: torch.Tensor) -> bool:
     return False
 
 
-def take_pieces(op: Emitter, whole: Any, group: Group, dim: int, copied: Sequence[bool]) -> list[Any]:
+def take_pieces(op: Emitter, whole: Any, group: ProductGroup, dim: int, copied: Sequence[bool]) -> list[Any]:
     split = op.split(whole, group.sizes, dim=dim)
     pieces = [op.getitem(split, i) for i in range(len(group.members))]
     members = (tensor_of(m.node) for m in group.members)
     return [copied_as(op, p, member) if c else p for p, c, member in zip(pieces, copied, members)]
 
 
-def joining_cost(program: Program, group: Group) -> float:
+def joining_cost(program: Program, group: ProductGroup) -> float:
     """Seconds a call for putting weights and biases side by side; nothing where that is done once."""
     if program.computed_once(*group.weights, *group.biases):
         return 0.0
@@ -254,7 +254,7 @@ def product_cost(x: Node, outs: Iterable[Any], training: bool = False) -> float:
     return cost
 
 
-def pieces_cost(program: Program, group: Group, copied: Sequence[bool]) -> float:
+def pieces_cost(program: Program, group: ProductGroup, copied: Sequence[bool]) -> float:
     """Seconds for copies of pieces; and in training for putting their gradients together and taking the weights'
     gradients apart."""
     model = device_model(tensor_of(group.members[0].x).device)

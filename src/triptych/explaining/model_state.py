@@ -1,4 +1,4 @@
-"""Run a model and leave no trace: state, inputs and random numbers are afterwards what they were."""
+"""Saving and restoring the state of a model around a run: parameters, buffers, inputs and random state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .. import _private
 
 @contextlib.contextmanager
 def preserved(model: Any, inputs: Any) -> Iterator[None]:
-    """Put back whatever the run inside writes: parameters, buffers, attributes, inputs, random state."""
+    """Restore on exit whatever the run inside writes: parameters, buffers, attributes, inputs, random state."""
     modules = [m for root in roots(model) for m in root.modules()]
     attributes = [(m, _attributes(m)) for m in modules]
     contents = [(t, _copy(t)) for t in _tensors(modules, inputs)]
@@ -68,12 +68,12 @@ def _restore_attributes(module: nn.Module, before: dict[str, dict[str, Any]]) ->
 
 
 def _tensors(modules: list[nn.Module], inputs: Any) -> list[torch.Tensor]:
-    found: dict[int, torch.Tensor] = {}
+    tensors: dict[int, torch.Tensor] = {}
     for module in modules:
         own = [*vars(module).values(), *(v for table in _TABLES for v in vars(module)[table].values())]
-        found.update((id(v), v) for v in own if isinstance(v, torch.Tensor))
-    found.update((id(v), v) for v in _private.pytree.tree_leaves(inputs) if isinstance(v, torch.Tensor))
-    return [t for t in found.values() if t.device.type != "meta" and t.layout == torch.strided]
+        tensors.update((id(v), v) for v in own if isinstance(v, torch.Tensor))
+    tensors.update((id(v), v) for v in _private.pytree.tree_leaves(inputs) if isinstance(v, torch.Tensor))
+    return [t for t in tensors.values() if t.device.type != "meta" and t.layout == torch.strided]
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Copies that lie in memory as something else does."""
+"""Clones with a given memory layout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .emit import Emitter
 
 
 def copied(op: Emitter, value: Any, like: torch.Tensor | None) -> Any:
-    """The value in new memory, laid out as `cat` and `stack` do it: as the operands lie, or contiguous."""
+    """A clone with the layout that `cat` and `stack` give: that of `like` if the value has it too, else contiguous."""
     known = tensor_fact(getattr(value, "node", value))
     if known is not None and like is not None and same_layout(known, like):
         return op.clone(value)
@@ -21,7 +21,7 @@ def copied(op: Emitter, value: Any, like: torch.Tensor | None) -> Any:
 
 
 def copied_as(op: Emitter, value: Value, like: torch.Tensor) -> Value:
-    """The value in memory of its own, its dims in the order in which those of another tensor lie."""
+    """A dense clone whose dims are in the same order in memory as those of `like`."""
     dims = sorted(range(like.dim()), key=lambda d: (-size_hint(like.stride(d)), d))
     in_order = op.permute(value, dims) if dims != sorted(dims) else value
     copy = op.clone(in_order, memory_format=torch.contiguous_format)

@@ -1,4 +1,4 @@
-"""Small programs with writes, for the examples of the passes."""
+"""Small programs with in-place writes, for the examples of the passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Putting together: blocks along an axis, and which of them are one block of their source."""
+"""Blocks of a concatenation: neighbouring operands that are one index map of one source are merged into one block."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .read import Way
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Operands that stand next to each other in a concatenation and are one index map."""
+    """Neighbouring operands of a concatenation that together are one index map of their source."""
 
     map: IndexMap
     ways: tuple[Way, ...]
@@ -24,13 +24,13 @@ class Block:
 
 
 MOST_ROUNDS = 8
-"""How deep runs of runs of runs are looked for."""
+"""Search budget: how often runs of blocks are merged into longer runs."""
 
 Pair = Callable[[IndexMap, IndexMap, int], "IndexMap | None"]
 
 
 def side_by_side(left: IndexMap, right: IndexMap, axis: int) -> IndexMap | None:
-    """One map for two of which the second goes on where the first ends."""
+    """One map for two maps, if the second continues where the first ends."""
     places = _distance(left, right, axis)
     if places is None:
         return None
@@ -42,7 +42,7 @@ def side_by_side(left: IndexMap, right: IndexMap, axis: int) -> IndexMap | None:
 
 
 def repeated(left: IndexMap, right: IndexMap, axis: int) -> IndexMap | None:
-    """One map for two that differ in nothing but where they begin: a further factor counts them."""
+    """One map, with one more factor, for two maps that differ only in their offset."""
     places = _distance(left, right, axis)
     if places is None or len(places) > 1 or not same_axis(left.axes[axis], right.axes[axis]):
         return None
@@ -51,7 +51,7 @@ def repeated(left: IndexMap, right: IndexMap, axis: int) -> IndexMap | None:
 
 
 def _distance(left: IndexMap, right: IndexMap, axis: int) -> dict[int, Any] | None:
-    """How much later the second begins, in the dims where it does; None if they differ beyond the axis."""
+    """The offset of the second map from the first, by dim; None if they differ in more than this axis."""
     if left.source is not right.source or len(left.axes) != len(right.axes):
         return None
     if not all(d == axis or same_axis(a, b) for d, (a, b) in enumerate(zip(left.axes, right.axes))):
@@ -64,35 +64,35 @@ def _same_places(places: dict[int, Any], wanted: dict[int, Any]) -> bool:
 
 
 def _outer_factors(left: Axis, right: Axis) -> list[tuple[Factor, Axis, Any, Any]]:
-    """Ways to see both axes as a number of steps of one outer factor over the same inner ones."""
-    found: list[tuple[Factor, Axis, Any, Any]] = []
+    """Ways to read both axes as some steps of the same outer factor over the same inner factors."""
+    readings: list[tuple[Factor, Axis, Any, Any]] = []
     if left and right and left[0].same_walk(right[0]) and same_axis(left[1:], right[1:]):
-        found.append((left[0], left[1:], left[0].size, right[0].size))
+        readings.append((left[0], left[1:], left[0].size, right[0].size))
     if left and same_axis(left[1:], right):
-        found.append((left[0], right, left[0].size, 1))
+        readings.append((left[0], right, left[0].size, 1))
     if right and same_axis(left, right[1:]):
-        found.append((right[0], left, 1, right[0].size))
-    return found
+        readings.append((right[0], left, 1, right[0].size))
+    return readings
 
 
 def neighbours_joined(blocks: Sequence[Block], axis: int) -> list[Block]:
-    """Blocks that lie side by side in their source, and in this order, made one."""
+    """Merge blocks that are adjacent in their source, in this order."""
     return _joined(blocks, axis, (side_by_side, _next_row))
 
 
 def progressions_joined(blocks: Sequence[Block], axis: int) -> list[Block]:
-    """Equal blocks at equal distances made one as well, and runs of such runs."""
+    """Merge equal blocks at equal distances as well, and runs of such runs."""
     current = list(blocks)
     for _ in range(MOST_ROUNDS):
-        found = _joined(current, axis, (side_by_side, repeated))
-        if len(found) == len(current):
+        merged = _joined(current, axis, (side_by_side, repeated))
+        if len(merged) == len(current):
             break
-        current = found
+        current = merged
     return current
 
 
 def _next_row(left: IndexMap, right: IndexMap, axis: int) -> IndexMap | None:
-    """Two single rows, the second of which comes next."""
+    """One map for two single rows, if the second is the next row."""
     places = _distance(left, right, axis)
     if places is None or left.axes[axis] or right.axes[axis]:
         return None

@@ -1,4 +1,4 @@
-"""A limit on the rewrites of a whole process, set from outside: what `triptych bisect --check COMMAND` turns.
+"""A limit on the rewrites of a whole process, set by environment variables: `triptych bisect --check COMMAND` uses it.
 
 `TRIPTYCH_REWRITE_LIMIT=n`: the process makes its first n rewrites and no more, over all programs it compiles.
 `TRIPTYCH_REWRITE_REPORT=path`: every pass that rewrote something appends a line of JSON to that file.
@@ -20,11 +20,11 @@ REPORT = "TRIPTYCH_REWRITE_REPORT"
 
 @dataclass
 class RewriteCount:
-    """How many rewrites were made so far."""
+    """The number of rewrites so far."""
 
     made: int = 0
     stopped: bool = False
-    """The limit has refused one: there are no more."""
+    """The limit has refused a rewrite, so there will be no more."""
 
 
 count_of_process = RewriteCount()

@@ -1,4 +1,4 @@
-"""Weak references to the user's tensors that a compile leaves behind.
+"""Dropping the weak references to the user's tensors that a compile leaves behind.
 
 Fake values remember which tensor they stand for, and live on with the graphs and closures of a compiled program.
 `torch.utils.swap_tensors`, and with it `load_state_dict` of a model whose parameters are swapped, refuses a tensor that
