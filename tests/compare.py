@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from tests.models import Call
-from triptych.ir.tolerances import EXACT, PROGRAM, difference, largest
+from triptych.verify.tolerances import EXACT, PROGRAM, difference, largest
 
 
 @dataclass

@@ -10,11 +10,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from triptych.ir.fingerprint import fingerprint
 from triptych.ir.program import Program
-from triptych.ir.verify import verify
 from triptych.joint.canonicalize_aten_ir_passes import CanonicalizeAtenIrPasses
 from triptych.rewrite.rewriter import Rewriter
 from triptych.testing.capture import capture_aten
 from triptych.testing.check import compare_graphs, run_pass
+from triptych.verify.structure import verify
 
 aten = torch.ops.aten
 

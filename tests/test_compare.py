@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests import models
 from tests.compare import Call, check_inference, check_training, differences, observe
-from triptych.ir.tolerances import PROGRAM
+from triptych.verify.tolerances import PROGRAM
 
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 

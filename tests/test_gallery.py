@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from triptych.ir.tolerances import GRADIENT
 from triptych.pipeline import STAGES, Hook
 from triptych.rewrite.passes import Pass
 from triptych.rewrite.rule import Rule
 from triptych.testing import declines, fires
 from triptych.testing.check import compare_gradients, gradients, run_example
 from triptych.testing.gallery import CLOSE, DIFFERS, EQUAL, NOTHING, exhibit, one_line
+from triptych.verify.tolerances import GRADIENT
 
 PRE_GRAD = {entry.name: entry for entry in STAGES["pre_grad"] if not isinstance(entry, Hook)}
 

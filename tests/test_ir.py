@@ -17,8 +17,8 @@ from triptych.ir.fingerprint import fingerprint
 from triptych.ir.program import ATEN, TORCH, Program
 from triptych.ir.text import line, text
 from triptych.ir.traits import traits
-from triptych.ir.verify import contract, verify
 from triptych.testing.capture import capture_aten, capture_torch
+from triptych.verify.structure import contract, verify
 
 pytestmark = pytest.mark.fast
 

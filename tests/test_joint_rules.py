@@ -13,13 +13,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import triptych
 from triptych.ir.facts import fact
-from triptych.ir.verify import verify
 from triptych.joint import softmax_scale
 from triptych.joint.canonicalize_aten_ir_passes import CanonicalizeAtenIrPasses
 from triptych.joint.pass_patterns import PassPatterns
 from triptych.passes.session import watching
 from triptych.testing import compare_graphs, run_pass
 from triptych.testing.capture import capture_aten, capture_joint
+from triptych.verify.structure import verify
 
 STATIC_AND_DYNAMIC = pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch.autograd import gradcheck, gradgradcheck
 
 import triptych  # noqa: F401  (registers the operators)
-from triptych.ir.tolerances import REWRITE, difference, largest
 from triptych.kernels.lce import EPILOGUES
+from triptych.verify.tolerances import REWRITE, difference, largest
 
 ops = torch.ops.triptych
 

@@ -20,6 +20,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("rules", "kernels", "pieces", "batching", "attention"),
     ("pre_grad", "joint", "post_grad"),
     ("pipeline",),
+    ("verify",),
     ("passes",),
     ("repro",),
     ("cache", "calling_convention", "codegen", "freezing", "partition", "weak_references", "fallback", "stages", "backend"),

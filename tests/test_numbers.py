@@ -14,12 +14,12 @@ from torch import nn
 import triptych
 from tests.models import build
 from tests.test_passes import names_of_the_real_pipeline, with_pass  # noqa: F401
-from triptych.ir import numbers
 from triptych.options import Options
 from triptych.passes.manager import run_stage
 from triptych.passes.session import Session, watching
 from triptych.rewrite.passes import Pass
 from triptych.rewrite.rule import Rule
+from triptych.verify import numerics
 
 aten = torch.ops.aten
 LEVELS = ("final", "each")
@@ -285,7 +285,7 @@ def capture(function, *inputs):
 
 
 def test_a_large_graph_is_not_run(monkeypatch):
-    monkeypatch.setattr(numbers, "LIMIT", 50)
+    monkeypatch.setattr(numerics, "LIMIT", 50)
     session = in_stage(capture(lambda x: x.relu() * 2, X), pre_grad_custom_pass=drop_relu)
     (note,) = notes([session])
     assert "more than is run" in note and not undone([session])

@@ -15,7 +15,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import triptych
 from triptych.ir.program import Program
-from triptych.ir.verify import verify
 from triptych.pieces.blocks import Block, neighbours_joined, progressions_joined
 from triptych.pieces.read import way_of
 from triptych.pre_grad.merge_concats_pass import MergeConcatsPass
@@ -27,6 +26,7 @@ from triptych.rewrite.rewriter import Rewriter
 from triptych.testing.capture import capture_torch
 from triptych.testing.check import compare_graphs
 from triptych.testing.fuzz import random_program
+from triptych.verify.structure import verify
 
 PASSES = [
     NormalizationPassAten,

@@ -7,7 +7,17 @@ import math
 import pytest
 import torch
 
-from triptych.ir.tolerances import EXACT, GRADIENT, PROGRAM, REWRITE, VERIFIED, Tolerance, beyond, difference, largest
+from triptych.verify.tolerances import (
+    EXACT,
+    GRADIENT,
+    PROGRAM,
+    REWRITE,
+    VERIFIED,
+    Tolerance,
+    beyond,
+    difference,
+    largest,
+)
 
 pytestmark = pytest.mark.fast
 

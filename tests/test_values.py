@@ -13,10 +13,10 @@ from triptych.ir.facts import fact, tensor_fact
 from triptych.ir.program import Program
 from triptych.ir.values import knowledge
 from triptych.ir.values.affine import Affine
-from triptych.ir.verify import verify
 from triptych.joint.constant_fold_uniform_value import ConstantFoldUniformValue
 from triptych.testing.capture import capture
 from triptych.testing.check import compare_graphs, run_pass
+from triptych.verify.structure import verify
 
 NEW_SIZES = ((5, 7), (2, 3), (6, 6), (9, 4))
 

@@ -12,13 +12,13 @@ from torch import nn
 import triptych
 from triptych.errors import VerificationError
 from triptych.ir.gradient_paths import WALKS
-from triptych.ir.numbers import compare
 from triptych.ir.program import Program
-from triptych.ir.running import Result
 from triptych.passes.session import watching
 from triptych.pre_grad.remove_split_ops_pass import RemoveSplitOpsPass
 from triptych.testing.capture import capture_torch
 from triptych.testing.check import compare_gradients
+from triptych.verify.numerics import compare
+from triptych.verify.running import Result
 
 
 def overwritten(x, y):

@@ -19,9 +19,9 @@ from tests import compare
 from tests.models import Call
 from triptych import _private
 from triptych.errors import VerificationError
-from triptych.ir import numbers
-from triptych.ir.running import Result
 from triptych.passes.session import Session, watching
+from triptych.verify import numerics
+from triptych.verify.running import Result
 
 from .databases import copied
 from .programs import ERROR, Program
@@ -180,7 +180,7 @@ def _difference(program: Program, want: compare.Outcome, got: compare.Outcome, t
         exact = None
     try:
         with warnings.catch_warnings():
-            numbers.compare(_result(want), _result(got), exact, from_floats=False)
+            numerics.compare(_result(want), _result(got), exact, from_floats=False)
     except VerificationError as error:
         return f"{found[0]} ({error})"
     except (RuntimeError, NotImplementedError, TypeError):

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from .. import _private
 from ..errors import TriptychError, VerificationError
-from ..ir.numbers import compare, compare_strides
-from ..ir.running import Result
-from ..ir.tolerances import Tolerance, difference
 from ..options import Options
 from ..passes.session import Session
+from ..verify.numerics import compare, compare_strides
+from ..verify.running import Result
+from ..verify.tolerances import Tolerance, difference
 from .explain import cut_off, name_of, observed_backend
 from .model_state import preserved, roots
 

@@ -16,17 +16,17 @@ from .. import _private
 from ..errors import RuleError, TriptychError, VerificationError
 from ..ir.fingerprint import fingerprint
 from ..ir.graph_copies import copy_graph
-from ..ir.numbers import Numbers
 from ..ir.origins import given_tensor
 from ..ir.program import Program
 from ..ir.text import lines, text
-from ..ir.verify import Contract, contract, verify
 from ..pipeline import Hook, steps
 from ..rewrite.driver import Tally, run_rules
 from ..rewrite.passes import Pass, pass_with_options
 from ..rewrite.record import Decline
 from ..rewrite.rewriter import Rewriter
 from ..rules.stable_topological_sort import StableTopologicalSort
+from ..verify.numerics import NumericCheck
+from ..verify.structure import Contract, contract, verify
 from .culprit import Rewrite, first_bad, last_rewrite
 from .custom_passes import call_custom, custom_steps, name_of
 from .record import Listing, PassRecord
@@ -87,7 +87,7 @@ class _StageRunner:
         self.inputs = inputs
         self.program = self._new_program()
         self.changed = False
-        self.numbers: Numbers | None = None
+        self.numbers: NumericCheck | None = None
         self.notes: set[str] = set()
         self.listing: Listing | None = None
         if session.observed:
@@ -164,9 +164,9 @@ class _StageRunner:
         program.origins = self.session.origins
         return program
 
-    def open_numbers(self) -> Numbers:
+    def open_numbers(self) -> NumericCheck:
         origins = self.session.origins
-        return Numbers(self.gm, self.inputs, given_tensor if origins is None else origins.tensor)
+        return NumericCheck(self.gm, self.inputs, given_tensor if origins is None else origins.tensor)
 
     def check_numbers(self, what: str) -> None:
         """Raise VerificationError if the graph computes something else than before; note what nobody can tell."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import _private
-from ..ir.samples import hint
+from ..verify.inputs import hint
 from .python_source import NotPython, literal
 
 SMALL = 32

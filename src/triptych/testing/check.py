@@ -16,14 +16,14 @@ from ..ir.facts import storage
 from ..ir.partitioned import backward_of
 from ..ir.program import Program
 from ..ir.text import text
-from ..ir.tolerances import EXACT, GRADIENT, REWRITE, difference, largest
-from ..ir.verify import verify
 from ..options import Options
 from ..rewrite.driver import Tally, run_rules
 from ..rewrite.examples import Example, make_inputs
 from ..rewrite.passes import Pass, pass_with_options
 from ..rewrite.rewriter import Rewriter
 from ..rewrite.rule import Rule
+from ..verify.structure import verify
+from ..verify.tolerances import EXACT, GRADIENT, REWRITE, difference, largest
 from .capture import capture, runnable
 
 

@@ -1,4 +1,4 @@
-"""Running a graph without leaving a trace: on copies of its inputs and weights, from a seed of its own."""
+"""Running a graph without side effects: on copies of its inputs and weights, with a fixed seed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from .. import _private
-from .samples import copy_of, placeholders
+from .inputs import copy_of, placeholders
 
 WIDER_METHODS = {"float": "double", "half": "double", "bfloat16": "double", "cfloat": "cdouble"}
 
 
 @dataclass
 class Result:
-    """What a run gave, by name: values are tensors, numbers, or None for a gradient that is not there."""
+    """The results of a run by name: tensors, numbers, or None for a missing gradient."""
 
     outputs: dict[str, Any]
     written: dict[str, Any] = field(default_factory=dict)
-    """The inputs as the graph left them."""
+    """Inputs and attributes after the run."""
     gradients: dict[str, Any] = field(default_factory=dict)
 
     def values(self) -> Iterator[tuple[str, str, Any]]:
@@ -41,10 +41,10 @@ def run_graph(
     wide: bool = False,
     autocast: bool = True,
 ) -> Result:
-    """Run `graph`, whose attributes are those of `gm`; gradients, if wanted, of whatever asks for one.
+    """Run `graph`, whose attributes are those of `gm`.
 
-    `writes`: it may write its inputs. `wide`: every floating-point number in float64. `autocast`: in the autocast
-    region that is open around us, if any.
+    `writes`: the graph may write its inputs. `gradients`: compute the gradient of every input and attribute that
+    requires one. `wide`: compute in float64 throughout. `autocast`: keep the enclosing autocast region, if any.
     """
     with _apart(inputs, gradients, autocast and not wide):
         leaves = [_leaf(value, wide) for value in inputs]
@@ -65,7 +65,7 @@ def run_graph(
 
 
 def output_names(graph: Graph) -> list[str]:
-    """The names of what a graph returns, in order."""
+    """The names of the outputs of a graph, in order."""
     leaves = _flat(graph.output_node().args[0])
     return [f"output {i} ({leaf.name})" if isinstance(leaf, Node) else f"output {i}" for i, leaf in enumerate(leaves)]
 
@@ -76,7 +76,7 @@ def _flat(value: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def _apart(inputs: Sequence[Any], gradients: bool, autocast: bool) -> Iterator[None]:
-    """The same seed each time; random state and grad mode stay as they are."""
+    """Use a fixed seed inside; restore random state and grad mode on exit."""
     devices = {t.device.index for t in inputs if isinstance(t, torch.Tensor) and t.device.type == "cuda"}
     with (
         torch.random.fork_rng(devices=[d for d in devices if d is not None]),
@@ -102,7 +102,7 @@ def _leaf(value: Any, wide: bool) -> Any:
 
 
 def _gradients(outputs: dict[str, Any], sources: dict[str, Any]) -> dict[str, Any]:
-    """Of the sum of all outputs, each times numbers of its own: a plain sum over a softmax has no gradient."""
+    """Gradients of a randomly weighted sum of all outputs: the plain sum of a softmax has gradient zero."""
     wanted = {name: v for name, v in sources.items() if isinstance(v, torch.Tensor) and v.requires_grad}
     roots, seeds = [], []
     for number, tensor in enumerate(outputs.values()):
@@ -113,8 +113,8 @@ def _gradients(outputs: dict[str, Any], sources: dict[str, Any]) -> dict[str, An
             seeds.append(drawn.to(tensor.device, tensor.dtype))
     if not roots or not wanted:
         return dict.fromkeys(wanted)
-    found = torch.autograd.grad(roots, list(wanted.values()), seeds, allow_unused=True)
-    return dict(zip(wanted, found))
+    gradients = torch.autograd.grad(roots, list(wanted.values()), seeds, allow_unused=True)
+    return dict(zip(wanted, gradients))
 
 
 def _detach(result: Result) -> None:

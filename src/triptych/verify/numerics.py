@@ -1,4 +1,4 @@
-"""Does a graph still compute the same? Outputs, written inputs and gradients of the graph before and after a pass."""
+"""Numerical check of a pass: the outputs, written inputs and gradients of a graph before it and after it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from torch.fx import Graph, GraphModule, Node
 
 from .. import _private
 from ..errors import VerificationError
-from .alias import Aliasing
-from .facts import fact
-from .graph_copies import copy_graph
-from .origins import given_tensor
-from .program import ATEN, dialect_of
+from ..ir.alias import Aliasing
+from ..ir.facts import fact
+from ..ir.graph_copies import copy_graph
+from ..ir.origins import given_tensor
+from ..ir.program import ATEN, dialect_of
+from ..ir.text import target_name
+from .inputs import Given, Unsampled, hint, samples
 from .running import Result, run_graph
-from .samples import Given, Unsampled, hint, samples
-from .text import target_name
 from .tolerances import VERIFIED, beyond, largest, magnitude
 
 LIMIT = 2**30
-"""Graphs whose values take more bytes than this are not run."""
+"""A graph whose values take more bytes than this is not run."""
 
 FACTOR = 8.0
-"""How many times the rounding error of the graph before, seen from a run in float64, the graph after may have."""
+"""The rounding error allowed after a pass, as a multiple of the error before it (measured against float64)."""
 
 ROUNDED_INTEGERS = 0.01
 """Integers that come from floating-point numbers (an argmax, a mask) may flip where two values are all but equal."""
@@ -35,18 +35,18 @@ ROUNDED_INTEGERS = 0.01
 
 @dataclass
 class _Reference:
-    """A run of the graph as it was."""
+    """A run of the graph before the pass."""
 
     inputs: list[Any]
     how: dict[str, bool]
     result: Result
     exact: Result | None = None
-    """The same in float64, where that can be run."""
+    """The same run in float64, if every operation supports that."""
     note: str | None = None
 
 
-class Numbers:
-    """The numbers of a graph as it was, to hold the graph after a pass against."""
+class NumericCheck:
+    """Runs a graph before and after a pass on the same inputs and compares the results."""
 
     def __init__(self, gm: GraphModule, example_inputs: Sequence[Any], given: Given = given_tensor) -> None:
         self.gm, self.example_inputs, self.given = gm, example_inputs, given
@@ -55,13 +55,16 @@ class Numbers:
         self.rebase()
 
     def rebase(self) -> None:
-        """Take the graph as it is now for the one to compare with."""
+        """From now on compare with the graph as it is now."""
         self.graph = copy_graph(self.gm)
         self.aliasing = Aliasing(self.graph)
         self._references: dict[bool, _Reference | str] = {}
 
     def check(self) -> str | None:
-        """Compare the graph as it is now. Raises VerificationError; returns what could not be compared, and why."""
+        """Compare the graph with the one before the pass; raises VerificationError.
+
+        Returns a note on what could not be compared, or None.
+        """
         with _private.without_dispatch_modes():  # AOTAutograd has fake tensors made around us
             return self._check()
 
@@ -86,7 +89,7 @@ class Numbers:
         return reference.note
 
     def _reference(self, writes: bool) -> _Reference | str:
-        """What the graph as it was computes; the reason if it cannot be run."""
+        """The results of the graph before the pass, or the reason why it cannot be run."""
         if writes not in self._references:
             try:
                 self._references[writes] = self._run_before(writes)
@@ -114,13 +117,13 @@ class Numbers:
             return reference
 
     def _sampled(self, how: dict[str, bool]) -> _Reference:
-        """Run on inputs at will, or, if that fails or gives no numbers, on timid ones."""
+        """Run on random inputs; if that fails or gives mostly NaN, on cautious ones."""
         result = None
         with contextlib.suppress(Exception):
             inputs = samples(self.graph, self.example_inputs, self.given)
             result = run_graph(self.gm, self.graph, inputs, **how)
         if result is None or _mostly_undefined(result):
-            inputs = samples(self.graph, self.example_inputs, self.given, timid=True)
+            inputs = samples(self.graph, self.example_inputs, self.given, cautious=True)
             result = run_graph(self.gm, self.graph, inputs, **how)
         reference = _Reference(inputs, how, result)
         with contextlib.suppress(Exception):  # some operation insists on its dtype
@@ -128,13 +131,13 @@ class Numbers:
         return reference
 
     def _from_floats(self) -> bool:
-        """Does anything in the graph round?"""
+        """Does the graph compute with floating-point numbers?"""
         values = [fact(n) for n in self.graph.nodes]
         return any(v is None or (isinstance(v, torch.Tensor) and v.dtype.is_floating_point) for v in values)
 
 
 def compare(before: Result, after: Result, exact: Result | None = None, from_floats: bool = True) -> None:
-    """Raise VerificationError, naming what differs and by how much, unless both computed the same."""
+    """Raise VerificationError, naming what differs and by how much, unless both results are the same."""
     if len(before.outputs) != len(after.outputs):
         raise VerificationError(f"{len(before.outputs)} outputs became {len(after.outputs)}")
     renamed = dict(zip(before.outputs, after.outputs))
@@ -149,14 +152,14 @@ def compare(before: Result, after: Result, exact: Result | None = None, from_flo
 
 
 def compare_strides(before: Result, after: Result) -> None:
-    """Raise VerificationError unless the outputs have the strides that they had: the caller sees them."""
+    """Raise VerificationError if an output has other strides than before: the caller sees them."""
     for (name, want), got in zip(before.outputs.items(), after.outputs.values()):
         if isinstance(want, torch.Tensor) and isinstance(got, torch.Tensor) and _strides(want) != _strides(got):
             raise VerificationError(f"{name} has strides {got.stride()}, and had {want.stride()}")
 
 
 def _strides(tensor: torch.Tensor) -> list[int]:
-    """Where a dim has one element, or the tensor none, its stride means nothing."""
+    """The strides that matter: those of dims with more than one element."""
     return [s for n, s in zip(tensor.shape, tensor.stride()) if n > 1] if tensor.numel() else []
 
 
@@ -191,7 +194,7 @@ def _float_difference(want: torch.Tensor, got: torch.Tensor, truth: Any, scale: 
 
 
 def _allowed(want: torch.Tensor, truth: Any, scale: float) -> float | None:
-    """The error that the graph before has itself, some times over; None where the truth is not to be had."""
+    """The allowed error, from that of the graph before the pass; None where no float64 run tells it."""
     if not isinstance(truth, torch.Tensor) or truth.shape != want.shape:
         return None
     if want.dtype in (torch.float64, torch.complex128):
@@ -213,7 +216,7 @@ def _same_number(want: Any, got: Any) -> bool:
 
 
 def _mostly_undefined(result: Result) -> bool:
-    """Numbers that say nothing: a logarithm of made-up negatives."""
+    """Mostly NaN or infinite, as the logarithm of random negative inputs is: nothing could be compared."""
     floats = [v for _, _, v in result.values() if isinstance(v, torch.Tensor) and v.is_floating_point() and v.numel()]
     return any(float(v.isfinite().double().mean()) < 0.5 for v in floats)
 
@@ -227,7 +230,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _bytes(graph: Graph) -> int:
-    """What the values of the graph take, all together."""
+    """The total size of all values of the graph."""
     total = 0
     for node in graph.nodes:
         value = fact(node)
@@ -238,7 +241,7 @@ def _bytes(graph: Graph) -> int:
 
 
 def _draws(graph: Graph, aliasing: Aliasing) -> list[tuple[str, Any]]:
-    """The random draws in their order: the same list draws the same numbers."""
+    """The random draws in order: graphs with equal lists draw the same numbers from one seed."""
     return [(target_name(n), _shape(n)) for n in graph.nodes if aliasing.effects(n).random]
 
 

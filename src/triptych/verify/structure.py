@@ -1,4 +1,4 @@
-"""Is a graph still sound? Lint, facts computed anew, the memory it shares with its caller, its dialect."""
+"""Structural checks of a graph: lint, recomputed facts, memory shared with the caller, dialect."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ..errors import VerificationError
-from .effects import node_operands
-from .facts import difference, fact, sizes_from_data
-from .program import ATEN, Program
-from .refusal import Refusal
-from .text import lines
+from ..ir.effects import node_operands
+from ..ir.facts import difference, fact, sizes_from_data
+from ..ir.program import ATEN, Program
+from ..ir.refusal import Refusal
+from ..ir.text import lines
 
 
 @dataclass(frozen=True)
 class Contract:
-    """What a graph promises its caller, noted before a pass and asked for after it."""
+    """What a graph promises its caller: recorded before a pass, compared after it."""
 
     inputs: int
     outputs: int
@@ -63,7 +63,7 @@ def verify(gm: GraphModule, before: Contract | None = None) -> None:
 
 
 def _check_facts(gm: GraphModule) -> None:
-    """Every recorded fact must be what the operation gives on the facts of its operands."""
+    """Every recorded fact must equal what the operation gives for the facts of its operands."""
     program = Program(gm)
     if program.fake_mode is None:
         return
@@ -93,7 +93,7 @@ def _recomputed_difference(program: Program, node: Node) -> Refusal | None:
 
 
 def surroundings(node: Node, around: int = 5) -> str:
-    """The lines about a node, for an error message."""
+    """The lines around a node, for an error message."""
     nodes = list(node.graph.nodes)
     at = nodes.index(node)
     listing = lines(node.graph)

@@ -1,4 +1,4 @@
-"""Inputs to run a graph on: the user's own where they are to be had, else made up from what is known of them."""
+"""Inputs to run a graph on: the user's tensors where they are available, else random ones with the same facts."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import torch
 from torch.fx import Graph, Node
 
 from .. import _private
-from .facts import fact
+from ..ir.facts import fact
 
 Given = Callable[[Node], "torch.Tensor | None"]
 
 
 class Unsampled(Exception):
-    """No inputs can be had for this graph; the message says why."""
+    """There are no inputs to run this graph on; the message says why."""
 
 
 def placeholders(graph: Graph) -> list[Node]:
     return [n for n in graph.nodes if n.op == "placeholder"]
 
 
-def samples(graph: Graph, example_inputs: Sequence[Any], given: Given, timid: bool = False) -> list[Any]:
-    """One value for each input. `timid` ones are positive, and integers are 0 or 1: what every graph can take."""
+def samples(graph: Graph, example_inputs: Sequence[Any], given: Given, cautious: bool = False) -> list[Any]:
+    """One value for each input. `cautious`: floats are positive and integers 0 or 1, so that few operations fail."""
     generator = torch.Generator().manual_seed(0)
     drawn = []
     for i, node in enumerate(placeholders(graph)):
@@ -35,12 +35,12 @@ def samples(graph: Graph, example_inputs: Sequence[Any], given: Given, timid: bo
         value = fact(node) if fact(node) is not None else example
         if value is None:
             raise Unsampled(f"nothing is known of the input {node.name}")
-        drawn.append(_made_up(value, node, generator, timid))
+        drawn.append(_random_value(value, node, generator, cautious))
     return drawn
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that lies in memory as the original does, and wants a gradient if that does."""
+    """A copy with the same strides and the same `requires_grad`."""
     if not _private.is_ordinary(tensor) or not _is_real(tensor):
         raise Unsampled(f"a tensor of type {type(tensor).__name__}, layout {tensor.layout}")
     with torch.no_grad():
@@ -63,7 +63,7 @@ def _is_real(value: Any) -> bool:
     )
 
 
-def _made_up(value: Any, node: Node, generator: torch.Generator, timid: bool) -> Any:
+def _random_value(value: Any, node: Node, generator: torch.Generator, cautious: bool) -> Any:
     if isinstance(value, torch.SymInt):
         return hint(value)
     if isinstance(value, (torch.SymFloat, torch.SymBool)):
@@ -73,22 +73,22 @@ def _made_up(value: Any, node: Node, generator: torch.Generator, timid: bool) ->
     if not _private.is_ordinary(value):
         raise Unsampled(f"the input {node.name} is of type {type(value).__name__}, layout {value.layout}")
     shape, stride = [hint(s) for s in value.shape], [hint(s) for s in value.stride()]
-    made = _laid_out(shape, stride, value.dtype, value.device)
+    tensor = _laid_out(shape, stride, value.dtype, value.device)
     with torch.no_grad():
-        made.copy_(_drawn(shape, value, generator, timid))
-    return made.requires_grad_(value.requires_grad)
+        tensor.copy_(_drawn(shape, value, generator, cautious))
+    return tensor.requires_grad_(value.requires_grad)
 
 
-def _drawn(shape: list[int], like: torch.Tensor, generator: torch.Generator, timid: bool) -> torch.Tensor:
+def _drawn(shape: list[int], like: torch.Tensor, generator: torch.Generator, cautious: bool) -> torch.Tensor:
     if like.dtype == torch.bool:
         return torch.rand(shape, generator=generator) > 0.5
     if like.dtype.is_floating_point or like.dtype.is_complex:
-        if timid:
+        if cautious:
             return torch.rand(shape, generator=generator, dtype=torch.float64) + 0.1
         return torch.randn(shape, generator=generator, dtype=torch.float64)
     if like.device.type != "cpu":
         return torch.zeros(shape)  # an index out of range there ends the process, not just the run
-    return torch.randint(0, 2 if timid else 5, shape, generator=generator)
+    return torch.randint(0, 2 if cautious else 5, shape, generator=generator)
 
 
 def _laid_out(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
