@@ -179,8 +179,8 @@ def check_names() -> None:
 
 def _find(path: str) -> Any:
     module, _, attribute = path.partition(":")
-    found = importlib.import_module(module)
-    return getattr(found, attribute) if attribute else found
+    imported = importlib.import_module(module)
+    return getattr(imported, attribute) if attribute else imported
 
 
 def compiler_config_extra(gm: Any) -> Any:

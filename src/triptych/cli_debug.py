@@ -51,16 +51,16 @@ def bisect_command(
         raise TriptychError("give FILE.py[:NAME], or a command with --check")
     with working("compiling") as tell:
         if shell_command is not None:
-            found = bisect_command(shell_command, tell, timeout)
+            bisection = bisect_command(shell_command, tell, timeout)
         else:
             assert file is not None
             subject, settings = _load(file, options)
-            found = bisect(
+            bisection = bisect(
                 subject.model, *subject.args, train=train or settings.pop("train", False), tolerance=tolerance,
                 repro=out if with_repro else None, tell=tell, **settings, **subject.kwargs,
             )  # fmt: skip
-    click.echo(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
-    context.exit(0 if found.verdict == EQUAL else DIFFERS)
+    click.echo(json.dumps(bisection.to_dict(), indent=2) if as_json else str(bisection))
+    context.exit(0 if bisection.verdict == EQUAL else DIFFERS)
 
 
 @command("repro", "The smallest program that shows a fault.", "triptych repro model.py:tower --out repro.py")

@@ -122,12 +122,12 @@ class GroupLinear(Recipe):
         return "group_linear"
 
     def member(self, program: Program, node: Node, call: Call) -> Member | None:
-        found = BatchLinear().member(program, node, call)
-        if found is None or tensor_of(node).dtype not in KERNEL_DTYPES or not same_dtypes(found):
+        linear = BatchLinear().member(program, node, call)
+        if linear is None or tensor_of(node).dtype not in KERNEL_DTYPES or not same_dtypes(linear):
             return None
         made = tensor_of(node)
-        key = (self, made.dtype, made.device, found.weights[1] is None)
-        return Member(node, self, key, found.data, found.weights)
+        key = (self, made.dtype, made.device, linear.weights[1] is None)
+        return Member(node, self, key, linear.data, linear.weights)
 
     def build(self, op: Emitter, group: Group, operands: Sequence[Stacked], call: Call) -> Stacked:
         given = [[m.data[0] for m in group.members], *zip(*(m.weights for m in group.members))]

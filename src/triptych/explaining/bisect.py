@@ -143,40 +143,40 @@ def bisect(
     """
     made = options_for_checks(options)
     subject = Subject(model, args, kwargs, train=train, dynamic=dynamic, tolerance=tolerance, verdict=check)
-    found = search(lambda limit: _attempt(subject, made, limit), tell)
-    if found.verdict == NOT_OURS:
-        _try_other_options(subject, made, found, tell)
-    if repro is not None and found.verdict in (AT_FAULT, NOT_OURS):
+    bisection = search(lambda limit: _attempt(subject, made, limit), tell)
+    if bisection.verdict == NOT_OURS:
+        _try_other_options(subject, made, bisection, tell)
+    if repro is not None and bisection.verdict in (AT_FAULT, NOT_OURS):
         tell("making the program smaller")
-        _write_repro(subject, made, found, Path(repro), tell)
-    return found
+        _write_repro(subject, made, bisection, Path(repro), tell)
+    return bisection
 
 
-def _try_other_options(subject: Subject, options: Options, found: Bisection, tell: Tell) -> None:
+def _try_other_options(subject: Subject, options: Options, bisection: Bisection, tell: Tell) -> None:
     """Where rewrites are not at fault: which of the options makes the difference."""
     simpler: dict[str, Any] = {"codegen": "eager", "fallback_random": True, "freeze": False, "mode": None}
     for name, value in simpler.items():
         if getattr(options, name) == value:
             continue
         tell(f"compiling without rewrites, with {name}={value!r}")
-        found.compiles += 1
+        bisection.compiles += 1
         failure, _ = subject.check(replace(options, **{name: value}), 0)
         if failure is None:
-            found.notes.append(f"differs with {name}={getattr(options, name)!r}, and not with {name}={value!r}")
+            bisection.notes.append(f"differs with {name}={getattr(options, name)!r}, and not with {name}={value!r}")
 
 
-def _write_repro(subject: Subject, options: Options, found: Bisection, path: Path, tell: Tell) -> None:
+def _write_repro(subject: Subject, options: Options, bisection: Bisection, path: Path, tell: Tell) -> None:
     from .reduce import Symptom, smallest_repro
 
-    assert found.failure is not None
-    symptom = Symptom(found.failure.kind, found.rewrite.rule if found.rewrite is not None else "")
-    if found.failure.kind == "check":  # nobody knows what the check wants of a smaller program
-        found.notes.append("with a check of your own no reproduction is written")
+    assert bisection.failure is not None
+    symptom = Symptom(bisection.failure.kind, bisection.rewrite.rule if bisection.rewrite is not None else "")
+    if bisection.failure.kind == "check":  # nobody knows what the check wants of a smaller program
+        bisection.notes.append("with a check of your own no reproduction is written")
         return
-    message = str(replace(found, repro=None))
-    written = smallest_repro(subject, options, symptom, path, found.rewrite, message, tell=tell)
-    found.repro, found.repro_size = written.path, written.size
-    found.notes += [written.note] if written.note else []
+    message = str(replace(bisection, repro=None))
+    written = smallest_repro(subject, options, symptom, path, bisection.rewrite, message, tell=tell)
+    bisection.repro, bisection.repro_size = written.path, written.size
+    bisection.notes += [written.note] if written.note else []
 
 
 def bisect_command(command: str, tell: Tell = lambda message: None, timeout: float | None = None) -> Bisection:

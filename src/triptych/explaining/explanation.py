@@ -86,10 +86,10 @@ class Explanation:
 
     def runs_of(self, name: str) -> list[PassRecord]:
         """The records of one pass; a name that did not run is an error with the near ones."""
-        found = [record for record in self.passes if record.name == name]
-        if not found:
+        records = [record for record in self.passes if record.name == name]
+        if not records:
             raise UnknownName("pass", name, {record.name for record in self.passes})
-        return found
+        return records
 
     def refusals(self) -> list[RefusalCount]:
         """Why sites were left alone, the most frequent reason first."""

@@ -123,9 +123,9 @@ def _run(path: Path) -> ModuleType:
 def _inputs(path: Path, name: str, public: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     own = [f"{name}_args", f"{name}_example_inputs"]
     wanted = own + ["args", "example_inputs"]
-    found = next((key for key in wanted if key in public), None)
+    inputs_key = next((key for key in wanted if key in public), None)
     kwargs = public.get(f"{name}_kwargs", public.get("kwargs", {}))
-    if found is None:
+    if inputs_key is None:
         if kwargs:
             return (), dict(kwargs)
         if isinstance(public[name], nn.Module) or _needs_arguments(public[name]):
@@ -133,7 +133,7 @@ def _inputs(path: Path, name: str, public: dict[str, Any]) -> tuple[tuple[Any, .
             what = f"{path.name} defines no inputs for {name!r}: set args = (...,) or {name}_args = (...,)"
             raise _missing(what, "args", near)
         return (), {}
-    value = public[found]
+    value = public[inputs_key]
     if callable(value) and not isinstance(value, Tensor):
         value = value()
     if isinstance(value, dict):

@@ -50,16 +50,16 @@ def find(rule: Wanted, gm: GraphModule, options: Mapping[str, Any] | Options | N
 
 def _find(rule: Rule, gm: GraphModule, options: Options) -> list[Match]:
     ready = compiled(rule)
-    found: dict[Node, Match] = {}
+    matches: dict[Node, Match] = {}
     for match in rule.sites(Program(gm, options=options)):
-        if match.root.node in found or match.names == ():
+        if match.root.node in matches or match.names == ():
             continue  # another way to match there, or a change of order that is no rewrite
         try:
             ready.check(match)
         except Refused:
             continue
-        found[match.root.node] = match
-    return list(found.values())
+        matches[match.root.node] = match
+    return list(matches.values())
 
 
 def why_not(

@@ -35,23 +35,23 @@ def not_taken_over(call: Call, user: Node, operand: Node) -> Refusal | None:
     return None
 
 
-def computes_alike(program: Program, node: Node, call: Call, found: torch.Tensor) -> bool:
+def computes_alike(program: Program, node: Node, call: Call, result: torch.Tensor) -> bool:
     """The same bits on a GPU as on the CPU."""
     if not program.aliasing.effects(node).pure or "device" in call.args:
         return False
-    if found.dtype.is_floating_point and call.op in ROUNDED_ON_GPU:
+    if result.dtype.is_floating_point and call.op in ROUNDED_ON_GPU:
         return False
     return call.op in SAME_ELEMENTS or call.op in EXACT or call.op == "to"
 
 
-def unlike_elsewhere(call: Call, found: torch.Tensor) -> str | None:
+def unlike_elsewhere(call: Call, result: torch.Tensor) -> str | None:
     if call.args.get("pin_memory"):
         return "it is made in pinned memory"
-    if call.op == "arange" and found.dtype.is_floating_point:
+    if call.op == "arange" and result.dtype.is_floating_point:
         # sums of a step are kept in double on the CPU and in float on a GPU: alike as long as all are whole
         bounds = [number(call.args.get(name, 0)) for name in ("start", "end", "step")]
         if not all(isinstance(b, (int, float)) and float(b).is_integer() and abs(b) < 2**24 for b in bounds):
             return "its steps round otherwise on a GPU"
-        if found.dtype != torch.float32 and found.dtype != torch.float64:
+        if result.dtype != torch.float32 and result.dtype != torch.float64:
             return "its steps round otherwise on a GPU"
     return None

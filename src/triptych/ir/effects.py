@@ -133,11 +133,11 @@ def _from_schema(node: Node, overload: _private.OpOverload) -> Effects:
     names = [a.name for a in overload._schema.arguments]
 
     def operands(indices: tuple[int, ...]) -> tuple[Node, ...]:
-        found: list[Node] = []
+        nodes: list[Node] = []
         for i in indices:
             value = node.args[i] if i < len(node.args) else node.kwargs.get(names[i])
-            found.extend(node_operands(value))
-        return tuple(found)
+            nodes.extend(node_operands(value))
+        return tuple(nodes)
 
     writes = operands(known.written)
     if overload._schema.name in KEEPS_STATISTICS:

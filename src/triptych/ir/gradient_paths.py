@@ -148,12 +148,12 @@ class GradientPaths:
         carries = not is_off and self._may_carry(node)
         if not carries:
             return 0
-        found = self._joined(self._operands(node), sources, written, replaced)
+        reached = self._joined(self._operands(node), sources, written, replaced)
         if node.op == "call_module":
-            found |= self._of_module(node)
-        if not found and carries and RULE not in node.meta and _requires_grad(fact(node)):
-            found = self._bit(node, node.name)  # `torch.ones(4, requires_grad=True)`
-        return found
+            reached |= self._of_module(node)
+        if not reached and carries and RULE not in node.meta and _requires_grad(fact(node)):
+            reached = self._bit(node, node.name)  # `torch.ones(4, requires_grad=True)`
+        return reached
 
     def _may_carry(self, node: Node) -> bool:
         """A captured value says itself whether it requires a gradient; the facts of new ones are computed without."""
@@ -179,13 +179,13 @@ class GradientPaths:
         written: Mapping[Node, Sources],
         replaced: Mapping[Node, Node],
     ) -> Sources:
-        found = 0
+        reached = 0
         for node in nodes:
             read = replaced.get(node, node)
-            found |= sources[read] if read in sources else self.of(read)
+            reached |= sources[read] if read in sources else self.of(read)
             if written:
-                found |= self._in_memory(read, written)
-        return found
+                reached |= self._in_memory(read, written)
+        return reached
 
     def _in_memory(self, node: Node, written: Mapping[Node, Sources]) -> Sources:
         return written.get(self.program.aliasing.memory(node), 0) if written else 0
@@ -211,10 +211,10 @@ class GradientPaths:
         module = called_module(node)
         if module is None:
             return self._bit(node, node.name)
-        found = 0
+        reached = 0
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-            found |= self._of_tensor(tensor, f"{node.target}.{name}")
-        return found
+            reached |= self._of_tensor(tensor, f"{node.target}.{name}")
+        return reached
 
     def _of_tensor(self, tensor: Any, name: str) -> Sources:
         """By the tensor itself: a weight may be read as an attribute here and by a module that is called there."""

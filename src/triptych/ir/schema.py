@@ -209,15 +209,15 @@ def overloads(name: str) -> tuple[Signature, ...]:
     packet = getattr(torch.ops.aten, name, None)
     if packet is None or not hasattr(packet, "overloads"):
         return ()
-    found = []
+    signatures = []
     for overload_name in packet.overloads():
         overload = getattr(packet, overload_name)
         if not _private.is_dispatched(overload) or "Dimname" in str(overload._schema):
             continue
         sig = signature(overload)
         if not any(p.written and p.keyword_only for p in sig.params):  # `out=` variants are read as such elsewhere
-            found.append(sig)
-    return tuple(found)
+            signatures.append(sig)
+    return tuple(signatures)
 
 
 @functools.cache

@@ -86,14 +86,14 @@ def _flat(indices: Any) -> list[Any]:
 
 def counted_from_iota(program: Program, node: Node) -> list[Node] | None:
     """What the value is made of, if that is positions and numbers alone and some position is among it."""
-    found: dict[Node, None] = {}
+    nodes: dict[Node, None] = {}
     work, counted = [node], False
     while work:
         current = work.pop()
-        if current in found:
+        if current in nodes:
             continue
         value, call = tensor_fact(current), program.call(current)
-        if value is None or call is None or call.mutates or value.device.type != "cpu" or len(found) == LONGEST:
+        if value is None or call is None or call.mutates or value.device.type != "cpu" or len(nodes) == LONGEST:
             return None
         if program.aliasing.written(current):
             return None
@@ -104,6 +104,6 @@ def counted_from_iota(program: Program, node: Node) -> list[Node] | None:
                 return None
         elif not operands or not computes_alike(program, current, call, value):
             return None
-        found[current] = None
+        nodes[current] = None
         work.extend(operands)
-    return list(found) if counted else None
+    return list(nodes) if counted else None

@@ -149,13 +149,13 @@ def _sources(program: Program, node: Node) -> list[Node]:
 
 def _gathers(program: Program, node: Node) -> list[Node]:
     """Gathers by an index made of the value, a few steps on."""
-    found, edge = [], [node]
+    gathers, edge = [], [node]
     for _ in range(DEEPEST // 2):
         users = dict.fromkeys(u for e in edge for u in itertools.islice(e.users, FIRST_USERS))
         calls = {u: call for u in users if (call := program.call(u)) is not None and not call.mutates}
-        found += [u for u, call in calls.items() if call.op == "gather" and call.args["index"] in edge]
+        gathers += [u for u, call in calls.items() if call.op == "gather" and call.args["index"] in edge]
         edge = [u for u, call in calls.items() if is_pointwise(call.op) or call.op in SAME_ORDER]
-    return found
+    return gathers
 
 
 SAME_ORDER = ("reshape", "squeeze", "unsqueeze")

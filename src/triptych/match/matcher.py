@@ -18,7 +18,7 @@ from .pattern import CallOf, Capture, Constant, Each, Either, ListOf, Operation,
 
 
 @dataclass
-class Found:
+class PatternMatch:
     """One way in which a pattern matches."""
 
     roots: tuple[Node, ...]
@@ -51,18 +51,18 @@ class Matcher:
     _user: Node | None = None
     """The call whose arguments are being matched."""
 
-    def find(self, roots: tuple[Pattern, ...], node: Node) -> Iterator[Found]:
+    def find(self, roots: tuple[Pattern, ...], node: Node) -> Iterator[PatternMatch]:
         self._bindings, self._nodes = {}, []
         for _ in self._match(roots[0], node):
             for rest in self._other_roots(roots[1:], (node,)):
-                yield Found(rest, dict(self._bindings), tuple(dict.fromkeys(self._nodes)))
+                yield PatternMatch(rest, dict(self._bindings), tuple(dict.fromkeys(self._nodes)))
 
     def why_not(self, roots: tuple[Pattern, ...], node: Node) -> Refusal | None:
         """Why the pattern does not match at this node; None if it does."""
         self.missed = _Missed()
-        found = next(self.find(roots, node), None)
+        match = next(self.find(roots, node), None)
         best, self.missed = self.missed.best, None
-        if found is not None:
+        if match is not None:
             return None
         return best or Refusal(at=node, wanted=roots[0], found=node, matched=0)
 

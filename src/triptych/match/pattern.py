@@ -64,8 +64,8 @@ PLAIN_TYPES = {int: Int, float: Number, bool: Bool, torch.Tensor: Tensor, torch.
 def restriction(note: Any) -> Is | None:
     """The restriction an annotation stands for: `Tensor`, `int`, or an `Is` written in place."""
     note = PLAIN_TYPES.get(note, note) if isinstance(note, type) else note
-    found = [m for m in getattr(note, "__metadata__", (note,)) if isinstance(m, Is)]
-    return found[0] if found else None
+    restrictions = [m for m in getattr(note, "__metadata__", (note,)) if isinstance(m, Is)]
+    return restrictions[0] if restrictions else None
 
 
 class Pattern:

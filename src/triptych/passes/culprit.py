@@ -55,8 +55,8 @@ class Rewrite:
     def source(self) -> str:
         """The user's source line of that node, as `file.py:31`, or nothing."""
         for line in reversed(self.changes):
-            if line[2:].startswith((f"{self.node}:", f"{self.node} ")) and (found := re.search(r"  # (\S+)", line)):
-                return found[1]
+            if line[2:].startswith((f"{self.node}:", f"{self.node} ")) and (location := re.search(r"  # (\S+)", line)):
+                return location[1]
         return ""
 
     @property

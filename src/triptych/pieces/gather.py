@@ -26,8 +26,8 @@ def gathered(blocks: Sequence[Block], axis: int) -> list[Step] | None:
     if not single or not all(isinstance(row, int) for row in rows):
         return None
     picked = [replace(b, map=_row(b.map, dim, number, len(rows))) for number, b in enumerate(blocks)]
-    found = progressions_joined(picked, axis)
-    steps = plan(found[0].map) if len(found) == 1 else None
+    joined = progressions_joined(picked, axis)
+    steps = plan(joined[0].map) if len(joined) == 1 else None
     return None if steps is None else [("index_select", {"dim": dim, "index": rows}), *steps]
 
 

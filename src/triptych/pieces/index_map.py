@@ -52,16 +52,16 @@ def quotient(number: Any, divisor: Any) -> Any:
 
 def merged(factors: Iterable[Factor]) -> Axis:
     """Neighbours that walk on where the other turns round are one factor; factors of one element are none."""
-    found: list[Factor] = []
+    axis: list[Factor] = []
     for factor in factors:
         if is_one(factor.size):
             continue
-        last = found[-1] if found else None
+        last = axis[-1] if axis else None
         if last is not None and last.dim == factor.dim and known_equal(last.step, factor.step * factor.size):
-            found[-1] = Factor(factor.dim, factor.step, last.size * factor.size)
+            axis[-1] = Factor(factor.dim, factor.step, last.size * factor.size)
         else:
-            found.append(factor)
-    return tuple(found)
+            axis.append(factor)
+    return tuple(axis)
 
 
 def same_axis(left: Axis, right: Axis) -> bool:
@@ -166,8 +166,8 @@ class IndexMap:
         return result.with_axis(axis, ())
 
     def select(self, axis: int, index: Any) -> IndexMap | None:
-        found = self._single(axis, index)
-        return None if found is None else replace(found, axes=(*found.axes[:axis], *found.axes[axis + 1 :]))
+        single = self._single(axis, index)
+        return None if single is None else replace(single, axes=(*single.axes[:axis], *single.axes[axis + 1 :]))
 
     def flip(self, dims: Iterable[int]) -> IndexMap:
         result = self

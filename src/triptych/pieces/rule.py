@@ -90,7 +90,7 @@ class PutTogether(Rule, ABC):
         near = neighbours_joined(blocks, dim)
         stacked = dim if m.root.op == "stack" else None
         far = progressions_joined(near, dim)
-        forms = [_weighed(m, found, stacked) for found in ((near, far) if len(far) < len(near) else (near,))]
+        forms = [_weighed(m, joined, stacked) for joined in ((near, far) if len(far) < len(near) else (near,))]
         if self.gathers and (steps := gathered(blocks, dim)) is not None:
             ways = tuple(w for b in blocks for w in b.ways)
             forms.append(_weighing(m, [Operand(ways[0].source, steps, ways)]))

@@ -94,15 +94,15 @@ def _groups(program: Program) -> list[_Group]:
     """Found in one walk: a value that hangs on several groups makes one of them."""
     belongs: dict[Node, _Group] = {}
     for node in program.graph.nodes:
-        found, call = tensor_fact(node), program.call(node)
-        if found is None or call is None or call.mutates or found.device.type != "cpu":
+        result, call = tensor_fact(node), program.call(node)
+        if result is None or call is None or call.mutates or result.device.type != "cpu":
             continue
         operands = node.all_input_nodes
         if call.op in CONSTRUCTORS:
             if all(tensor_fact(o) is None for o in operands):
-                unlike = unlike_elsewhere(call, found)
+                unlike = unlike_elsewhere(call, result)
                 belongs[node] = _Group([node], problem=None if unlike is None else Refusal(unlike, at=node))
-        elif any(o in belongs for o in operands) and computes_alike(program, node, call, found):
+        elif any(o in belongs for o in operands) and computes_alike(program, node, call, result):
             if all(o in belongs or tensor_fact(o) is None for o in operands):
                 group = _joined(belongs, [o for o in operands if o in belongs])
                 group.nodes.append(node)

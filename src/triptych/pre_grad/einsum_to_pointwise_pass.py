@@ -58,13 +58,13 @@ def read_equation(m: Match, equation: Any, tensors: Any) -> Equation:
     return Equation(operands, result, sizes)
 
 
-def multiplied(op: Emitter, found: Equation, tensors: Sequence[Value], wide: Any = None) -> Any:
+def multiplied(op: Emitter, einsum: Equation, tensors: Sequence[Value], wide: Any = None) -> Any:
     """The operands side by side, (indices of the result, contracted ones), and multiplied."""
-    order = [*found.result, *found.contracted]
+    order = [*einsum.result, *einsum.contracted]
     product: Any = None
-    for indices, value in zip(found.operands, tensors):
-        made = _aligned(op, indices, op.to(value, dtype=wide) if wide else value, order)
-        product = made if product is None else op.mul(product, made)
+    for indices, value in zip(einsum.operands, tensors):
+        factor = _aligned(op, indices, op.to(value, dtype=wide) if wide else value, order)
+        product = factor if product is None else op.mul(product, factor)
     return product
 
 
@@ -89,9 +89,9 @@ class EinsumToProduct(Rule):
         return op.einsum(equation, tensors)
 
     def check(self, m, equation, tensors):
-        found = read_equation(m, equation, tensors)
+        einsum = read_equation(m, equation, tensors)
         m.applies(len(tensors) <= 2, "several products, in an order of einsum's own")
-        m.require(not found.contracted, "two operands meet in a sum")
+        m.require(not einsum.contracted, "two operands meet in a sum")
 
     def rewrite(self, op, equation, tensors, m):
         return multiplied(op, read_equation(m, equation, tensors), tensors)
@@ -125,15 +125,15 @@ class EinsumOverOne(Rule):
         return op.einsum(equation, tensors)
 
     def check(self, m, equation, tensors):
-        found = read_equation(m, equation, tensors)
-        m.applies(len(tensors) > 2 or found.contracted, "nothing is contracted")
-        m.require(all(found.is_one(i) for i in found.contracted), "two operands meet in a sum")
+        einsum = read_equation(m, equation, tensors)
+        m.applies(len(tensors) > 2 or einsum.contracted, "nothing is contracted")
+        m.require(all(einsum.is_one(i) for i in einsum.contracted), "two operands meet in a sum")
 
     def rewrite(self, op, equation, tensors, m):
-        found = read_equation(m, equation, tensors)
-        product = multiplied(op, found, tensors)
-        ones = range(len(found.result), len(found.result) + len(found.contracted))
-        return op.squeeze(product, dim=list(ones)) if found.contracted else product
+        einsum = read_equation(m, equation, tensors)
+        product = multiplied(op, einsum, tensors)
+        ones = range(len(einsum.result), len(einsum.result) + len(einsum.contracted))
+        return op.squeeze(product, dim=list(ones)) if einsum.contracted else product
 
     examples = [
         fires(lambda a, b: torch.einsum("bik,bkj->bij", a, b), "f32[2, 4, 1]", "f32[2, 1, 5]", dialects=["torch"]),
@@ -156,17 +156,17 @@ class EinsumToSum(Rule):
 
     def check(self, m, equation, tensors):
         m.applies(m.program.options.codegen == "inductor", "no kernel is generated that does both at once")
-        found = read_equation(m, equation, tensors)
-        m.applies(len(tensors) == 2 and any(not found.is_one(i) for i in found.contracted), "nothing is contracted")
-        apart = [i for i in found.result if len(found.sizes[i]) == 1 and not found.is_one(i)]
+        einsum = read_equation(m, equation, tensors)
+        m.applies(len(tensors) == 2 and any(not einsum.is_one(i) for i in einsum.contracted), "nothing is contracted")
+        apart = [i for i in einsum.result if len(einsum.sizes[i]) == 1 and not einsum.is_one(i)]
         m.require(not apart, f"rows or columns of a product: {', '.join(apart)}")
         m.require(m.root.is_float and all(t.dtype == m.root.dtype for t in tensors), "no sums of floats")
 
     def rewrite(self, op, equation, tensors, m):
-        found = read_equation(m, equation, tensors)
+        einsum = read_equation(m, equation, tensors)
         # a product sums 16-bit numbers in 32 bits
-        product = multiplied(op, found, tensors, torch.float32 if m.root.dtype in NARROW else None)
-        summed = op.sum(product, dim=list(range(len(found.result), len(found.result) + len(found.contracted))))
+        product = multiplied(op, einsum, tensors, torch.float32 if m.root.dtype in NARROW else None)
+        summed = op.sum(product, dim=list(range(len(einsum.result), len(einsum.result) + len(einsum.contracted))))
         return op.to(summed, dtype=m.root.dtype) if m.root.dtype in NARROW else summed
 
     examples = [

@@ -213,8 +213,8 @@ def _member(program: Program, node: Node, recipes: Sequence[Recipe]) -> Member |
     call = program.call(node)
     if call is None:
         return None
-    found = next((m for r in recipes if (m := r.member(program, node, call)) is not None), None)
-    return replace(found, written=True) if found is not None and program.aliasing.written(node) else found
+    member = next((m for r in recipes if (m := r.member(program, node, call)) is not None), None)
+    return replace(member, written=True) if member is not None and program.aliasing.written(node) else member
 
 
 def _kernel_runs(program: Program) -> bool:

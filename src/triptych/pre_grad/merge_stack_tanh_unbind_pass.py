@@ -66,8 +66,8 @@ def _site(program: Program, unbind: Node) -> _Site | None:
     stacked = joined_operands(program, at, "stack", call.get("dim"))
     if stacked is None or len(at.users) != 1 or not applied:
         return None
-    found = [way_of(program, t, frozenset(["split", "unbind", "squeeze"])) for t in stacked]
-    ways = [w for w in found if w is not None and 2 <= len(w.nodes) <= 3]
+    pieces = [way_of(program, t, frozenset(["split", "unbind", "squeeze"])) for t in stacked]
+    ways = [w for w in pieces if w is not None and 2 <= len(w.nodes) <= 3]
     if len(ways) < len(stacked) or len({w.nodes[-1] for w in ways}) > 1:
         return None
     taken = program.call(ways[0].nodes[-1])

@@ -30,11 +30,11 @@ class NormalizedLinearNode:
     """A linear layer: `F.linear`, or `addmm(bias, x, weight.t())`; the weight is (out, in) in both."""
 
     def __init__(self, node: Node) -> None:
-        found = linear_parts(read(node))
-        if found is None:
+        parts = linear_parts(read(node))
+        if parts is None:
             raise TriptychError(f"{node.name} is no linear layer")
         self.node = node
-        self._input, self._weight, self._bias = found
+        self._input, self._weight, self._bias = parts
 
     def get_input(self) -> Node:
         return self._input

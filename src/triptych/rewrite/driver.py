@@ -55,8 +55,8 @@ class RuleSet:
                 self.anywhere.append(ready)
 
     def at(self, op: str) -> Sequence[CompiledRule]:
-        found = self.by_op.get(op)
-        return self.anywhere if found is None else [*found, *self.anywhere]
+        rules = self.by_op.get(op)
+        return self.anywhere if rules is None else [*rules, *self.anywhere]
 
 
 def run_rules(rewriter: Rewriter, rules: Sequence[Rule], *, strict: bool = False, tally: Tally | None = None) -> Tally:
@@ -148,8 +148,8 @@ def _neighbourhood(touched: list[Node], reach: int) -> list[Node]:
 def _apply(rewriter: Rewriter, matcher: Matcher, rule: CompiledRule, node: Node, tally: Tally, strict: bool) -> bool:
     """Try every way in which the pattern matches at a node, until one is rewritten."""
     declined: Decline | None = None
-    for found in matcher.find(rule.roots, node):
-        outcome = _try(rewriter, rule, Match(rewriter.program, found), node, tally, strict)
+    for pattern_match in matcher.find(rule.roots, node):
+        outcome = _try(rewriter, rule, Match(rewriter.program, pattern_match), node, tally, strict)
         if outcome is True:
             return True
         if isinstance(outcome, Decline):

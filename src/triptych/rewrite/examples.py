@@ -46,9 +46,9 @@ class Example:
             return self.program.__name__
         except TypeError:  # a module
             return str(self.program)
-        found = re.search(r"lambda.*", text, re.S)
-        if found and self.program.__name__ == "<lambda>":
-            return _one_expression(found.group(0))
+        expression = re.search(r"lambda.*", text, re.S)
+        if expression and self.program.__name__ == "<lambda>":
+            return _one_expression(expression.group(0))
         return text
 
 
@@ -79,10 +79,10 @@ def _one_expression(text: str) -> str:
 
 def make_input(spec: Any, generator: torch.Generator) -> Any:
     """A tensor from `bf16[4, 8]`: floats normal, integers small, booleans even; other values as they are."""
-    if not isinstance(spec, str) or not (found := re.fullmatch(r"(\w+)\[([\d, ]*)\]", spec)):
+    if not isinstance(spec, str) or not (parsed := re.fullmatch(r"(\w+)\[([\d, ]*)\]", spec)):
         return spec
-    dtype = DTYPE_OF[found.group(1)]
-    shape = [int(s) for s in found.group(2).replace(" ", "").split(",") if s]
+    dtype = DTYPE_OF[parsed.group(1)]
+    shape = [int(s) for s in parsed.group(2).replace(" ", "").split(",") if s]
     if dtype == torch.bool:
         return torch.rand(shape, generator=generator) > 0.5
     if dtype.is_floating_point:

@@ -22,7 +22,7 @@ from ..ir.gradients import gradient_wanted
 from ..ir.program import Program, Value
 from ..ir.refusal import Refusal
 from ..ir.text import line
-from ..match.matcher import Found, Matcher
+from ..match.matcher import Matcher, PatternMatch
 from ..match.pattern import Pattern, build_pattern
 from .emit import Emitter
 from .record import Decision
@@ -34,12 +34,12 @@ _Accepted = TypeVar("_Accepted")
 class Match:
     """A site of a rule, as `check` and `rewrite` see it: what a pattern found there, or the rule's own analysis."""
 
-    def __init__(self, program: Program, found: Found) -> None:
+    def __init__(self, program: Program, pattern_match: PatternMatch) -> None:
         self.program = program
-        self.nodes = found.nodes
+        self.nodes = pattern_match.nodes
         """The nodes whose work the rewrite does; those that nobody uses any more are erased."""
-        self.roots = tuple(Value(program, n) for n in found.roots)
-        self.bindings = found.bindings
+        self.roots = tuple(Value(program, n) for n in pattern_match.roots)
+        self.bindings = pattern_match.bindings
         """What the captures took, as it stands in the graph; `m["x"]` gives it as a value with its facts."""
         self.leftovers: tuple[Node, ...] = ()
         """Nodes that are no part of what is rewritten, but go with it if nobody uses them any more."""
@@ -74,7 +74,7 @@ class Match:
         `check` and `rewrite` take by name what they want of `found`. A site with a `problem` is a refusal, with that
         reason: nothing more is asked.
         """
-        match = Match(program, Found(roots, found, tuple(dict.fromkeys((*roots, *covers)))))
+        match = Match(program, PatternMatch(roots, found, tuple(dict.fromkeys((*roots, *covers)))))
         match.before, match.names, match.problem = before, None if names is None else tuple(names), problem
         match.about, match.emitter = about, emitter
         return match
@@ -228,7 +228,7 @@ class Rule:
         for node in list(program.graph.nodes):
             call = None if node._erased else program.call(node)
             if call is not None and (not ready.root_ops or call.op in ready.root_ops):
-                yield from (Match(program, found) for found in matcher.find(ready.roots, node))
+                yield from (Match(program, pattern_match) for pattern_match in matcher.find(ready.roots, node))
 
     if TYPE_CHECKING:  # every rule has captures of its own
         pattern: Callable[..., Any]

@@ -17,10 +17,10 @@ def subjects() -> Iterator[Rule | type[Pass]]:
     for package in (attention, rules, pre_grad, joint, post_grad):
         for info in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
             module = importlib.import_module(info.name)
-            for found in vars(module).values():
-                if not inspect.isclass(found) or found.__module__ != module.__name__:
+            for member in vars(module).values():
+                if not inspect.isclass(member) or member.__module__ != module.__name__:
                     continue
-                if issubclass(found, Rule) and not inspect.isabstract(found):
-                    yield found()
-                elif issubclass(found, Pass):
-                    yield found
+                if issubclass(member, Rule) and not inspect.isabstract(member):
+                    yield member()
+                elif issubclass(member, Pass):
+                    yield member

@@ -97,13 +97,13 @@ def constant(number: Any, rank: int) -> Affine:
 def stretched(own: Shape, shape: Shape) -> list[Affine | None]:
     """Where the index of each dim lies when a value is stretched to a shape; None where that is not known."""
     lead, rank = len(shape) - len(own), len(shape)
-    found: list[Affine | None] = []
+    indices: list[Affine | None] = []
     for dim, size in enumerate(own):
         if known(size == 1):
-            found.append(constant(0, rank))
+            indices.append(constant(0, rank))
         else:
-            found.append(index(lead + dim, rank) if known_equal(size, shape[lead + dim]) else None)
-    return found
+            indices.append(index(lead + dim, rank) if known_equal(size, shape[lead + dim]) else None)
+    return indices
 
 
 Clause = tuple[Affine, ...]
@@ -232,7 +232,7 @@ def _clause_implies(left: Clause, right: Clause, shape: Shape) -> bool:
 
 def pinned(clause: Clause, shape: Shape) -> dict[int, Any]:
     """Dims whose index can only be the first or the last where the clause holds: `i < 1` says i = 0."""
-    found: dict[int, Any] = {}
+    fixed: dict[int, Any] = {}
     for pattern in clause:
         dims = [d for d, s in enumerate(pattern.steps) if not is_zero(s)]
         if len(dims) != 1:
@@ -240,7 +240,7 @@ def pinned(clause: Clause, shape: Shape) -> dict[int, Any]:
         (dim,) = dims
         step, start = pattern.steps[dim], pattern.start
         if known(step < 0) and known(start + step < 0):
-            found[dim] = 0
+            fixed[dim] = 0
         elif known(step > 0) and known(start + step * (shape[dim] - 2) < 0):
-            found[dim] = shape[dim] - 1
-    return found
+            fixed[dim] = shape[dim] - 1
+    return fixed

@@ -22,45 +22,45 @@ if TYPE_CHECKING:
 
 
 @of("logical_and", "bitwise_and", "logical_or", "bitwise_or", "logical_not", "bitwise_not")
-def _logic(know: Knowledge, node: Node, call: Call, found: torch.Tensor) -> Elements | None:
+def _logic(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
     tensors = [call.args.get(n) for n in ("self", "other") if n in call.args]
     booleans = all((f := tensor_fact(t)) is not None and f.dtype == torch.bool for t in tensors)
     if not booleans:
-        return _pointwise(know, node, call, found)
-    held = [operand(know, t, found) for t in tensors]
-    truths = [None if h is None else h.truth(found.shape) for h in held]
+        return _pointwise(know, node, call, result)
+    held = [operand(know, t, result) for t in tensors]
+    truths = [None if h is None else h.truth(result.shape) for h in held]
     if call.op.endswith("not"):
-        return None if truths[0] is None else boolean(opposite(truths[0], found.shape), found.shape)
+        return None if truths[0] is None else boolean(opposite(truths[0], result.shape), result.shape)
     is_and = call.op.endswith("and")
     decided = [t for t in truths if t is not None and (t.never if is_and else t.always)]
     if decided:
-        return boolean(decided[0], found.shape)
+        return boolean(decided[0], result.shape)
     left, right = truths
     if left is None or right is None:
         return None
-    return boolean((both if is_and else either)(left, right, found.shape), found.shape)
+    return boolean((both if is_and else either)(left, right, result.shape), result.shape)
 
 
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
 @of(*COMPARISONS)
-def _comparison(know: Knowledge, node: Node, call: Call, found: torch.Tensor) -> Elements | None:
-    left, right = (operand(know, call.args.get(n), found) for n in ("self", "other"))
-    if left is None or right is None or found.dtype != torch.bool:
+def _comparison(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
+    left, right = (operand(know, call.args.get(n), result) for n in ("self", "other"))
+    if left is None or right is None or result.dtype != torch.bool:
         return None
-    if _hold_each_other(call, left, right, found) and (made := compared(call.op, left, right, found)) is not None:
+    if _hold_each_other(call, left, right, result) and (made := compared(call.op, left, right, result)) is not None:
         return made
-    return _pointwise(know, node, call, found)
+    return _pointwise(know, node, call, result)
 
 
-def _hold_each_other(call: Call, left: Elements, right: Elements, found: torch.Tensor) -> bool:
+def _hold_each_other(call: Call, left: Elements, right: Elements, result: torch.Tensor) -> bool:
     """Integers are compared in one dtype: it must hold what it is given (-1 is 255 beside a uint8)."""
     dtype = common_dtype(call.args.get("self"), call.args.get("other"))
     if dtype is None or dtype.is_floating_point:
         return False
     leaves = [leaf for held in (left, right) for _, leaf in held.pieces]
-    return dtype == torch.bool or all(fits(leaf, dtype, found.shape) for leaf in leaves if isinstance(leaf, Affine))
+    return dtype == torch.bool or all(fits(leaf, dtype, result.shape) for leaf in leaves if isinstance(leaf, Affine))
 
 
 def common_dtype(left: Any, right: Any) -> torch.dtype | None:
@@ -80,11 +80,11 @@ def common_dtype(left: Any, right: Any) -> torch.dtype | None:
     return torch.result_type(*given) if any(isinstance(g, torch.Tensor) for g in given) else None
 
 
-def by_range(know: Knowledge, call: Call, found: torch.Tensor) -> Elements | None:
+def by_range(know: Knowledge, call: Call, result: torch.Tensor) -> Elements | None:
     """A comparison that holds for all numbers in two intervals, or for none."""
     sides: list[Any] = [call.args.get(n) for n in ("self", "other")]
     dtype = common_dtype(*sides)
-    if dtype is None or found.dtype != torch.bool:
+    if dtype is None or result.dtype != torch.bool:
         return None
     held = []
     for side in sides:
@@ -112,25 +112,25 @@ def _limits(dtype: torch.dtype) -> tuple[Any, Any]:
 
 
 @of("add", "sub", "mul", "neg", "abs", "maximum", "minimum", "clamp", "floor_divide", "remainder", "max", "min")
-def _arithmetic(know: Knowledge, node: Node, call: Call, found: torch.Tensor) -> Elements | None:
-    if is_real(found.dtype):
-        return _pointwise(know, node, call, found)
-    given = {k: operand(know, v, found) for k, v in call.args.items() if k in ("self", "other", "min", "max")}
+def _arithmetic(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
+    if is_real(result.dtype):
+        return _pointwise(know, node, call, result)
+    given = {k: operand(know, v, result) for k, v in call.args.items() if k in ("self", "other", "min", "max")}
     unknown = set(call.args) - set(given) - {"alpha"} or any(v is None for v in given.values())
     alpha = number(call.args.get("alpha", 1))
     if unknown or not isinstance(alpha, int):
         return None
     made: list[tuple[Condition, Leaf]] = []
-    for where, leaves in combinations([v for v in given.values() if v is not None], found.shape):
-        parts = [as_integer(leaf, found.dim()) for leaf in leaves]
-        if any(p is None or not fits(p, found.dtype, found.shape) for p in parts):
+    for where, leaves in combinations([v for v in given.values() if v is not None], result.shape):
+        parts = [as_integer(leaf, result.dim()) for leaf in leaves]
+        if any(p is None or not fits(p, result.dtype, result.shape) for p in parts):
             return None
         named = dict(zip(given, parts))
-        for more, leaf in _computed(call.op, named, alpha, found.shape):  # type: ignore[arg-type]
-            if leaf is None or not fits(leaf, found.dtype, found.shape):
-                return _pointwise(know, node, call, found)
-            made.append((both(where, more, found.shape), leaf))
-    return pieces(made, found.shape)
+        for more, leaf in _computed(call.op, named, alpha, result.shape):  # type: ignore[arg-type]
+            if leaf is None or not fits(leaf, result.dtype, result.shape):
+                return _pointwise(know, node, call, result)
+            made.append((both(where, more, result.shape), leaf))
+    return pieces(made, result.shape)
 
 
 def _computed(op: str, args: dict[str, Affine], alpha: int, shape: Any) -> list[tuple[Condition, Affine | None]]:
@@ -187,18 +187,18 @@ def _divided(op: str, a: Affine, b: Affine, shape: Any) -> Affine | None:
 
 
 @of(*(EXACT - {"where", "masked_fill"} - set(TRANSFER)), "pow")
-def _pointwise(know: Knowledge, node: Node, call: Call, found: torch.Tensor) -> Elements | None:
+def _pointwise(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
     """The operation itself on one element of each piece: rounding and type promotion are torch's."""
     if call.op not in EXACT:
         return None
     operands = [n for n in node.all_input_nodes if tensor_fact(n) is not None]
     if len(operands) != len(node.all_input_nodes):
         return None
-    held = [operand(know, n, found) for n in operands]
+    held = [operand(know, n, result) for n in operands]
     if any(h is None for h in held):
         return None
     made: list[tuple[Condition, Leaf]] = []
-    for where, leaves in combinations([h for h in held if h is not None], found.shape):
+    for where, leaves in combinations([h for h in held if h is not None], result.shape):
         numbers: dict[Node, torch.Tensor] = {}
         for given, leaf in zip(operands, leaves):
             fact = tensor_fact(given)
@@ -206,11 +206,11 @@ def _pointwise(know: Knowledge, node: Node, call: Call, found: torch.Tensor) -> 
             if one is None or fact is None:
                 return None
             numbers[given] = one.reshape([1] * fact.dim())
-        result = _run(node, numbers)
-        if result is None or result.dtype != found.dtype or result.numel() != 1:
+        outcome = _run(node, numbers)
+        if outcome is None or outcome.dtype != result.dtype or outcome.numel() != 1:
             return None
-        made.append((where, leaf_of(result, found.dim())))
-    return pieces(made, found.shape)
+        made.append((where, leaf_of(outcome, result.dim())))
+    return pieces(made, result.shape)
 
 
 def _run(node: Node, numbers: dict[Node, torch.Tensor]) -> torch.Tensor | None:
@@ -229,25 +229,25 @@ def _run(node: Node, numbers: dict[Node, torch.Tensor]) -> torch.Tensor | None:
 
 
 @of("cumsum")
-def _cumsum(know: Knowledge, node: Node, call: Call, found: torch.Tensor) -> Elements | None:
+def _cumsum(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
     held = know.elements(call.args.get("self"))
-    if held is None or not held.is_uniform or found.dtype == torch.bool:
+    if held is None or not held.is_uniform or result.dtype == torch.bool:
         return None
     dim, leaf = call.args.get("dim"), held.only
-    if found.dtype.is_floating_point:
-        zero = isinstance(leaf, torch.Tensor) and leaf.dtype == found.dtype and bool(leaf == 0)
+    if result.dtype.is_floating_point:
+        zero = isinstance(leaf, torch.Tensor) and leaf.dtype == result.dtype and bool(leaf == 0)
         return held if zero and not bool(torch.signbit(leaf)) else None  # type: ignore[arg-type]
-    step = as_integer(leaf, found.dim()) if leaf is not None else None
-    if step is None or type(dim) is not int or found.dim() == 0:
+    step = as_integer(leaf, result.dim()) if leaf is not None else None
+    if step is None or type(dim) is not int or result.dim() == 0:
         return None
-    made = index(dim, found.dim()).plus(1).times(step.start)
-    return uniform(made) if fits(made, found.dtype, found.shape) else None
+    made = index(dim, result.dim()).plus(1).times(step.start)
+    return uniform(made) if fits(made, result.dtype, result.shape) else None
 
 
 @of("diff")
-def _diff(know: Knowledge, node: Node, call: Call, found: torch.Tensor) -> Elements | None:
+def _diff(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
     """Each element less the one before it, of integers."""
-    if is_real(found.dtype) or call.args.get("n", 1) != 1:
+    if is_real(result.dtype) or call.args.get("n", 1) != 1:
         return None
     own = tensor_fact(call.args.get("self"))
     if own is None or own.dim() == 0:
@@ -258,28 +258,28 @@ def _diff(know: Knowledge, node: Node, call: Call, found: torch.Tensor) -> Eleme
     parts = [(know.elements(call.args[n]), tensor_fact(call.args[n])) for n in names]
     shape = list(own.shape)
     shape[dim] = sum((f.shape[dim] for _, f in parts if f is not None and f.dim() == rank), start=0)
-    whole = joined(parts, dim, shape, found.dtype) if len(parts) > 1 else parts[0][0]
+    whole = joined(parts, dim, shape, result.dtype) if len(parts) > 1 else parts[0][0]
     if whole is None:
         return None
-    later = whole.through(lambda pattern: pattern.plus(pattern.steps[dim]), found.shape)
-    earlier = whole.through(lambda pattern: pattern, found.shape)
+    later = whole.through(lambda pattern: pattern.plus(pattern.steps[dim]), result.shape)
+    earlier = whole.through(lambda pattern: pattern, result.shape)
     if later is None or earlier is None:
         return None
     made: list[tuple[Condition, Leaf]] = []
-    for where, (a, b) in combinations((later, earlier), found.shape):
-        if not isinstance(a, Affine) or not isinstance(b, Affine) or not fits(a - b, found.dtype, found.shape):
+    for where, (a, b) in combinations((later, earlier), result.shape):
+        if not isinstance(a, Affine) or not isinstance(b, Affine) or not fits(a - b, result.dtype, result.shape):
             return None
         made.append((where, a - b))
-    return pieces(made, found.shape)
+    return pieces(made, result.shape)
 
 
 @of("amax", "amin", "any", "all")
-def _reduced(know: Knowledge, node: Node, call: Call, found: torch.Tensor) -> Elements | None:
+def _reduced(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
     operand = call.args.get("self")
     held, own = know.elements(operand), tensor_fact(operand)
     if held is None or own is None or not held.is_uniform or not known(numel(own.shape) > 0):
         return None
     if call.op in ("any", "all"):
         one = held.number(own.dtype)
-        return None if one is None else uniform(leaf_of(one.bool().to(found.dtype), found.dim()))
-    return uniform(with_rank(held.only, found.dim())) if held.only is not None else None
+        return None if one is None else uniform(leaf_of(one.bool().to(result.dtype), result.dim()))
+    return uniform(with_rank(held.only, result.dim())) if held.only is not None else None

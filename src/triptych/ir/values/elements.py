@@ -86,8 +86,8 @@ class Elements:
 
     def bounds(self, shape: Shape) -> list[tuple[Any, Any]]:
         """The smallest and the largest of each piece; of integers."""
-        found = [leaf for _, leaf in self.pieces]
-        return [(leaf.least(shape), leaf.most(shape)) for leaf in found if isinstance(leaf, Affine)]
+        leaves = [leaf for _, leaf in self.pieces]
+        return [(leaf.least(shape), leaf.most(shape)) for leaf in leaves if isinstance(leaf, Affine)]
 
 
 def uniform(leaf: Leaf) -> Elements:

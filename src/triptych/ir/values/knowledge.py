@@ -91,23 +91,23 @@ class Knowledge:
 
     def every_row_keeps_one(self, node: Node) -> bool:
         """A boolean of shape (..., rows, keys) with at least one key true in each row."""
-        found = tensor_fact(node)
-        if found is None or found.dim() == 0 or not known(found.shape[-1] > 0):
+        tensor = tensor_fact(node)
+        if tensor is None or tensor.dim() == 0 or not known(tensor.shape[-1] > 0):
             return False
         return self._proved(node, _booleans, row_keeps_one, lambda v: v.any(-1).all(), matrices=True)
 
     def uniform(self, node: Any) -> torch.Tensor | None:
         """The one number that all elements are, as a tensor without dims in the value's dtype."""
-        found, held = tensor_fact(node), self.elements(node)
-        if held is None or found is None:
+        tensor, held = tensor_fact(node), self.elements(node)
+        if held is None or tensor is None:
             return None
         with _private.without_dispatch_modes():
-            return held.number(found.dtype)
+            return held.number(tensor.dtype)
 
     def never_negative_zero(self, node: Any) -> bool:
         """No element can be -0.0, so that adding 0.0 changes nothing."""
-        while isinstance(node, Node) and (found := tensor_fact(node)) is not None:
-            if not found.dtype.is_floating_point:
+        while isinstance(node, Node) and (tensor := tensor_fact(node)) is not None:
+            if not tensor.dtype.is_floating_point:
                 return True
             about = self.interval(node)
             if about.low > 0:  # a small negative one could be rounded to -0.0 on the way
@@ -140,17 +140,17 @@ class Knowledge:
 
     def mask(self, node: Node) -> Condition | None:
         """Where a boolean is true, if that is known."""
-        found, held = tensor_fact(node), self.elements(node)
-        if held is None or found is None or found.dtype != torch.bool:
+        tensor, held = tensor_fact(node), self.elements(node)
+        if held is None or tensor is None or tensor.dtype != torch.bool:
             return None
         with _private.without_dispatch_modes():
-            return _unless_too_large(lambda: held.truth(found.shape))
+            return _unless_too_large(lambda: held.truth(tensor.shape))
 
     def bounds(self, node: Node) -> tuple[Any, Any]:
         """Numbers, perhaps symbolic, that all elements lie between."""
-        found, held = tensor_fact(node), self.elements(node)
-        if held is not None and found is not None and isinstance(leaf := held.only, Affine):
-            low, high = leaf.least(found.shape), leaf.most(found.shape)
+        tensor, held = tensor_fact(node), self.elements(node)
+        if held is not None and tensor is not None and isinstance(leaf := held.only, Affine):
+            low, high = leaf.least(tensor.shape), leaf.most(tensor.shape)
             if low is not None and high is not None:
                 return low, high
         about = self.interval(node)
@@ -212,31 +212,31 @@ class Knowledge:
         return operands
 
     def _note(self, node: Node) -> None:
-        call, found = self.program.call(node), tensor_fact(node)
-        assert found is not None
+        call, result = self.program.call(node), tensor_fact(node)
+        assert result is not None
         held = None
         told = call is not None and not call.mutates and (call.op in TRANSFER or call.op in RANGES)
-        if call is None or not told or not is_plain(found) or self.unsafe(node):
-            if node.op == "get_attr" and is_plain(found):
-                held = self._attribute(node, found)
-            elif call is not None and is_plain(found):
-                held = self._after_write(node, call, found)
+        if call is None or not told or not is_plain(result) or self.unsafe(node):
+            if node.op == "get_attr" and is_plain(result):
+                held = self._attribute(node, result)
+            elif call is not None and is_plain(result):
+                held = self._after_write(node, call, result)
             self._elements[node] = held
-            self._intervals[node] = of_dtype(found.dtype) if held is None else of_elements(held, found)
+            self._intervals[node] = of_dtype(result.dtype) if held is None else of_elements(held, result)
             return
         if call.op in TRANSFER:
             try:
-                held = TRANSFER[call.op](self, node, call, found)
+                held = TRANSFER[call.op](self, node, call, result)
             except TooLarge:
                 held = None
         self._elements[node] = held
-        self._intervals[node] = interval(self, node, call, found) if held is None else of_elements(held, found)
+        self._intervals[node] = interval(self, node, call, result) if held is None else of_elements(held, result)
         if held is None and call.op in COMPARISONS:
-            self._elements[node] = by_range(self, call, found)
+            self._elements[node] = by_range(self, call, result)
 
-    def _attribute(self, node: Node, found: torch.Tensor) -> Elements | None:
+    def _attribute(self, node: Node, result: torch.Tensor) -> Elements | None:
         value = self.evaluate(node)
-        return uniform(leaf_of(value, found.dim())) if value is not None and value.numel() == 1 else None
+        return uniform(leaf_of(value, result.dim())) if value is not None and value.numel() == 1 else None
 
     def unsafe(self, node: Node) -> bool:
         """Written later, or made by more than a computation: then nothing is said of it."""
@@ -261,12 +261,12 @@ class Knowledge:
     def _writes_in_full(self, node: Node, call: Call) -> bool:
         """An operation in place that leaves what it would return out of place."""
         target = tensor_fact(call.args.get("self"))
-        found = tensor_fact(node)
-        if target is None or found is None or not call.op.endswith("_") or call.op[:-1] not in TRANSFER:
+        result = tensor_fact(node)
+        if target is None or result is None or not call.op.endswith("_") or call.op[:-1] not in TRANSFER:
             return False
-        return found.dtype == target.dtype and known_equal(found.shape, target.shape)
+        return result.dtype == target.dtype and known_equal(result.shape, target.shape)
 
-    def _after_write(self, node: Node, call: Call, found: torch.Tensor) -> Elements | None:
+    def _after_write(self, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
         if call.mutates:
             target = call.args.get("self")
             if not isinstance(target, Node) or self._written_once(target) is not node:
@@ -277,10 +277,10 @@ class Knowledge:
         if writer is None or writes is None or call.op not in TRANSFER:
             return None
         try:
-            self._elements[node] = TRANSFER[call.op](self, node, call, found)  # as it is before the write
-            self._intervals[node] = of_dtype(found.dtype)
+            self._elements[node] = TRANSFER[call.op](self, node, call, result)  # as it is before the write
+            self._intervals[node] = of_dtype(result.dtype)
             op = writes.op[:-1]
-            return TRANSFER[op](self, writer, Call(op, writes.args), found)
+            return TRANSFER[op](self, writer, Call(op, writes.args), result)
         except TooLarge:
             return None
 
@@ -293,15 +293,15 @@ class Knowledge:
         matrices: bool = False,
     ) -> bool:
         """By the pattern of the elements, else by the elements themselves."""
-        found = tensor_fact(node)
-        if found is None or not dtype(found.dtype):
+        tensor = tensor_fact(node)
+        if tensor is None or not dtype(tensor.dtype):
             return False
         held = self.elements(node)
         about = self.mask(node) if dtype is _booleans else held
         with _private.without_dispatch_modes():
-            if about is not None and _unless_too_large(lambda: by_pattern(about, found.shape)):
+            if about is not None and _unless_too_large(lambda: by_pattern(about, tensor.shape)):
                 return True
-            if held is not None and held.is_uniform and held.number(found.dtype) is not None:
+            if held is not None and held.is_uniform and held.number(tensor.dtype) is not None:
                 return False
             value = self.evaluate(node)
             return value is not None and bool(by_value(distinct(value, keep=2 if matrices else 0)))
@@ -362,8 +362,8 @@ def row_keeps_one(where: Condition, shape: Any) -> bool:
 
 
 def _square(node: Node) -> bool:
-    found = tensor_fact(node)
-    return found is not None and found.dim() >= 2 and known_equal(found.shape[-1], found.shape[-2])
+    tensor = tensor_fact(node)
+    return tensor is not None and tensor.dim() >= 2 and known_equal(tensor.shape[-1], tensor.shape[-2])
 
 
 def _lower(value: torch.Tensor) -> torch.Tensor:

@@ -23,87 +23,87 @@ if TYPE_CHECKING:
 
 
 @of("arange", "prims.iota")
-def _arange(know: Knowledge, node: Node, call: Call, found: torch.Tensor) -> Elements | None:
+def _arange(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
     start, step = number(call.args.get("start", 0)), number(call.args.get("step", 1))
-    if is_real(found.dtype) or isinstance(start, (float, torch.SymFloat)) or isinstance(step, (float, torch.SymFloat)):
+    if is_real(result.dtype) or isinstance(start, (float, torch.SymFloat)) or isinstance(step, (float, torch.SymFloat)):
         return None
     leaf = Affine(start, (step,))
-    return uniform(leaf) if fits(leaf, found.dtype, found.shape) else None
+    return uniform(leaf) if fits(leaf, result.dtype, result.shape) else None
 
 
 FILLED = {"full": "fill_value", "full_like": "fill_value", "new_full": "fill_value", "scalar_tensor": "s"}
 
 
 @of(*FILLED, "fill", "new_zeros", "new_ones", "tensor")
-def _filled(know: Knowledge, node: Node, call: Call, found: torch.Tensor) -> Elements | None:
+def _filled(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
     if call.op == "tensor":
         given = next(iter(call.args.get("operands", ())), None)
     elif call.op in ("new_zeros", "new_ones"):
         given = int(call.op == "new_ones")
     else:
         given = call.args.get(FILLED.get(call.op, "value"))
-    return _of_number(know, given, found)
+    return _of_number(know, given, result)
 
 
-def _of_number(know: Knowledge, given: Any, found: torch.Tensor) -> Elements | None:
+def _of_number(know: Knowledge, given: Any, result: torch.Tensor) -> Elements | None:
     """A tensor filled with a number, a symbol, or a value that is one number."""
     if isinstance(given, Node) and tensor_fact(given) is not None:
         held = know.elements(given)
         if held is None or not held.is_uniform or held.only is None:
             return None
-        leaf = cast(Affine(held.only.start, ()) if isinstance(held.only, Affine) else held.only, found.dtype, ())
-        return None if leaf is None else uniform(with_rank(leaf, found.dim()))
+        leaf = cast(Affine(held.only.start, ()) if isinstance(held.only, Affine) else held.only, result.dtype, ())
+        return None if leaf is None else uniform(with_rank(leaf, result.dim()))
     given = number(given)
     if isinstance(given, torch.SymInt):
-        return None if found.dtype != torch.int64 else uniform(constant(given, found.dim()))
+        return None if result.dtype != torch.int64 else uniform(constant(given, result.dim()))
     if not isinstance(given, (bool, int, float)):
         return None
     try:
-        return uniform(leaf_of(torch.full((), given, dtype=found.dtype, device="cpu"), found.dim()))
+        return uniform(leaf_of(torch.full((), given, dtype=result.dtype, device="cpu"), result.dim()))
     except RuntimeError:  # the number does not fit: left for run time to raise
         return None
 
 
 @of("eye")
-def _eye(know: Knowledge, node: Node, call: Call, found: torch.Tensor) -> Elements | None:
+def _eye(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
     offset = index(0, 2) - index(1, 2)
-    return _ones_where(condition([(offset, offset.times(-1))], found.shape), found)
+    return _ones_where(condition([(offset, offset.times(-1))], result.shape), result)
 
 
-def _ones_where(where: Condition, found: torch.Tensor) -> Elements | None:
-    one, zero = (leaf_of(torch.full((), n, dtype=found.dtype), found.dim()) for n in (1, 0))
-    return pieces([(where, one), (opposite(where, found.shape), zero)], found.shape)
+def _ones_where(where: Condition, result: torch.Tensor) -> Elements | None:
+    one, zero = (leaf_of(torch.full((), n, dtype=result.dtype), result.dim()) for n in (1, 0))
+    return pieces([(where, one), (opposite(where, result.shape), zero)], result.shape)
 
 
 # ---- views and copies ----
 
 
 @of(*SAME_ELEMENTS, "tensor_getitem", "identity")
-def _view(know: Knowledge, node: Node, call: Call, found: torch.Tensor) -> Elements | None:
+def _view(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
     source = call.args.get("self")
     held, own = know.elements(source), tensor_fact(source)
     if held is None or own is None:
         return None
-    see = seen_through(call, own.shape, found.shape)
-    if see is not None and (seen := held.through(see, found.shape)) is not None:
+    see = seen_through(call, own.shape, result.shape)
+    if see is not None and (seen := held.through(see, result.shape)) is not None:
         return seen
     if call.op == "tensor_getitem" and see is None:
         entries = call.args["index"]
-        return _indexed(know, held, own, entries if isinstance(entries, tuple) else (entries,), found)
+        return _indexed(know, held, own, entries if isinstance(entries, tuple) else (entries,), result)
     if held.is_uniform and held.only is not None:
-        return uniform(with_rank(held.only, found.dim()))
+        return uniform(with_rank(held.only, result.dim()))
     return None
 
 
 @of("index")
-def _index(know: Knowledge, node: Node, call: Call, found: torch.Tensor) -> Elements | None:
+def _index(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
     held, own = know.elements(call.args.get("self")), tensor_fact(call.args.get("self"))
     if held is None or own is None:
         return None
-    return _indexed(know, held, own, [slice(None) if i is None else i for i in call.args["indices"]], found)
+    return _indexed(know, held, own, [slice(None) if i is None else i for i in call.args["indices"]], result)
 
 
-def _indexed(know: Knowledge, held: Elements, own: torch.Tensor, entries: Any, found: torch.Tensor) -> Elements | None:
+def _indexed(know: Knowledge, held: Elements, own: torch.Tensor, entries: Any, result: torch.Tensor) -> Elements | None:
     """Picked by tensors of integers, all of which are known to be in range: what is out of range must raise."""
     given = tensor_entries(entries, own.dim())
     if given is None:
@@ -113,10 +113,10 @@ def _indexed(know: Knowledge, held: Elements, own: torch.Tensor, entries: Any, f
     if any(f is None or f.dtype not in (torch.int64, torch.int32) for f in facts):
         return None
     width = max(f.dim() for f in facts if f is not None)
-    rank = found.dim()
+    rank = result.dim()
     if rank != own.dim() - len(tensors) + width:
         return None
-    own_shape = list(found.shape[first : first + width])
+    own_shape = list(result.shape[first : first + width])
     places: list[Affine | None] = [index(d, rank) for d in range(first)]
     for offset, (tensor, fact) in enumerate(zip(tensors, facts)):
         size = own.shape[first + offset]
@@ -130,11 +130,11 @@ def _indexed(know: Knowledge, held: Elements, own: torch.Tensor, entries: Any, f
             leaf = Affine(leaf.start, ((0,) * first + leaf.steps + (0,) * rank)[:rank])
         places.append(leaf if isinstance(leaf, Affine) else None)
     places += [index(d + width - len(tensors), rank) for d in range(first + len(tensors), own.dim())]
-    return held.through(lambda pattern: pattern.through(places, rank), found.shape)
+    return held.through(lambda pattern: pattern.through(places, rank), result.shape)
 
 
 @of("getitem")
-def _piece(know: Knowledge, node: Node, call: Call, found: torch.Tensor) -> Elements | None:
+def _piece(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
     whole = call.args["self"]
     made, at = know.program.call(whole) if isinstance(whole, Node) else None, call.args["index"]
     if made is None or made.op not in ("split", "unbind") or type(at) is not int or know.unsafe(whole):
@@ -143,7 +143,7 @@ def _piece(know: Knowledge, node: Node, call: Call, found: torch.Tensor) -> Elem
     held, own = know.elements(source), tensor_fact(source)
     if held is None or own is None:
         return None
-    rank = found.dim()
+    rank = result.dim()
     if made.op == "unbind":
         places: list[Affine | None] = [index(d - (d > dim), rank) for d in range(own.dim())]
         places[dim] = constant(at if at >= 0 else own.shape[dim] + at, rank)
@@ -151,61 +151,61 @@ def _piece(know: Knowledge, node: Node, call: Call, found: torch.Tensor) -> Elem
         sizes = made.args["sizes"]
         places = [index(d, rank) for d in range(rank)]
         places[dim] = index(dim, rank).plus(sum(sizes[: at % len(sizes)]))
-    return held.through(lambda pattern: pattern.through(places, rank), found.shape)
+    return held.through(lambda pattern: pattern.through(places, rank), result.shape)
 
 
 @of("cat")
-def _cat(know: Knowledge, node: Node, call: Call, found: torch.Tensor) -> Elements | None:
+def _cat(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
     operands = call.args.get("tensors")
     if not isinstance(operands, (list, tuple)):
         return None
     parts = [(know.elements(o), tensor_fact(o)) for o in operands]
-    return joined(parts, call.args.get("dim", 0), found.shape, found.dtype)
+    return joined(parts, call.args.get("dim", 0), result.shape, result.dtype)
 
 
 # ---- casts and choices ----
 
 
 @of("to")
-def _to(know: Knowledge, node: Node, call: Call, found: torch.Tensor) -> Elements | None:
+def _to(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
     held = know.elements(call.args.get("self"))
     if held is None:
         return None
-    if found.dtype == torch.bool and any(isinstance(leaf, Affine) for _, leaf in held.pieces):
-        return compared("ne", held, uniform(constant(0, found.dim())), found)
-    return cast_all(held.pieces, found)
+    if result.dtype == torch.bool and any(isinstance(leaf, Affine) for _, leaf in held.pieces):
+        return compared("ne", held, uniform(constant(0, result.dim())), result)
+    return cast_all(held.pieces, result)
 
 
 @of("where", "masked_fill")
-def _where(know: Knowledge, node: Node, call: Call, found: torch.Tensor) -> Elements | None:
+def _where(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
     names = ("condition", "self", "other") if call.op == "where" else ("mask", "value", "self")
-    mask, yes, no = (operand(know, call.args.get(name), found) for name in names)
+    mask, yes, no = (operand(know, call.args.get(name), result) for name in names)
     mask_fact = tensor_fact(call.args.get(names[0]))
     if mask_fact is None or mask_fact.dtype != torch.bool:
         return None
     if mask is None:
         if yes is None or no is None:
             return None
-        first, second = (None if e.only is None else cast(e.only, found.dtype, found.shape) for e in (yes, no))
+        first, second = (None if e.only is None else cast(e.only, result.dtype, result.shape) for e in (yes, no))
         return uniform(first) if first is not None and second is not None and same_leaf(first, second) else None
-    keep = mask.truth(found.shape)
-    drop = opposite(keep, found.shape)
+    keep = mask.truth(result.shape)
+    drop = opposite(keep, result.shape)
     if (yes is None and not keep.never) or (no is None and not drop.never):
         return None
-    made = [(both(keep, where, found.shape), leaf) for where, leaf in (yes.pieces if yes else ())]
-    made += [(both(drop, where, found.shape), leaf) for where, leaf in (no.pieces if no else ())]
-    return cast_all([(where, leaf) for where, leaf in made if not where.never], found)
+    made = [(both(keep, where, result.shape), leaf) for where, leaf in (yes.pieces if yes else ())]
+    made += [(both(drop, where, result.shape), leaf) for where, leaf in (no.pieces if no else ())]
+    return cast_all([(where, leaf) for where, leaf in made if not where.never], result)
 
 
 @of("tril", "triu")
-def _triangle(know: Knowledge, node: Node, call: Call, found: torch.Tensor) -> Elements | None:
+def _triangle(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
     held = know.elements(call.args.get("self"))
     diagonal = number(call.args.get("diagonal", 0))
-    if held is None or found.dim() < 2:
+    if held is None or result.dim() < 2:
         return None
-    rank = found.dim()
+    rank = result.dim()
     above = (index(rank - 1, rank) - index(rank - 2, rank)).plus(-diagonal)
-    keep = at_least_zero(above if call.op == "triu" else above.times(-1), found.shape)
-    zero = leaf_of(torch.zeros((), dtype=found.dtype), rank)
-    kept = [(both(keep, where, found.shape), leaf) for where, leaf in held.pieces]
-    return pieces([*kept, (opposite(keep, found.shape), zero)], found.shape)
+    keep = at_least_zero(above if call.op == "triu" else above.times(-1), result.shape)
+    zero = leaf_of(torch.zeros((), dtype=result.dtype), rank)
+    kept = [(both(keep, where, result.shape), leaf) for where, leaf in held.pieces]
+    return pieces([*kept, (opposite(keep, result.shape), zero)], result.shape)

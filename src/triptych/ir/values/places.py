@@ -40,10 +40,10 @@ def _expand(args: dict[str, Any], own: Shape, shape: Shape) -> Places:
 
 
 def _slice(args: dict[str, Any], own: Shape, shape: Shape) -> Places:
-    found = _identity(args, own, shape)
+    places = _identity(args, own, shape)
     dim = args.get("dim", 0)
-    found[dim] = _sliced(args.get("start", 0), args.get("step", 1), own[dim], index(dim, len(own)))
-    return found
+    places[dim] = _sliced(args.get("start", 0), args.get("step", 1), own[dim], index(dim, len(own)))
+    return places
 
 
 def _sliced(start: Any, step: Any, size: Any, place: Affine) -> Affine | None:
@@ -59,23 +59,23 @@ def _sliced(start: Any, step: Any, size: Any, place: Affine) -> Affine | None:
 
 def _select(args: dict[str, Any], own: Shape, shape: Shape) -> Places:
     dim, at = args["dim"], number(args["index"])
-    found: Places = [index(d - (d > dim), len(shape)) for d in range(len(own))]
-    found[dim] = constant(at, len(shape)) if known(at >= 0) else None
-    return found
+    places: Places = [index(d - (d > dim), len(shape)) for d in range(len(own))]
+    places[dim] = constant(at, len(shape)) if known(at >= 0) else None
+    return places
 
 
 def _flip(args: dict[str, Any], own: Shape, shape: Shape) -> Places:
-    found = _identity(args, own, shape)
+    places = _identity(args, own, shape)
     for dim in args["dims"]:
-        found[dim] = index(dim, len(own)).times(-1).plus(own[dim] - 1)
-    return found
+        places[dim] = index(dim, len(own)).times(-1).plus(own[dim] - 1)
+    return places
 
 
 def _groups(own: Shape, shape: Shape) -> list[tuple[list[int], list[int]]]:
     """Runs of dims, not of size one, that hold the same elements on both sides; until nothing more is known."""
     mine = [d for d, s in enumerate(own) if not known(s == 1)]
     theirs = [d for d, s in enumerate(shape) if not known(s == 1)]
-    found: list[tuple[list[int], list[int]]] = []
+    runs: list[tuple[list[int], list[int]]] = []
     while mine and theirs:
         a, b = [mine.pop(0)], [theirs.pop(0)]
         while not known_equal(numel([own[d] for d in a]), numel([shape[d] for d in b])):
@@ -87,9 +87,9 @@ def _groups(own: Shape, shape: Shape) -> list[tuple[list[int], list[int]]]:
             elif mine:
                 a.append(mine.pop(0))
             else:
-                return found
-        found.append((a, b))
-    return found
+                return runs
+        runs.append((a, b))
+    return runs
 
 
 def reshaped(pattern: Affine, own: Shape, shape: Shape) -> Affine | None:
@@ -124,22 +124,22 @@ def _basic_index(args: dict[str, Any], own: Shape, shape: Shape) -> Places | Non
     taken = sum(e is not None and e is not Ellipsis for e in entries)
     if Ellipsis not in entries:
         entries.append(Ellipsis)
-    found: Places = []
+    places: Places = []
     at = 0
     for entry in entries:
         if entry is Ellipsis:
             more = len(own) - taken
-            found += [index(at + d, len(shape)) for d in range(more)]
+            places += [index(at + d, len(shape)) for d in range(more)]
             at += more
         elif entry is None:
             at += 1
         elif isinstance(entry, slice):
-            found.append(_sliced(entry.start, entry.step, own[len(found)], index(at, len(shape))))
+            places.append(_sliced(entry.start, entry.step, own[len(places)], index(at, len(shape))))
             at += 1
         else:
-            place = entry + own[len(found)] if entry < 0 else entry
-            found.append(constant(place, len(shape)))
-    return found
+            place = entry + own[len(places)] if entry < 0 else entry
+            places.append(constant(place, len(shape)))
+    return places
 
 
 def tensor_entries(indices: Sequence[Any], rank: int) -> tuple[list[Node], int] | None:

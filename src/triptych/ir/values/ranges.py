@@ -47,14 +47,14 @@ def of_dtype(dtype: torch.dtype) -> Interval:
     return Interval(limits.min, limits.max)
 
 
-def of_elements(held: Elements, found: torch.Tensor) -> Interval:
+def of_elements(held: Elements, result: torch.Tensor) -> Interval:
     """The bounds of a pattern; a symbolic one leaves its side open."""
     made: Interval | None = None
-    widest = of_dtype(found.dtype)
+    widest = of_dtype(result.dtype)
     for _, leaf in held.pieces:
         if isinstance(leaf, Affine):
-            low, high = leaf.least(found.shape), leaf.most(found.shape)
-            if any(type(s) is int and s == 0 for s in found.shape):
+            low, high = leaf.least(result.shape), leaf.most(result.shape)
+            if any(type(s) is int and s == 0 for s in result.shape):
                 return widest
             here = Interval(low if type(low) is int else widest.low, high if type(high) is int else widest.high)
         else:
@@ -64,14 +64,14 @@ def of_elements(held: Elements, found: torch.Tensor) -> Interval:
     return made or widest
 
 
-def interval(know: Knowledge, node: Node, call: Call, found: torch.Tensor) -> Interval:
+def interval(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Interval:
     """From the intervals of the operands to that of the result."""
-    widest = of_dtype(found.dtype)
+    widest = of_dtype(result.dtype)
     compute = RANGES.get(call.op)
-    made = compute(know, call, found) if compute is not None else None
+    made = compute(know, call, result) if compute is not None else None
     if made is None:
         return widest
-    if not found.dtype.is_floating_point and not made.within(widest.low, widest.high):
+    if not result.dtype.is_floating_point and not made.within(widest.low, widest.high):
         return widest  # it may wrap around
     return made
 
@@ -100,25 +100,25 @@ def representable(value: Number, dtype: torch.dtype) -> bool:
     return torch.tensor(value, dtype=dtype).item() == value
 
 
-def _same(know: Knowledge, call: Call, found: torch.Tensor) -> Interval | None:
-    return _of(know, call.args.get("self"), found.dtype)
+def _same(know: Knowledge, call: Call, result: torch.Tensor) -> Interval | None:
+    return _of(know, call.args.get("self"), result.dtype)
 
 
-def _to(know: Knowledge, call: Call, found: torch.Tensor) -> Interval | None:
+def _to(know: Knowledge, call: Call, result: torch.Tensor) -> Interval | None:
     source = tensor_fact(call.args.get("self"))
-    if source is None or source.dtype.is_floating_point and not found.dtype.is_floating_point:
+    if source is None or source.dtype.is_floating_point and not result.dtype.is_floating_point:
         return None
     held = know.interval(call.args["self"])
-    if not found.dtype.is_floating_point:
+    if not result.dtype.is_floating_point:
         return held
-    low, high = (torch.tensor(float(n), dtype=found.dtype).item() for n in (held.low, held.high))
+    low, high = (torch.tensor(float(n), dtype=result.dtype).item() for n in (held.low, held.high))
     return Interval(low, high, held.nan)  # rounding keeps the order
 
 
-def _join(know: Knowledge, call: Call, found: torch.Tensor) -> Interval | None:
+def _join(know: Knowledge, call: Call, result: torch.Tensor) -> Interval | None:
     names = {"where": ("self", "other"), "masked_fill": ("self", "value")}
     operands = call.args.get("tensors") if call.op == "cat" else [call.args.get(n) for n in names[call.op]]
-    held = [_of(know, o, found.dtype) for o in operands or ()]
+    held = [_of(know, o, result.dtype) for o in operands or ()]
     if not held or any(h is None for h in held):
         return None
     made = held[0]
@@ -127,54 +127,54 @@ def _join(know: Knowledge, call: Call, found: torch.Tensor) -> Interval | None:
     return made
 
 
-def _clamp(know: Knowledge, call: Call, found: torch.Tensor) -> Interval | None:
-    held = _of(know, call.args.get("self"), found.dtype)
+def _clamp(know: Knowledge, call: Call, result: torch.Tensor) -> Interval | None:
+    held = _of(know, call.args.get("self"), result.dtype)
     if held is None:
         return None
     low, high = held.low, held.high
     for name, choose in (("min", max), ("max", min)):
         if name in call.args and call.args[name] is not None:
-            bound = _of(know, call.args[name], found.dtype)
+            bound = _of(know, call.args[name], result.dtype)
             if bound is None or bound.nan:
                 return None
             low, high = choose(low, bound.low), choose(high, bound.high)
     return Interval(low, high, held.nan)
 
 
-def _relu(know: Knowledge, call: Call, found: torch.Tensor) -> Interval | None:
-    held = _of(know, call.args.get("self"), found.dtype)
+def _relu(know: Knowledge, call: Call, result: torch.Tensor) -> Interval | None:
+    held = _of(know, call.args.get("self"), result.dtype)
     return None if held is None else Interval(max(held.low, 0), max(held.high, 0), held.nan)
 
 
-def _sigmoid(know: Knowledge, call: Call, found: torch.Tensor) -> Interval | None:
-    return Interval(0, 1, nan=True) if found.dtype.is_floating_point else None
+def _sigmoid(know: Knowledge, call: Call, result: torch.Tensor) -> Interval | None:
+    return Interval(0, 1, nan=True) if result.dtype.is_floating_point else None
 
 
-def _exp(know: Knowledge, call: Call, found: torch.Tensor) -> Interval | None:
-    return Interval(0, math.inf, nan=True) if found.dtype.is_floating_point else None
+def _exp(know: Knowledge, call: Call, result: torch.Tensor) -> Interval | None:
+    return Interval(0, math.inf, nan=True) if result.dtype.is_floating_point else None
 
 
-def _abs(know: Knowledge, call: Call, found: torch.Tensor) -> Interval | None:
-    held = _of(know, call.args.get("self"), found.dtype)
-    if held is None or not found.dtype.is_floating_point and held.low == of_dtype(found.dtype).low:
+def _abs(know: Knowledge, call: Call, result: torch.Tensor) -> Interval | None:
+    held = _of(know, call.args.get("self"), result.dtype)
+    if held is None or not result.dtype.is_floating_point and held.low == of_dtype(result.dtype).low:
         return None  # the smallest integer has no opposite
     low = 0 if held.low <= 0 <= held.high else min(abs(held.low), abs(held.high))
     return Interval(low, max(abs(held.low), abs(held.high)), held.nan)
 
 
-def _extreme(know: Knowledge, call: Call, found: torch.Tensor) -> Interval | None:
-    left, right = (_of(know, call.args.get(n), found.dtype) for n in ("self", "other"))
+def _extreme(know: Knowledge, call: Call, result: torch.Tensor) -> Interval | None:
+    left, right = (_of(know, call.args.get(n), result.dtype) for n in ("self", "other"))
     if left is None or right is None:
         return None
     choose = max if call.op in ("maximum", "max") else min
     return Interval(choose(left.low, right.low), choose(left.high, right.high), left.nan or right.nan)
 
 
-def _integer(know: Knowledge, call: Call, found: torch.Tensor) -> Interval | None:
+def _integer(know: Knowledge, call: Call, result: torch.Tensor) -> Interval | None:
     """Sums and products of integers."""
-    if found.dtype.is_floating_point or found.dtype == torch.bool or "alpha" in call.args:
+    if result.dtype.is_floating_point or result.dtype == torch.bool or "alpha" in call.args:
         return None
-    left, right = (_of(know, call.args.get(n), found.dtype) for n in ("self", "other"))
+    left, right = (_of(know, call.args.get(n), result.dtype) for n in ("self", "other"))
     if left is None or right is None:
         return None
     if call.op == "add":
@@ -185,15 +185,15 @@ def _integer(know: Knowledge, call: Call, found: torch.Tensor) -> Interval | Non
     return Interval(min(corners), max(corners))
 
 
-def _rest(know: Knowledge, call: Call, found: torch.Tensor) -> Interval | None:
+def _rest(know: Knowledge, call: Call, result: torch.Tensor) -> Interval | None:
     """The rest of a division by a positive number, and the bits that a number without sign leaves."""
     by = number(call.args.get("other"))
-    if found.dtype.is_floating_point or type(by) is not int or by <= 0 or not representable(by, found.dtype):
+    if result.dtype.is_floating_point or type(by) is not int or by <= 0 or not representable(by, result.dtype):
         return None
     return Interval(0, by - 1 if call.op == "remainder" else by)
 
 
-def _place(know: Knowledge, call: Call, found: torch.Tensor) -> Interval | None:
+def _place(know: Knowledge, call: Call, result: torch.Tensor) -> Interval | None:
     source = tensor_fact(call.args.get("self"))
     if source is None:
         return None
@@ -202,9 +202,9 @@ def _place(know: Knowledge, call: Call, found: torch.Tensor) -> Interval | None:
     return Interval(0, size - 1 if type(size) is int and size > 0 else 2**62)
 
 
-def _count(know: Knowledge, call: Call, found: torch.Tensor) -> Interval | None:
+def _count(know: Knowledge, call: Call, result: torch.Tensor) -> Interval | None:
     source = tensor_fact(call.args.get("self"))
-    if source is None or source.dtype != torch.bool or found.dtype != torch.int64:
+    if source is None or source.dtype != torch.bool or result.dtype != torch.int64:
         return None
     size = numel(source.shape)
     return Interval(0, size if type(size) is int else 2**62)

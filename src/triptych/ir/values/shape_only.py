@@ -36,8 +36,8 @@ class ShapeOnly:
         if node not in self._values:
             with _private.without_dispatch_modes(), torch.no_grad():
                 self._compute(node)
-        found = self._values[node]
-        return found if isinstance(found, torch.Tensor) else None
+        value = self._values[node]
+        return value if isinstance(value, torch.Tensor) else None
 
     def _compute(self, asked: Node) -> None:
         work = [asked]

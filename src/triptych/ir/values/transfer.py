@@ -30,21 +30,21 @@ def of(*ops: str) -> Callable[[Transfer], Transfer]:
     return register
 
 
-def operand(know: Knowledge, value: Any, found: torch.Tensor) -> Elements | None:
+def operand(know: Knowledge, value: Any, result: torch.Tensor) -> Elements | None:
     """What is known of an operand, stretched to the result's shape; a number is itself."""
     fact = tensor_fact(value)
     if fact is not None:
         held = know.elements(value)
-        return None if held is None else held.broadcast(fact.shape, found.shape)
+        return None if held is None else held.broadcast(fact.shape, result.shape)
     value = number(value)
     if isinstance(value, (bool, float)):
         return uniform(torch.tensor(value, dtype=torch.bool if isinstance(value, bool) else torch.float64))
-    return uniform(constant(value, found.dim())) if isinstance(value, (int, torch.SymInt)) else None
+    return uniform(constant(value, result.dim())) if isinstance(value, (int, torch.SymInt)) else None
 
 
-def compared(op: str, left: Elements, right: Elements, found: torch.Tensor) -> Elements | None:
+def compared(op: str, left: Elements, right: Elements, result: torch.Tensor) -> Elements | None:
     """Comparisons of integers; None where a float takes part."""
-    shape, rank = found.shape, found.dim()
+    shape, rank = result.shape, result.dim()
     made = NEVER
     for where, leaves in combinations((left, right), shape):
         a, b = (as_integer(leaf, rank) for leaf in leaves)
@@ -105,6 +105,6 @@ def with_rank(leaf: Leaf, rank: int) -> Leaf:
     return constant(leaf.start, rank) if isinstance(leaf, Affine) else leaf
 
 
-def cast_all(made: Any, found: torch.Tensor) -> Elements | None:
-    parts = [(where, cast(leaf, found.dtype, found.shape)) for where, leaf in made]
-    return None if any(leaf is None for _, leaf in parts) else pieces(parts, found.shape)  # type: ignore[arg-type]
+def cast_all(made: Any, result: torch.Tensor) -> Elements | None:
+    parts = [(where, cast(leaf, result.dtype, result.shape)) for where, leaf in made]
+    return None if any(leaf is None for _, leaf in parts) else pieces(parts, result.shape)  # type: ignore[arg-type]
