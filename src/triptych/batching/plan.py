@@ -80,7 +80,7 @@ def find_groups(
         for other in set(wanted):
             after[other].append(node)
     ready = deque(node for node, count in waits.items() if count == 0)
-    held: dict[Hashable, list[Member]] = {}
+    postponed: dict[Hashable, list[Member]] = {}
     largest: list[tuple[int, int, _Unordered]] = []
     plan = Plan([], [], {})
 
@@ -91,18 +91,18 @@ def find_groups(
             if waits[other] == 0:
                 ready.append(other)
 
-    while ready or held:
+    while ready or postponed:
         while ready:
             node = ready.popleft()
             member = member_of(node)
             if member is None:
                 go(node)
                 continue
-            waiting = held.setdefault(member.key, [])
+            waiting = postponed.setdefault(member.key, [])
             waiting.append(member)
             heapq.heappush(largest, (-len(waiting), len(plan.order), _Unordered(member.key)))
-        if held:
-            for group in _parts(_pop_largest(largest, held), plan.place, smallest):
+        if postponed:
+            for group in _parts(_pop_largest(largest, postponed), plan.place, smallest):
                 if len(group) >= smallest:
                     plan.groups.append(group)
                     plan.place.update((m.node, (group, i)) for i, m in enumerate(group.members) if not m.written)
@@ -121,11 +121,11 @@ class _Unordered:
         return False
 
 
-def _pop_largest(largest: list[Any], held: dict[Hashable, list[Member]]) -> list[Member]:
+def _pop_largest(largest: list[Any], postponed: dict[Hashable, list[Member]]) -> list[Member]:
     while True:
         size, _, entry = heapq.heappop(largest)
-        if len(held.get(entry.key, ())) == -size:  # else an older, smaller count of the same set
-            return held.pop(entry.key)
+        if len(postponed.get(entry.key, ())) == -size:  # else an older, smaller count of the same set
+            return postponed.pop(entry.key)
 
 
 def _parts(members: Sequence[Member], place: dict[Node, tuple[Group, int]], smallest: int) -> Iterable[Group]:

@@ -145,8 +145,8 @@ class FoldToArange(DecidedOperation):
     # operations that read memory or scan it: counting is cheaper. Others are computed where they are used.
 
     def decide(self, site: Site) -> Build | None:
-        held = site.knowledge.elements(site.node)
-        leaf = held.only if held is not None else None
+        elements = site.knowledge.elements(site.node)
+        leaf = elements.only if elements is not None else None
         if not isinstance(leaf, Affine) or type(leaf.start) is not int:
             return None
         dims = [d for d, s in enumerate(leaf.steps) if type(s) is not int or s != 0]

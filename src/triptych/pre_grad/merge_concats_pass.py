@@ -119,14 +119,14 @@ def _holders(
 ) -> Iterator[tuple[Node, slice | None]]:
     """Cats that hold these operands side by side, and which part of them the operands are; None: all of it."""
     for user in list(itertools.islice(operands[0].users, MOST_USERS)):
-        held = joined_operands(program, user, "cat", dim) if user is not node else None
-        if held is None or (held == operands and not user < node):
+        outer = joined_operands(program, user, "cat", dim) if user is not node else None
+        if outer is None or (outer == operands and not user < node):
             continue  # of two alike the later one goes
         count = len(operands)
-        at = next((i for i in range(len(held) - count + 1) if held[i : i + count] == operands), None)
+        at = next((i for i in range(len(outer) - count + 1) if outer[i : i + count] == operands), None)
         if at is not None:
-            end = None if at + count == len(held) else _length(held[: at + count], dim)
-            yield user, None if held == operands else slice(_length(held[:at], dim), end)
+            end = None if at + count == len(outer) else _length(outer[: at + count], dim)
+            yield user, None if outer == operands else slice(_length(outer[:at], dim), end)
 
 
 def _length(tensors: Sequence[Any], dim: Any) -> Any:

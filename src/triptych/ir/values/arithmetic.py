@@ -27,8 +27,8 @@ def _logic(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Ele
     booleans = all((f := tensor_fact(t)) is not None and f.dtype == torch.bool for t in tensors)
     if not booleans:
         return _pointwise(know, node, call, result)
-    held = [operand(know, t, result) for t in tensors]
-    truths = [None if h is None else h.truth(result.shape) for h in held]
+    elements = [operand(know, t, result) for t in tensors]
+    truths = [None if h is None else h.truth(result.shape) for h in elements]
     if call.op.endswith("not"):
         return None if truths[0] is None else boolean(opposite(truths[0], result.shape), result.shape)
     is_and = call.op.endswith("and")
@@ -59,7 +59,7 @@ def _hold_each_other(call: Call, left: Elements, right: Elements, result: torch.
     dtype = common_dtype(call.args.get("self"), call.args.get("other"))
     if dtype is None or dtype.is_floating_point:
         return False
-    leaves = [leaf for held in (left, right) for _, leaf in held.pieces]
+    leaves = [leaf for side in (left, right) for _, leaf in side.pieces]
     return dtype == torch.bool or all(fits(leaf, dtype, result.shape) for leaf in leaves if isinstance(leaf, Affine))
 
 
@@ -86,20 +86,20 @@ def by_range(know: Knowledge, call: Call, result: torch.Tensor) -> Elements | No
     dtype = common_dtype(*sides)
     if dtype is None or result.dtype != torch.bool:
         return None
-    held = []
+    intervals = []
     for side in sides:
         fact = tensor_fact(side)
         if fact is not None:
             about = know.interval(side)
             if fact.dtype != dtype and (dtype.is_floating_point or not about.within(*_limits(dtype))):
                 return None
-            held.append(about)
+            intervals.append(about)
             continue
         value = number(side)
         if isinstance(value, torch.SymInt) or value != value or not representable(value, dtype):
             return None
-        held.append(Interval(value, value))
-    answer = always(call.op, held[0], held[1])
+        intervals.append(Interval(value, value))
+    answer = always(call.op, intervals[0], intervals[1])
     return None if answer is None else uniform(torch.tensor(answer))
 
 
@@ -194,11 +194,11 @@ def _pointwise(know: Knowledge, node: Node, call: Call, result: torch.Tensor) ->
     operands = [n for n in node.all_input_nodes if tensor_fact(n) is not None]
     if len(operands) != len(node.all_input_nodes):
         return None
-    held = [operand(know, n, result) for n in operands]
-    if any(h is None for h in held):
+    elements = [operand(know, n, result) for n in operands]
+    if any(h is None for h in elements):
         return None
     made: list[tuple[Condition, Leaf]] = []
-    for where, leaves in combinations([h for h in held if h is not None], result.shape):
+    for where, leaves in combinations([h for h in elements if h is not None], result.shape):
         numbers: dict[Node, torch.Tensor] = {}
         for given, leaf in zip(operands, leaves):
             fact = tensor_fact(given)
@@ -230,13 +230,13 @@ def _run(node: Node, numbers: dict[Node, torch.Tensor]) -> torch.Tensor | None:
 
 @of("cumsum")
 def _cumsum(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
-    held = know.elements(call.args.get("self"))
-    if held is None or not held.is_uniform or result.dtype == torch.bool:
+    elements = know.elements(call.args.get("self"))
+    if elements is None or not elements.is_uniform or result.dtype == torch.bool:
         return None
-    dim, leaf = call.args.get("dim"), held.only
+    dim, leaf = call.args.get("dim"), elements.only
     if result.dtype.is_floating_point:
         zero = isinstance(leaf, torch.Tensor) and leaf.dtype == result.dtype and bool(leaf == 0)
-        return held if zero and not bool(torch.signbit(leaf)) else None  # type: ignore[arg-type]
+        return elements if zero and not bool(torch.signbit(leaf)) else None  # type: ignore[arg-type]
     step = as_integer(leaf, result.dim()) if leaf is not None else None
     if step is None or type(dim) is not int or result.dim() == 0:
         return None
@@ -276,10 +276,10 @@ def _diff(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elem
 @of("amax", "amin", "any", "all")
 def _reduced(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
     operand = call.args.get("self")
-    held, own = know.elements(operand), tensor_fact(operand)
-    if held is None or own is None or not held.is_uniform or not known(numel(own.shape) > 0):
+    elements, own = know.elements(operand), tensor_fact(operand)
+    if elements is None or own is None or not elements.is_uniform or not known(numel(own.shape) > 0):
         return None
     if call.op in ("any", "all"):
-        one = held.number(own.dtype)
+        one = elements.number(own.dtype)
         return None if one is None else uniform(leaf_of(one.bool().to(result.dtype), result.dim()))
-    return uniform(with_rank(held.only, result.dim())) if held.only is not None else None
+    return uniform(with_rank(elements.only, result.dim())) if elements.only is not None else None

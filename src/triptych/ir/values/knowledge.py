@@ -98,11 +98,11 @@ class Knowledge:
 
     def uniform(self, node: Any) -> torch.Tensor | None:
         """The one number that all elements are, as a tensor without dims in the value's dtype."""
-        tensor, held = tensor_fact(node), self.elements(node)
-        if held is None or tensor is None:
+        tensor, elements = tensor_fact(node), self.elements(node)
+        if elements is None or tensor is None:
             return None
         with _private.without_dispatch_modes():
-            return held.number(tensor.dtype)
+            return elements.number(tensor.dtype)
 
     def never_negative_zero(self, node: Any) -> bool:
         """No element can be -0.0, so that adding 0.0 changes nothing."""
@@ -140,16 +140,16 @@ class Knowledge:
 
     def mask(self, node: Node) -> Condition | None:
         """Where a boolean is true, if that is known."""
-        tensor, held = tensor_fact(node), self.elements(node)
-        if held is None or tensor is None or tensor.dtype != torch.bool:
+        tensor, elements = tensor_fact(node), self.elements(node)
+        if elements is None or tensor is None or tensor.dtype != torch.bool:
             return None
         with _private.without_dispatch_modes():
-            return _unless_too_large(lambda: held.truth(tensor.shape))
+            return _unless_too_large(lambda: elements.truth(tensor.shape))
 
     def bounds(self, node: Node) -> tuple[Any, Any]:
         """Numbers, perhaps symbolic, that all elements lie between."""
-        tensor, held = tensor_fact(node), self.elements(node)
-        if held is not None and tensor is not None and isinstance(leaf := held.only, Affine):
+        tensor, elements = tensor_fact(node), self.elements(node)
+        if elements is not None and tensor is not None and isinstance(leaf := elements.only, Affine):
             low, high = leaf.least(tensor.shape), leaf.most(tensor.shape)
             if low is not None and high is not None:
                 return low, high
@@ -214,24 +214,27 @@ class Knowledge:
     def _note(self, node: Node) -> None:
         call, result = self.program.call(node), tensor_fact(node)
         assert result is not None
-        held = None
+        elements = None
         told = call is not None and not call.mutates and (call.op in TRANSFER or call.op in RANGES)
         if call is None or not told or not is_plain(result) or self.unsafe(node):
             if node.op == "get_attr" and is_plain(result):
-                held = self._attribute(node, result)
+                elements = self._attribute(node, result)
             elif call is not None and is_plain(result):
-                held = self._after_write(node, call, result)
-            self._elements[node] = held
-            self._intervals[node] = of_dtype(result.dtype) if held is None else of_elements(held, result)
+                elements = self._after_write(node, call, result)
+            self._elements[node] = elements
+            self._intervals[node] = of_dtype(result.dtype) if elements is None else of_elements(elements, result)
             return
         if call.op in TRANSFER:
             try:
-                held = TRANSFER[call.op](self, node, call, result)
+                elements = TRANSFER[call.op](self, node, call, result)
             except TooLarge:
-                held = None
-        self._elements[node] = held
-        self._intervals[node] = interval(self, node, call, result) if held is None else of_elements(held, result)
-        if held is None and call.op in COMPARISONS:
+                elements = None
+        self._elements[node] = elements
+        if elements is not None:
+            self._intervals[node] = of_elements(elements, result)
+            return
+        self._intervals[node] = interval(self, node, call, result)
+        if call.op in COMPARISONS:
             self._elements[node] = by_range(self, call, result)
 
     def _attribute(self, node: Node, result: torch.Tensor) -> Elements | None:
@@ -296,12 +299,12 @@ class Knowledge:
         tensor = tensor_fact(node)
         if tensor is None or not dtype(tensor.dtype):
             return False
-        held = self.elements(node)
-        about = self.mask(node) if dtype is _booleans else held
+        elements = self.elements(node)
+        about = self.mask(node) if dtype is _booleans else elements
         with _private.without_dispatch_modes():
             if about is not None and _unless_too_large(lambda: by_pattern(about, tensor.shape)):
                 return True
-            if held is not None and held.is_uniform and held.number(tensor.dtype) is not None:
+            if elements is not None and elements.is_uniform and elements.number(tensor.dtype) is not None:
                 return False
             value = self.evaluate(node)
             return value is not None and bool(by_value(distinct(value, keep=2 if matrices else 0)))
@@ -328,13 +331,13 @@ def _floats(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point
 
 
-def _zero_everywhere(held: Elements, shape: Any) -> bool:
-    return all(isinstance(leaf, torch.Tensor) and leaf.item() == 0 for _, leaf in held.pieces)
+def _zero_everywhere(elements: Elements, shape: Any) -> bool:
+    return all(isinstance(leaf, torch.Tensor) and leaf.item() == 0 for _, leaf in elements.pieces)
 
 
-def _causal_bias(held: Elements, shape: Any) -> bool:
+def _causal_bias(elements: Elements, shape: Any) -> bool:
     below = NEVER
-    for where, leaf in held.pieces:
+    for where, leaf in elements.pieces:
         if not isinstance(leaf, torch.Tensor) or leaf.item() not in (0, -math.inf):
             return False
         if leaf.item() == 0:

@@ -48,10 +48,11 @@ def _filled(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> El
 def _of_number(know: Knowledge, given: Any, result: torch.Tensor) -> Elements | None:
     """A tensor filled with a number, a symbol, or a value that is one number."""
     if isinstance(given, Node) and tensor_fact(given) is not None:
-        held = know.elements(given)
-        if held is None or not held.is_uniform or held.only is None:
+        elements = know.elements(given)
+        if elements is None or not elements.is_uniform or elements.only is None:
             return None
-        leaf = cast(Affine(held.only.start, ()) if isinstance(held.only, Affine) else held.only, result.dtype, ())
+        only = elements.only
+        leaf = cast(Affine(only.start, ()) if isinstance(only, Affine) else only, result.dtype, ())
         return None if leaf is None else uniform(with_rank(leaf, result.dim()))
     given = number(given)
     if isinstance(given, torch.SymInt):
@@ -81,29 +82,31 @@ def _ones_where(where: Condition, result: torch.Tensor) -> Elements | None:
 @of(*SAME_ELEMENTS, "tensor_getitem", "identity")
 def _view(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
     source = call.args.get("self")
-    held, own = know.elements(source), tensor_fact(source)
-    if held is None or own is None:
+    elements, own = know.elements(source), tensor_fact(source)
+    if elements is None or own is None:
         return None
     see = seen_through(call, own.shape, result.shape)
-    if see is not None and (seen := held.through(see, result.shape)) is not None:
+    if see is not None and (seen := elements.through(see, result.shape)) is not None:
         return seen
     if call.op == "tensor_getitem" and see is None:
         entries = call.args["index"]
-        return _indexed(know, held, own, entries if isinstance(entries, tuple) else (entries,), result)
-    if held.is_uniform and held.only is not None:
-        return uniform(with_rank(held.only, result.dim()))
+        return _indexed(know, elements, own, entries if isinstance(entries, tuple) else (entries,), result)
+    if elements.is_uniform and elements.only is not None:
+        return uniform(with_rank(elements.only, result.dim()))
     return None
 
 
 @of("index")
 def _index(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
-    held, own = know.elements(call.args.get("self")), tensor_fact(call.args.get("self"))
-    if held is None or own is None:
+    elements, own = know.elements(call.args.get("self")), tensor_fact(call.args.get("self"))
+    if elements is None or own is None:
         return None
-    return _indexed(know, held, own, [slice(None) if i is None else i for i in call.args["indices"]], result)
+    return _indexed(know, elements, own, [slice(None) if i is None else i for i in call.args["indices"]], result)
 
 
-def _indexed(know: Knowledge, held: Elements, own: torch.Tensor, entries: Any, result: torch.Tensor) -> Elements | None:
+def _indexed(
+    know: Knowledge, elements: Elements, own: torch.Tensor, entries: Any, result: torch.Tensor
+) -> Elements | None:
     """Picked by tensors of integers, all of which are known to be in range: what is out of range must raise."""
     given = tensor_entries(entries, own.dim())
     if given is None:
@@ -130,7 +133,7 @@ def _indexed(know: Knowledge, held: Elements, own: torch.Tensor, entries: Any, r
             leaf = Affine(leaf.start, ((0,) * first + leaf.steps + (0,) * rank)[:rank])
         places.append(leaf if isinstance(leaf, Affine) else None)
     places += [index(d + width - len(tensors), rank) for d in range(first + len(tensors), own.dim())]
-    return held.through(lambda pattern: pattern.through(places, rank), result.shape)
+    return elements.through(lambda pattern: pattern.through(places, rank), result.shape)
 
 
 @of("getitem")
@@ -140,8 +143,8 @@ def _piece(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Ele
     if made is None or made.op not in ("split", "unbind") or type(at) is not int or know.unsafe(whole):
         return None
     source, dim = made.args.get("self"), made.args.get("dim", 0)
-    held, own = know.elements(source), tensor_fact(source)
-    if held is None or own is None:
+    elements, own = know.elements(source), tensor_fact(source)
+    if elements is None or own is None:
         return None
     rank = result.dim()
     if made.op == "unbind":
@@ -151,7 +154,7 @@ def _piece(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Ele
         sizes = made.args["sizes"]
         places = [index(d, rank) for d in range(rank)]
         places[dim] = index(dim, rank).plus(sum(sizes[: at % len(sizes)]))
-    return held.through(lambda pattern: pattern.through(places, rank), result.shape)
+    return elements.through(lambda pattern: pattern.through(places, rank), result.shape)
 
 
 @of("cat")
@@ -168,12 +171,12 @@ def _cat(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Eleme
 
 @of("to")
 def _to(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
-    held = know.elements(call.args.get("self"))
-    if held is None:
+    elements = know.elements(call.args.get("self"))
+    if elements is None:
         return None
-    if result.dtype == torch.bool and any(isinstance(leaf, Affine) for _, leaf in held.pieces):
-        return compared("ne", held, uniform(constant(0, result.dim())), result)
-    return cast_all(held.pieces, result)
+    if result.dtype == torch.bool and any(isinstance(leaf, Affine) for _, leaf in elements.pieces):
+        return compared("ne", elements, uniform(constant(0, result.dim())), result)
+    return cast_all(elements.pieces, result)
 
 
 @of("where", "masked_fill")
@@ -199,13 +202,13 @@ def _where(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Ele
 
 @of("tril", "triu")
 def _triangle(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
-    held = know.elements(call.args.get("self"))
+    elements = know.elements(call.args.get("self"))
     diagonal = number(call.args.get("diagonal", 0))
-    if held is None or result.dim() < 2:
+    if elements is None or result.dim() < 2:
         return None
     rank = result.dim()
     above = (index(rank - 1, rank) - index(rank - 2, rank)).plus(-diagonal)
     keep = at_least_zero(above if call.op == "triu" else above.times(-1), result.shape)
     zero = leaf_of(torch.zeros((), dtype=result.dtype), rank)
-    kept = [(both(keep, where, result.shape), leaf) for where, leaf in held.pieces]
+    kept = [(both(keep, where, result.shape), leaf) for where, leaf in elements.pieces]
     return pieces([*kept, (opposite(keep, result.shape), zero)], result.shape)

@@ -47,11 +47,11 @@ def of_dtype(dtype: torch.dtype) -> Interval:
     return Interval(limits.min, limits.max)
 
 
-def of_elements(held: Elements, result: torch.Tensor) -> Interval:
+def of_elements(elements: Elements, result: torch.Tensor) -> Interval:
     """The bounds of a pattern; a symbolic one leaves its side open."""
     made: Interval | None = None
     widest = of_dtype(result.dtype)
-    for _, leaf in held.pieces:
+    for _, leaf in elements.pieces:
         if isinstance(leaf, Affine):
             low, high = leaf.least(result.shape), leaf.most(result.shape)
             if any(type(s) is int and s == 0 for s in result.shape):
@@ -83,8 +83,8 @@ def _of(know: Knowledge, value: Any, dtype: torch.dtype) -> Interval | None:
     """What an operand lies between, in the dtype of the result if that holds it exactly."""
     fact = tensor_fact(value)
     if fact is not None:
-        held = know.interval(value)
-        return held if fact.dtype == dtype or not dtype.is_floating_point else None
+        operand = know.interval(value)
+        return operand if fact.dtype == dtype or not dtype.is_floating_point else None
     value = number(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
         return None
@@ -108,42 +108,42 @@ def _to(know: Knowledge, call: Call, result: torch.Tensor) -> Interval | None:
     source = tensor_fact(call.args.get("self"))
     if source is None or source.dtype.is_floating_point and not result.dtype.is_floating_point:
         return None
-    held = know.interval(call.args["self"])
+    operand = know.interval(call.args["self"])
     if not result.dtype.is_floating_point:
-        return held
-    low, high = (torch.tensor(float(n), dtype=result.dtype).item() for n in (held.low, held.high))
-    return Interval(low, high, held.nan)  # rounding keeps the order
+        return operand
+    low, high = (torch.tensor(float(n), dtype=result.dtype).item() for n in (operand.low, operand.high))
+    return Interval(low, high, operand.nan)  # rounding keeps the order
 
 
 def _join(know: Knowledge, call: Call, result: torch.Tensor) -> Interval | None:
     names = {"where": ("self", "other"), "masked_fill": ("self", "value")}
     operands = call.args.get("tensors") if call.op == "cat" else [call.args.get(n) for n in names[call.op]]
-    held = [_of(know, o, result.dtype) for o in operands or ()]
-    if not held or any(h is None for h in held):
+    intervals = [_of(know, o, result.dtype) for o in operands or ()]
+    if not intervals or any(h is None for h in intervals):
         return None
-    made = held[0]
-    for other in held[1:]:
-        made = made.joined(other)  # type: ignore[union-attr, arg-type]
-    return made
+    union = intervals[0]
+    for other in intervals[1:]:
+        union = union.joined(other)  # type: ignore[union-attr, arg-type]
+    return union
 
 
 def _clamp(know: Knowledge, call: Call, result: torch.Tensor) -> Interval | None:
-    held = _of(know, call.args.get("self"), result.dtype)
-    if held is None:
+    operand = _of(know, call.args.get("self"), result.dtype)
+    if operand is None:
         return None
-    low, high = held.low, held.high
+    low, high = operand.low, operand.high
     for name, choose in (("min", max), ("max", min)):
         if name in call.args and call.args[name] is not None:
             bound = _of(know, call.args[name], result.dtype)
             if bound is None or bound.nan:
                 return None
             low, high = choose(low, bound.low), choose(high, bound.high)
-    return Interval(low, high, held.nan)
+    return Interval(low, high, operand.nan)
 
 
 def _relu(know: Knowledge, call: Call, result: torch.Tensor) -> Interval | None:
-    held = _of(know, call.args.get("self"), result.dtype)
-    return None if held is None else Interval(max(held.low, 0), max(held.high, 0), held.nan)
+    operand = _of(know, call.args.get("self"), result.dtype)
+    return None if operand is None else Interval(max(operand.low, 0), max(operand.high, 0), operand.nan)
 
 
 def _sigmoid(know: Knowledge, call: Call, result: torch.Tensor) -> Interval | None:
@@ -155,11 +155,11 @@ def _exp(know: Knowledge, call: Call, result: torch.Tensor) -> Interval | None:
 
 
 def _abs(know: Knowledge, call: Call, result: torch.Tensor) -> Interval | None:
-    held = _of(know, call.args.get("self"), result.dtype)
-    if held is None or not result.dtype.is_floating_point and held.low == of_dtype(result.dtype).low:
+    operand = _of(know, call.args.get("self"), result.dtype)
+    if operand is None or not result.dtype.is_floating_point and operand.low == of_dtype(result.dtype).low:
         return None  # the smallest integer has no opposite
-    low = 0 if held.low <= 0 <= held.high else min(abs(held.low), abs(held.high))
-    return Interval(low, max(abs(held.low), abs(held.high)), held.nan)
+    low = 0 if operand.low <= 0 <= operand.high else min(abs(operand.low), abs(operand.high))
+    return Interval(low, max(abs(operand.low), abs(operand.high)), operand.nan)
 
 
 def _extreme(know: Knowledge, call: Call, result: torch.Tensor) -> Interval | None:

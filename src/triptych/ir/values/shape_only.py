@@ -65,10 +65,10 @@ class ShapeOnly:
         if node.op != "get_attr" or not str(node.target).startswith("_tensor_constant"):
             return None
         owner = self.program.gm
-        held = getattr(owner, str(node.target), None) if isinstance(owner, GraphModule) else None
-        if type(held) is not torch.Tensor or held.numel() > self.limit or held.device.type != "cpu":
+        attribute = getattr(owner, str(node.target), None) if isinstance(owner, GraphModule) else None
+        if type(attribute) is not torch.Tensor or attribute.numel() > self.limit or attribute.device.type != "cpu":
             return None
-        return None if self.program.aliasing.written(node) else held.detach()
+        return None if self.program.aliasing.written(node) else attribute.detach()
 
     def _allowed(self, node: Node) -> bool:
         """A pure call of torch on static shapes, not too large, of which the CPU computes what the device would."""

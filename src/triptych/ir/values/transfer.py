@@ -34,8 +34,8 @@ def operand(know: Knowledge, value: Any, result: torch.Tensor) -> Elements | Non
     """What is known of an operand, stretched to the result's shape; a number is itself."""
     fact = tensor_fact(value)
     if fact is not None:
-        held = know.elements(value)
-        return None if held is None else held.broadcast(fact.shape, result.shape)
+        elements = know.elements(value)
+        return None if elements is None else elements.broadcast(fact.shape, result.shape)
     value = number(value)
     if isinstance(value, (bool, float)):
         return uniform(torch.tensor(value, dtype=torch.bool if isinstance(value, bool) else torch.float64))
@@ -81,15 +81,15 @@ def joined(parts: Any, dim: int, shape: Any, dtype: torch.dtype) -> Elements | N
     rank = len(shape)
     made: list[tuple[Condition, Leaf]] = []
     before: Any = 0
-    for held, own in parts:
-        if held is None or own is None or own.dim() != rank:
+    for elements, own in parts:
+        if elements is None or own is None or own.dim() != rank:
             return None
         size = own.shape[dim]
         inside = condition(
             [(index(dim, rank).plus(-before), index(dim, rank).times(-1).plus(before + size - 1))], shape
         )
         places = [index(d, rank).plus(-before) if d == dim else index(d, rank) for d in range(rank)]
-        seen = held.through(lambda pattern, places=places: pattern.through(places, rank), shape)
+        seen = elements.through(lambda pattern, places=places: pattern.through(places, rank), shape)
         if seen is None:
             return None
         for where, leaf in seen.pieces:
