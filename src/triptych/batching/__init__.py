@@ -1,1 +1,1 @@
-"""Many small like operations as one: finding them, and building the operations over stacked values."""
+"""Horizontal fusion: many small equal operations become one operation over stacked operands."""

@@ -1,4 +1,4 @@
-"""A plan carried out: every group built once, its members taken from it only for those who need one."""
+"""Emitting a plan: each group is built once, and a single member is sliced out only for users that need it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Builder:
         return Stacked(op.slice(whole.value, whole.axis, indices[0], indices[-1] + 1), whole.axis)
 
     def members(self, op: Emitter, group: Group, wanted: Sequence[Node]) -> list[Value]:
-        """Single members out of a stacked result, laid out as they were."""
+        """Slices single members out of a stacked result, with the strides that they had before."""
         if not wanted:
             return []
         made = self.built[group]
@@ -61,7 +61,7 @@ class Builder:
 
 
 def stack_of(plan: Plan, nodes: Sequence[Node]) -> tuple[Group | None, list[int]]:
-    """The one group whose members these are, side by side and in order; None if they are not."""
+    """The group of which these are the members, adjacent and in order; None if there is none."""
     places = [plan.place.get(n) for n in nodes]
     groups = {p[0] if p is not None else None for p in places}
     indices = [p[1] for p in places if p is not None]
@@ -71,7 +71,7 @@ def stack_of(plan: Plan, nodes: Sequence[Node]) -> tuple[Group | None, list[int]
 
 
 def taken_out(plan: Plan, groups: Sequence[Group]) -> set[Node]:
-    """What these groups take one by one, and not as the stack that another of them made."""
+    """The operands that these groups take singly, and not as the stacked result of another of them."""
     taken: set[Node | None] = set()
     for group in groups:
         taken.update(w for m in group.members for w in m.weights)

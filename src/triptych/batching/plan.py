@@ -1,4 +1,4 @@
-"""Which operations can be one: found by scheduling the graph as a list, in time linear in its size.
+"""Which operations can be batched: found by list scheduling, in time linear in the size of the graph.
 
 Whatever is ready at the same time cannot depend on each other. So a node that could be batched is held back until
 nothing else can go on; then the largest set of equal ones goes as a group. Towers of different depth, written one
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Member:
-    """One operation that could be part of a group."""
+    """An operation that could become part of a group."""
 
     node: Node
     recipe: Recipe
     key: Hashable
-    """Equal for operations that could be one: the operation, its arguments, what is known of its operands."""
+    """Equal for operations that can be batched: the operation, its arguments and the facts of its operands."""
     data: tuple[Node, ...]
     """The operands that carry a chain from one group to the next."""
     weights: tuple[Node | None, ...] = ()
-    """Operands that are the member's own, and are put together for the group."""
+    """Weights: operands that differ by member and are stacked for the group."""
     written: bool = False
-    """Somebody writes to the memory of its result, in which the stack would not follow."""
+    """The memory of its result is written in place, so the result cannot be a part of a stack."""
 
     def on(self, now: Mapping[Node, Node]) -> Member:
         """The member on other operands, where some were replaced."""
@@ -42,7 +42,7 @@ class Member:
 
 @dataclass(eq=False)
 class Group:
-    """Operations that become one, in the order in which their results are stacked."""
+    """Operations to batch, in the order in which their results are stacked."""
 
     members: list[Member]
     feeds: set[Group] = field(default_factory=set)
@@ -62,7 +62,7 @@ class Group:
 
 @dataclass
 class Plan:
-    """The graph in another order, in which the members of each group stand side by side."""
+    """A new order of the graph, in which the members of each group are adjacent."""
 
     order: list[Node]
     groups: list[Group]

@@ -1,4 +1,4 @@
-"""How one kind of operation is done for a whole group: what makes two of them equal, and the one that does both."""
+"""Recipes: for each kind of operation, when two calls can be batched and which operation computes the batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .plan import Group, Member
 from .stacked import Stacked, broadcast, flat_rows, join, stack
 
 WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-"""What norms of these dtypes are computed in, to be rounded once at the end as the unbatched ones are."""
+"""The dtype in which batched norms are computed, so that they round once at the end as the unbatched ones do."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Recipe:
     """Subclasses say which operations they take, and build one operation for a group of them."""
 
     leads: bool = True
-    """May begin a chain; one that follows only takes values that are stacked already, for it saves nothing else."""
+    """May begin a chain. Other recipes only continue one: stacking their operands would cost more than it saves."""
 
     gathers: bool = False
-    """Takes the members' operands where they lie: nothing is stacked, before it or behind it."""
+    """Reads the members' operands in place: neither operands nor results are stacked."""
 
     def name(self, call: Call) -> str:
         return f"batch_{call.op}"
@@ -146,7 +146,7 @@ class GroupLinear(Recipe):
 
 
 SLOWER = 2.0
-"""A kernel for any sizes is taken to need so much longer for the same work than the best one for each."""
+"""Cost of the grouped kernel relative to the best kernel for each size."""
 
 
 def same_dtypes(member: Member) -> bool:

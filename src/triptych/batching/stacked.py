@@ -1,4 +1,4 @@
-"""Values put together along one new axis, and how they meet in one operation."""
+"""Values stacked along a new axis, and how they broadcast against each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..rewrite.emit import Emitter
 
 @dataclass(frozen=True)
 class Stacked:
-    """`value` holds the members side by side along `axis`; with no axis it is one value for all of them."""
+    """`value` has the members along `axis`; without an axis it is one value that all members share."""
 
     value: Value
     axis: int | None

@@ -153,7 +153,7 @@ def bisect(
 
 
 def _try_other_options(subject: Subject, options: Options, bisection: Bisection, tell: Tell) -> None:
-    """Where rewrites are not at fault: which of the options makes the difference."""
+    """If no rewrite is at fault: note which option makes the difference."""
     simpler: dict[str, Any] = {"codegen": "eager", "fallback_random": True, "freeze": False, "mode": None}
     for name, value in simpler.items():
         if getattr(options, name) == value:

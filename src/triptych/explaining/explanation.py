@@ -85,7 +85,7 @@ class Explanation:
         return sum(record.seconds for record in self.passes)
 
     def runs_of(self, name: str) -> list[PassRecord]:
-        """The records of one pass; a name that did not run is an error with the near ones."""
+        """The records of one pass. The error for a pass that did not run names similar ones."""
         records = [record for record in self.passes if record.name == name]
         if not records:
             raise UnknownName("pass", name, {record.name for record in self.passes})

@@ -1,4 +1,4 @@
-"""What is the same to the bit on another device, and who takes a value from the CPU."""
+"""Which operations give bit-identical results on CPU and GPU, and which GPU operations accept a CPU operand."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .values.shape_only import EXACT, SAME_ELEMENTS
 ROUNDED_ON_GPU = with_trait("rounds_on_gpu")
 
 INDEXING = frozenset("index _unsafe_index index_put _unsafe_index_put tensor_getitem".split())
-"""Take an index from the CPU, whatever the device of the values."""
+"""Operations that accept an index on the CPU, whatever the device of the values."""
 
 
 def not_taken_over(call: Call, user: Node, operand: Node) -> Refusal | None:
-    """Why a GPU operation that takes its operand from the CPU cannot as well take it from the GPU."""
+    """Why a GPU operation with a CPU operand cannot take that operand from the GPU instead; None if it can."""
     if call.op == "to" or (call.op in INDEXING and call.args.get("self") is not operand):
         return None
     value = tensor_fact(operand)
@@ -36,7 +36,7 @@ def not_taken_over(call: Call, user: Node, operand: Node) -> Refusal | None:
 
 
 def computes_alike(program: Program, node: Node, call: Call, result: torch.Tensor) -> bool:
-    """The same bits on a GPU as on the CPU."""
+    """Does the operation give bit-identical results on CPU and GPU?"""
     if not program.aliasing.effects(node).pure or "device" in call.args:
         return False
     if result.dtype.is_floating_point and call.op in ROUNDED_ON_GPU:
@@ -45,10 +45,11 @@ def computes_alike(program: Program, node: Node, call: Call, result: torch.Tenso
 
 
 def unlike_elsewhere(call: Call, result: torch.Tensor) -> str | None:
+    """Why a constructor gives something else on a GPU; None if it gives the same."""
     if call.args.get("pin_memory"):
         return "it is made in pinned memory"
     if call.op == "arange" and result.dtype.is_floating_point:
-        # sums of a step are kept in double on the CPU and in float on a GPU: alike as long as all are whole
+        # the CPU accumulates steps in double, the GPU in float: equal as long as all of them are whole numbers
         bounds = [number(call.args.get(name, 0)) for name in ("start", "end", "step")]
         if not all(isinstance(b, (int, float)) and float(b).is_integer() and abs(b) < 2**24 for b in bounds):
             return "its steps round otherwise on a GPU"

@@ -42,14 +42,14 @@ class GradientPaths:
         self._bits: dict[object, Sources] = {}
         self._names: list[str] = []
         self._grad_off: dict[Node, bool] = {}
-        """Of each node that was there at the last walk: does it stand where gradients are off?"""
+        """For each node of the last walk: is it in a region without gradients?"""
         self._sources: dict[Node, Sources] = {}
         self._written: dict[Node, Sources] = {}
-        """What was written to memory in place, by the name of that memory."""
+        """The sources of in-place writes, by the memory that they write."""
         self._is_stale = False
         self.walks = 0
         self.reaching: Sources = 0
-        """The inputs with a path to what the program returns or leaves in its inputs."""
+        """The inputs with a gradient path to an output or to a written input."""
         self.active = program.dialect == TORCH and _follows_gradients(program)
         if self.active:
             self._sources, self._written, self.reaching = self._walk({})
@@ -95,7 +95,7 @@ class GradientPaths:
         return self._sources[node] | self._in_memory(node, self._written)
 
     def _refresh(self) -> None:
-        """Values after a rewrite that changed the sources of one have others, too."""
+        """Recomputes the sources of all values after a rewrite that changed those of one."""
         if self._is_stale:
             self._sources, self._written, _ = self._walk({})
             self._is_stale = False
@@ -156,7 +156,7 @@ class GradientPaths:
         return reached
 
     def _may_carry(self, node: Node) -> bool:
-        """A captured value says itself whether it requires a gradient; the facts of new ones are computed without."""
+        """The fact of a captured value says whether it requires a gradient; that of a new value does not."""
         value = fact(node)
         if RULE not in node.meta and value is not None:
             return _requires_grad(value)
@@ -191,7 +191,7 @@ class GradientPaths:
         return written.get(self.program.aliasing.memory(node), 0) if written else 0
 
     def _stands_off(self, node: Node) -> bool:
-        """A new node stands where the next one does that was there before."""
+        """A new node is in the same region as the next node of the last walk."""
         one = node
         while one not in self._grad_off and one.op != "output":
             one = one.next
@@ -247,12 +247,12 @@ def _follows_gradients(program: Program) -> bool:
 
 
 def _cuts(op: str) -> bool:
-    """`detach`, and new tensors that take from their operand no more than its shape."""
+    """`detach`, and constructors that take only a shape from their operand."""
     return op == "detach" or op.startswith("new_") or (op.endswith("_like") and op != "to_like")
 
 
 def _reads_metadata(call: Call) -> bool:
-    """`x.shape`, `x.size(0)`: what is known of a tensor, not what it holds."""
+    """`x.shape`, `x.size(0)`: metadata of a tensor, not its elements."""
     name = call.args.get("index") if call.op == "getattr" else call.op
     return isinstance(name, str) and name in METADATA
 

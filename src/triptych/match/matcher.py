@@ -28,7 +28,7 @@ class PatternMatch:
 
 
 class _Missed:
-    """Keeps the miss that got furthest; only made when somebody asks why."""
+    """The miss that matched most nodes; recorded only for `why_not`."""
 
     def __init__(self) -> None:
         self.best: Refusal | None = None

@@ -13,6 +13,6 @@ def then_write(result: Any, x: Any) -> Any:
 
 
 def write_between(pieces: Any, x: Any, join: Callable[..., Any]) -> Any:
-    """A write between taking apart and putting together."""
+    """An in-place write between a split and a cat."""
     x.add_(1)
     return join(pieces)

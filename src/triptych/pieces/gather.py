@@ -1,4 +1,4 @@
-"""Single rows of one source in no order: one gather."""
+"""Rows of one source in any order, as one `index_select`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .plan import Step, plan
 
 
 def gathered(blocks: Sequence[Block], axis: int) -> list[Step] | None:
-    """`index_select` and the steps after it that make all blocks, put together, of their source."""
+    """The steps, an `index_select` first, that compute the concatenation of all blocks from their source."""
     first = blocks[0].map
     if any(b.map.source is not first.source for b in blocks):
         return None
@@ -32,6 +32,6 @@ def gathered(blocks: Sequence[Block], axis: int) -> list[Step] | None:
 
 
 def _row(chosen: IndexMap, dim: int, number: int, count: int) -> IndexMap:
-    """The map of the row that was chosen, over the rows chosen."""
+    """The map of a block over the selected rows, of which its row is the given one."""
     offsets = (*chosen.offsets[:dim], number, *chosen.offsets[dim + 1 :])
     return replace(chosen, sizes=(*chosen.sizes[:dim], count, *chosen.sizes[dim + 1 :]), offsets=offsets)

@@ -22,7 +22,7 @@ from ..ir.facts import known, known_equal
 
 @dataclass(frozen=True, eq=False)
 class Factor:
-    """`size` steps along a dim of the source; no dim means the same element again and again."""
+    """`size` steps along a dim of the source; without a dim, the same element repeated."""
 
     dim: int | None
     step: Any
@@ -44,14 +44,14 @@ def is_one(size: Any) -> bool:
 
 
 def quotient(number: Any, divisor: Any) -> Any:
-    """How often one number goes into another; None unless it provably does so without rest."""
+    """The quotient of two numbers; None unless the division provably has no remainder."""
     if isinstance(number, int) and isinstance(divisor, int):
         return None if not divisor or number % divisor else number // divisor
     return number // divisor if known(divisor > 0) and known(number % divisor == 0) else None
 
 
 def merged(factors: Iterable[Factor]) -> Axis:
-    """Neighbours that walk on where the other turns round are one factor; factors of one element are none."""
+    """Merges adjacent factors that walk a dim contiguously and drops factors of size one."""
     axis: list[Factor] = []
     for factor in factors:
         if is_one(factor.size):
@@ -72,17 +72,17 @@ def same_axis(left: Axis, right: Axis) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class IndexMap:
-    """A value whose elements are those of a source: where they begin in each dim, and how each axis goes on."""
+    """A value whose elements are elements of a source: an offset in each dim of it, and the factors of each axis."""
 
     source: Any
     sizes: tuple[Any, ...]
-    """The source's."""
+    """The sizes of the source."""
     offsets: tuple[Any, ...]
     axes: tuple[Axis, ...]
 
     @staticmethod
     def whole(source: Any, sizes: Sequence[Any]) -> IndexMap:
-        """The source as it is."""
+        """The identity: all of the source."""
         axes = tuple(() if is_one(n) else (Factor(d, 1, n),) for d, n in enumerate(sizes))
         return IndexMap(source, tuple(sizes), (0,) * len(sizes), axes)
 
@@ -96,7 +96,7 @@ class IndexMap:
         return [f for axis in self.axes for f in axis]
 
     def part_along(self, dim: int) -> tuple[Any, Any] | None:
-        """Where a part of one dim begins and ends, if the value is that part of the source and nothing else."""
+        """The bounds of a slice along one dim, if the value is exactly that slice of the source."""
         whole = IndexMap.whole(self.source, self.sizes)
         if len(self.axes) != len(whole.axes):
             return None
@@ -110,14 +110,14 @@ class IndexMap:
         return replace(self, axes=(*self.axes[:axis], merged(factors), *self.axes[axis + 1 :]))
 
     def moved(self, factor: Factor, count: Any) -> IndexMap:
-        """Begins so many steps of a factor later."""
+        """The map with its offset advanced by some steps of a factor."""
         if factor.dim is None:
             return self
         at = factor.dim
         offset = self.offsets[at] + factor.step * count
         return replace(self, offsets=(*self.offsets[:at], offset, *self.offsets[at + 1 :]))
 
-    # ---- what operations do; None where the result is no index map, or not provably one ----
+    # ---- operations; None where the result is not provably an index map ----
 
     def permute(self, dims: Sequence[int]) -> IndexMap:
         return replace(self, axes=tuple(self.axes[d] for d in dims))
@@ -126,7 +126,7 @@ class IndexMap:
         return replace(self, axes=(*self.axes[:dim], (), *self.axes[dim:]))
 
     def squeeze(self, dims: Iterable[int]) -> IndexMap:
-        """Without those of the axes that have one element."""
+        """Squeezes those of the axes that have one element."""
         gone = {d for d in dims if not self.axes[d]}
         return replace(self, axes=tuple(a for d, a in enumerate(self.axes) if d not in gone))
 
@@ -187,7 +187,7 @@ class IndexMap:
         return replace(self, axes=tuple(axes))
 
     def reshape(self, shape: Sequence[Any]) -> IndexMap | None:
-        """The factors dealt out anew; one that reaches over the end of an axis is cut in two there."""
+        """Distributes the factors over new axes; a factor that crosses the end of an axis is split there."""
         if known_equal(self.shape, tuple(shape)):
             return self
         if any(known_equal(n, 0) for n in shape):
@@ -198,7 +198,7 @@ class IndexMap:
 
 
 def _dealt(left: list[Factor], want: Any) -> list[Factor] | None:
-    """Factors from the end of the list that make up an axis of that size."""
+    """Takes factors from the end of the list until they make up an axis of that size."""
     axis: list[Factor] = []
     while not is_one(want):
         if not left:

@@ -1,4 +1,4 @@
-"""Concatenations inside of others along the same axis: their blocks are blocks of the outer one."""
+"""Nested concatenations along one axis, flattened."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..rewrite.rule import Match, Rule
 
 
 def joined_operands(program: Program, node: Node, how: str, dim: Any) -> Sequence[Node] | None:
-    """What a cat (or a stack) along this dim joins; None for any other value."""
+    """The operands of a cat (or stack) along this dim; None for any other value."""
     call = program.call(node)
     if call is None or call.op != how or call.mutates or call.get("dim") != dim:
         return None
@@ -23,7 +23,7 @@ def joined_operands(program: Program, node: Node, how: str, dim: Any) -> Sequenc
 
 
 MOST_USERS = 32
-"""Users looked at from one value: keeps the passes linear."""
+"""Search budget: users examined per value. Keeps the passes linear."""
 FEW = 64
 """Operands up to which a nest of concatenations is flattened from within; a larger one only at once, as a whole."""
 MOST_OPERANDS = 100_000

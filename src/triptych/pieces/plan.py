@@ -1,4 +1,4 @@
-"""The fewest operations that make an index map of its source."""
+"""The shortest list of view operations that computes an index map from its source."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def plan(target: IndexMap) -> list[Step] | None:
         return None
     offsets = list(target.offsets)
     for factor, up in zip(target.factors, upward):
-        if factor is not up and factor.dim is not None:  # walked from its other end
+        if factor is not up and factor.dim is not None:  # it counts down
             offsets[factor.dim] = offsets[factor.dim] + factor.step * (factor.size - 1)
     wanted = [f for f in upward if f is not None]
     places: list[_Place] = []
@@ -43,7 +43,7 @@ def plan(target: IndexMap) -> list[Step] | None:
 
 
 def _upward(factor: Factor) -> Factor | None:
-    """The factor as one that counts up; None if it is not known which way it goes."""
+    """The factor counting up; None if the sign of its step is not known."""
     if factor.dim is None or known(factor.step > 0):
         return factor
     return Factor(factor.dim, -factor.step, factor.size) if known(factor.step < 0) else None

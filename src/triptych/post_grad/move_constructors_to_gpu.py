@@ -91,7 +91,7 @@ class _Group:
 
 
 def _groups(program: Program) -> list[_Group]:
-    """Found in one walk: a value that hangs on several groups makes one of them."""
+    """The groups, in one walk: a value that depends on several groups merges them."""
     belongs: dict[Node, _Group] = {}
     for node in program.graph.nodes:
         result, call = tensor_fact(node), program.call(node)

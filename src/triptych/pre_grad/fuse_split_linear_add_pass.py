@@ -25,13 +25,13 @@ from .joined_products import Product, emit_linear, product_of, total_bytes
 
 @dataclass(frozen=True)
 class _Piece:
-    """A part of a value's last dim."""
+    """A slice of a value along its last dim."""
 
     source: Node
     start: Any
     end: Any
     nodes: tuple[Node, ...]
-    """What makes it."""
+    """The nodes that compute it."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class _Sum:
 
     @property
     def whole(self) -> bool:
-        """Every piece is there once, and together they are the value."""
+        """Do the pieces cover the value, each element once?"""
         bounds = [0, *(piece.end for _, piece in self.layers)]
         ends = known_equal(bounds[-1], tensor_of(self.source).shape[-1])
         return ends and all(known_equal(end, p.start) for end, (_, p) in zip(bounds, self.layers))
@@ -145,7 +145,7 @@ class FuseSplitLinearAdd(Rule):
 
 
 LARGEST_SUM = 64
-"""Additions followed from one sum: keeps the pass linear."""
+"""Search budget: additions followed from one sum. Keeps the pass linear."""
 
 
 def _sum_at(m: Match) -> _Sum:
@@ -176,7 +176,7 @@ def _read_sum(program: Program, root: Node) -> _Sum | None:
 
 
 def _continues(program: Program, term: Node, root: Node) -> bool:
-    """Is the term an addition of which only this sum is made?"""
+    """Is the term an addition that only this sum uses?"""
     return len(term.users) == 1 and _is_like(term, root) and _is_add(program, term)
 
 
@@ -188,7 +188,7 @@ def _is_add(program: Program, node: Node) -> bool:
 
 
 def _terms(program: Program, add: Node) -> list[Any]:
-    """What is added; not the number 0, from which the builtin `sum` starts: the new layer rounds otherwise anyway."""
+    """The terms of an addition, without the number 0 from which the builtin `sum` starts."""
     call = program.call(add)
     assert call is not None
     sides = (call.args["self"], call.args["other"])
@@ -233,7 +233,7 @@ def _costs(program: Program, root: Node, total: _Sum) -> tuple[float, float]:
 
 
 def layers_to_join(program: Program) -> set[Node]:
-    """Layers that this pass is going to make one of: whoever comes before it leaves them alone."""
+    """Layers that this pass is going to fuse; passes that run before it leave them alone."""
     layers: set[Node] = set()
     for node in program.graph.nodes:
         if not _is_add(program, node) or any(_is_add(program, user) for user in node.users):

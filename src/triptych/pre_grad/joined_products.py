@@ -79,7 +79,7 @@ def op_of(program: Program, node: Node) -> str:
 
 
 def emit_linear(op: Emitter, like: Product, x: Any, weight: Any, bias: Any) -> Any:
-    """A linear layer written as `like` is, over a weight that lies as its weight does."""
+    """Emits a linear layer in the form of `like`, over a weight stored in the same orientation as that of `like`."""
     as_linear = op.program.dialect != ATEN or op_of(op.program, like.node) == "linear"
     matrix = op.permute(weight, [1, 0]) if like.turned == as_linear else weight
     if as_linear:
@@ -154,7 +154,7 @@ def runs_with_one_key(program: Program, read: Read, key: Callable[[Program, Prod
 
 
 def read_again(program: Program, nodes: Iterable[Node], read: Read) -> list[Product]:
-    """The members at these nodes as the graph is now."""
+    """The products at these nodes, read from the graph as it is now."""
     return [m for n in nodes if not n._erased and (m := read(program, n)) is not None]
 
 
@@ -163,7 +163,7 @@ def undisturbed(program: Program, members: Sequence[Product]) -> list[Run]:
     aliasing = program.aliasing
     runs: list[Run] = []
     memory: set[Node] = set()
-    """What the members of the last run read."""
+    """The memory that the members of the last run read."""
     for member in members:
         own = {aliasing.memory(n) for n in member.operands}
         disturber = _disturber(program, runs[-1].members, member, memory) if runs else None
@@ -179,7 +179,7 @@ def undisturbed(program: Program, members: Sequence[Product]) -> list[Run]:
 
 
 def _disturber(program: Program, run: Sequence[Product], member: Product, memory: set[Node]) -> Node | None:
-    """What begins or ends a region between the run and the member, or writes what either of them reads."""
+    """The region boundary, or the write to an operand of either, between the run and the member; None if none."""
     aliasing = program.aliasing
     first, last = run[0].node, run[-1].node
     written = (writer for writer, at in aliasing.memory_written_between(last, member.node) if at in memory)
@@ -191,7 +191,7 @@ def _disturber(program: Program, run: Sequence[Product], member: Product, memory
 
 
 def placed(members: Sequence[Product]) -> ProductGroup | None:
-    """Where the operands of all are there and nobody waits for a result yet: as many members as possible."""
+    """The largest group with a position after all of its operands and before all users of its results."""
     first, last = members[0].node, members[-1].node
     early = tuple(m for m in members if all(n < first for n in m.operands))
     late = tuple(m for m in members if all(last < user for user in m.node.users))
@@ -230,7 +230,7 @@ def take_pieces(op: Emitter, whole: Any, group: ProductGroup, dim: int, copied: 
 
 
 def joining_cost(program: Program, group: ProductGroup) -> float:
-    """Seconds a call for putting weights and biases side by side; nothing where that is done once."""
+    """Seconds per call for concatenating weights and biases; 0 where that is computed once."""
     if program.computed_once(*group.weights, *group.biases):
         return 0.0
     model = device_model(tensor_of(group.members[0].x).device)
@@ -255,8 +255,8 @@ def product_cost(x: Node, outs: Iterable[Any], training: bool = False) -> float:
 
 
 def pieces_cost(program: Program, group: ProductGroup, copied: Sequence[bool]) -> float:
-    """Seconds for copies of pieces; and in training for putting their gradients together and taking the weights'
-    gradients apart."""
+    """Seconds for copying pieces and, in training, for concatenating their gradients and splitting those of the
+    weights."""
     model = device_model(tensor_of(group.members[0].x).device)
     cost = sum(model.copy(2 * bytes_of(tensor_of(m.node))) for m, c in zip(group.members, copied) if c)
     if program.is_training:

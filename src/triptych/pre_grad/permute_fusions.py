@@ -28,7 +28,7 @@ from ..rewrite.rule import Match, Rule
 from .normalized_nodes import NormalizedLinearNode, NormalizedMatmulNode
 
 TURNING_COPY = 1.25
-"""A copy the other way round takes longer than one in order, by a tenth to a half on a CPU."""
+"""Cost of a transposing copy relative to a contiguous one; 1.1 to 1.5 was measured on CPUs."""
 
 
 def swaps_last_two(dims: Any) -> bool:
@@ -37,7 +37,7 @@ def swaps_last_two(dims: Any) -> bool:
 
 
 def read_in_place(value: torch.Tensor | None) -> bool:
-    """Can a product read these matrices where they lie: rows or columns dense, batches at equal distances?"""
+    """Can a GEMM read these matrices without a copy: rows or columns dense, batches at a constant stride?"""
     if value is None or value.dim() < 2 or value.layout != torch.strided:
         return False
     *batch, rows, columns = range(value.dim())
@@ -53,7 +53,7 @@ def copied(op: Any, x: Any) -> Any:
 
 
 def turned(op: Emitter, value: Value) -> Any:
-    """The value with its last two dims swapped: what it is the swap of, if it is one."""
+    """The value with its last two dims swapped; the operand itself if the value is such a swap already."""
     call = value.call
     if call is not None and call.op == "permute" and swaps_last_two(call.args["dims"]):
         return call.args["self"]
@@ -68,7 +68,7 @@ def is_copy(m: Match, copy: Node, permuted: Node) -> None:
 
 
 def operand(m: Match, node: Node) -> Node:
-    """What an operation of one operand is done to."""
+    """The operand of an operation with one operand."""
     call = m.program.call(node)
     assert call is not None
     return call.args["self"]
@@ -302,7 +302,7 @@ class PermutedIntoLinear(Rule):
 
 
 def each_batch(op: Emitter, matrix: Any, batch: Any) -> Any:
-    """One matrix for every element of a batch, said so that torch does not fold the batch into rows, with a copy."""
+    """The matrix expanded over a batch: otherwise torch would fold the batch into rows, with a copy."""
     known_matrix = op.program.value(getattr(matrix, "node", matrix))
     return op.expand(op.unsqueeze(known_matrix, 0), [batch, *known_matrix.shape])
 

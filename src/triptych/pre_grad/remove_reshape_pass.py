@@ -80,15 +80,15 @@ def _write_between(x: Any) -> Any:
 
 @dataclass
 class Cone:
-    """The pointwise operations that lead to a value, down to the views they all begin with."""
+    """The pointwise operations from which a value is computed, and the views that are their inputs."""
 
     inside: dict[Node, None]
     sources: dict[Node, Node]
-    """The views, each with what it views."""
+    """The views, each with its operand."""
 
 
 LARGEST_CONE = 32
-"""Operations followed from one value: keeps the pass linear."""
+"""Search budget: operations followed from one value. Keeps the pass linear."""
 
 
 def cone_above(program: Program, top: Node, root: Node, peel: Callable[[Node], Node | None]) -> Cone:
@@ -145,7 +145,7 @@ class AcrossPointwise(Rule, ABC):
 
     @abstractmethod
     def peel(self, m: Match, node: Node) -> Node | None:
-        """What `node` views, if the root undoes that view."""
+        """The operand of the view `node`, if the root undoes that view."""
 
     def check(self, m, y):
         m.applies(m.root.known)
@@ -157,7 +157,7 @@ class AcrossPointwise(Rule, ABC):
         operands = dict(cone.sources)
         for node in sorted(cone.inside):
             twin = op.again(node, operands)
-            # without dims x counts as a number when dtypes are promoted
+            # a zero-dim tensor is promoted like a number
             dtype = tensor_of(node).dtype
             m.require(twin.dtype == dtype, "{at} would be computed in {found}", at=node, wanted=dtype, found=twin.dtype)
             operands[node] = twin.node

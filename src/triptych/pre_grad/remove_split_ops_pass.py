@@ -1,4 +1,4 @@
-"""remove_split_ops_pass: values taken apart for nothing."""
+"""remove_split_ops_pass: splits that are not needed, because the pieces are concatenated again or only one is used."""
 
 from __future__ import annotations
 

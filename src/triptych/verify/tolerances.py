@@ -1,4 +1,4 @@
-"""How far apart two values may be, by dtype, and the one comparator that verification and tests use."""
+"""Tolerances by dtype, and the comparator that the verifier and the tests share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What one element may be off by: relative * |element| + scaled * max|tensor| + group * max|all tensors|.
+    """The allowed error of one element: relative * |element| + scaled * max|tensor| + group * max|all tensors|.
 
     - `relative` covers the rounding of one value.
     - `scaled` covers cancellation: an element near zero carries the rounding error of the large terms it was summed
@@ -46,7 +46,7 @@ VERIFIED = {
     torch.float16: Tolerance(1e-2, 1e-3, 1e-4),
     torch.bfloat16: Tolerance(4e-2, 4e-3, 4e-4),
 }
-"""A graph before and after a pass, on made-up inputs, where no run in float64 tells what rounding explains."""
+"""A graph before and after a pass, on random inputs, where no float64 run tells how much error is due to rounding."""
 
 REWRITE = {
     torch.float64: Tolerance(1e-12, 1e-12),
@@ -79,7 +79,7 @@ def largest(value: Any) -> float:
 def difference(
     want: torch.Tensor, got: torch.Tensor, tolerance: Tolerance, scale: float | None = None, group: float = 0.0
 ) -> str:
-    """Where two tensors of one dtype and shape are further apart than the tolerance allows; empty if nowhere.
+    """Describes where two tensors of one dtype and shape differ by more than the tolerance; empty if nowhere.
 
     NaN equals NaN. `scale` takes the place of the tensor's largest element, `group` is that of all tensors compared.
     """
@@ -99,9 +99,9 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def beyond(want: torch.Tensor, got: torch.Tensor, allowed: Any, truth: torch.Tensor | None = None) -> str:
-    """Where `got` is off by more than allowed from the truth (by default `want`); empty if nowhere.
+    """Describes where `got` differs from the truth (by default `want`) by more than allowed; empty if nowhere.
 
-    What is the same in both is never off: neither equal infinities nor NaN in the same place.
+    Elements that are equal in both never differ: neither equal infinities nor NaN in the same place.
     """
     was, now = _wide(want), _wide(got)
     truth = was if truth is None else _wide(truth)

@@ -1,4 +1,4 @@
-"""Integer patterns of an index, start + step * index along each dim, and conditions made of such.
+"""Affine integer patterns of an index, start + step * index along each dim, and conditions made of them.
 
 Sizes may be symbols. What is said here is proved for every size (with `known`, which adds no guard), or not said.
 """
@@ -36,14 +36,14 @@ class Affine:
 
     @property
     def constant(self) -> bool:
-        """The same everywhere."""
+        """Is it constant?"""
         return all(is_zero(s) for s in self.steps)
 
     def same(self, other: Affine) -> bool:
         return known_equal(self.start, other.start) and known_equal(self.steps, other.steps)
 
     def through(self, places: Sequence[Affine | None], rank: int) -> Affine | None:
-        """Seen through a view: `places` says, for each dim, where its index lies in a value of that rank."""
+        """The pattern in terms of the index of a view of that rank; `places` gives the old index of each dim."""
         made = Affine(self.start, (0,) * rank)
         for step, place in zip(self.steps, places):
             if is_zero(step):
@@ -54,7 +54,7 @@ class Affine:
         return made
 
     def least(self, shape: Shape) -> Any:
-        """The smallest value, None if it is not known which that is. Of no elements anything is true."""
+        """The least value, or None if it is not known. Any answer is right for a tensor without elements."""
         return self._extreme(shape, lowest=True)
 
     def most(self, shape: Shape) -> Any:
@@ -68,7 +68,7 @@ class Affine:
             rises = known(step >= 0)
             if not rises and not known(step <= 0):
                 return None
-            if rises != lowest:  # the extreme lies at the last index
+            if rises != lowest:  # the extreme is at the last index
                 total = total + step * (size - 1)
         return total
 
@@ -86,7 +86,7 @@ def is_zero(number: Any) -> bool:
 
 
 def index(dim: int, rank: int) -> Affine:
-    """The index along one dim itself."""
+    """The pattern whose value is the index along one dim."""
     return Affine(0, tuple(int(d == dim) for d in range(rank)))
 
 
@@ -95,7 +95,7 @@ def constant(number: Any, rank: int) -> Affine:
 
 
 def stretched(own: Shape, shape: Shape) -> list[Affine | None]:
-    """Where the index of each dim lies when a value is stretched to a shape; None where that is not known."""
+    """The index of each dim in terms of the broadcast shape; None where that is not known."""
     lead, rank = len(shape) - len(own), len(shape)
     indices: list[Affine | None] = []
     for dim, size in enumerate(own):
@@ -110,12 +110,12 @@ Clause = tuple[Affine, ...]
 """Patterns that are all >= 0."""
 
 CLAUSES, CONSTRAINTS = 12, 8
-"""Conditions of more parts than this are given up: masks have few, and their product must stay small."""
+"""Search budget: conditions with more clauses than this are given up. Real masks have few."""
 
 
 @dataclass(frozen=True, eq=False)
 class Condition:
-    """Holds where one of the clauses does."""
+    """A disjunction: it holds where one of the clauses does."""
 
     clauses: tuple[Clause, ...]
 
@@ -132,11 +132,11 @@ ALWAYS, NEVER = Condition(((),)), Condition(())
 
 
 class TooLarge(Exception):
-    """A condition of more parts than are worth looking at."""
+    """The condition has too many clauses."""
 
 
 def condition(clauses: Sequence[Clause], shape: Shape) -> Condition:
-    """What always holds is left out, and what never does."""
+    """Drops conjuncts that always hold and clauses that never do."""
     kept: list[Clause] = []
     for clause in clauses:
         smaller = _smaller(clause, shape)
@@ -189,7 +189,7 @@ def holds_nowhere(of: Condition, shape: Shape) -> bool:
 
 
 def same_condition(left: Condition, right: Condition, shape: Shape) -> bool:
-    """Each holds where the other does."""
+    """Are two conditions equivalent?"""
     return both(left, opposite(right, shape), shape).never and both(right, opposite(left, shape), shape).never
 
 
@@ -198,7 +198,7 @@ def _no_element(shape: Shape) -> bool:
 
 
 def _smaller(clause: Clause, shape: Shape) -> Clause | None:
-    """The clause without what holds anyway; None if it never holds."""
+    """The clause without conjuncts that always hold; None if the clause never holds."""
     kept: list[Affine] = []
     for pattern in map(_in_lowest_terms, clause):
         if pattern.always_negative(shape):
@@ -222,7 +222,7 @@ def _in_lowest_terms(pattern: Affine) -> Affine:
 
 
 def _implies(left: Affine, right: Affine, shape: Shape) -> bool:
-    """Where left is >= 0, so is right: it is nowhere smaller."""
+    """Does `left >= 0` imply `right >= 0`, because right is nowhere smaller?"""
     return (right - left).never_negative(shape)
 
 

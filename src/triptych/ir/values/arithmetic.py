@@ -1,4 +1,5 @@
-"""Patterns through logic, comparisons and arithmetic, element by element, and along a dim."""
+"""Transfer functions for logic, comparisons, arithmetic and reductions: from the known elements of the operands to
+those of the result."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def _comparison(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -
 
 
 def _hold_each_other(call: Call, left: Elements, right: Elements, result: torch.Tensor) -> bool:
-    """Integers are compared in one dtype: it must hold what it is given (-1 is 255 beside a uint8)."""
+    """Integers are compared in a common dtype: does it represent all values of both (-1 becomes 255 beside uint8)?"""
     dtype = common_dtype(call.args.get("self"), call.args.get("other"))
     if dtype is None or dtype.is_floating_point:
         return False
@@ -64,7 +65,7 @@ def _hold_each_other(call: Call, left: Elements, right: Elements, result: torch.
 
 
 def common_dtype(left: Any, right: Any) -> torch.dtype | None:
-    """What torch computes in, given two operands."""
+    """The dtype to which torch promotes two operands."""
     given: list[Any] = []
     for value in (left, right):
         fact = tensor_fact(value)
@@ -134,7 +135,7 @@ def _arithmetic(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -
 
 
 def _computed(op: str, args: dict[str, Affine], alpha: int, shape: Any) -> list[tuple[Condition, Affine | None]]:
-    """Integer arithmetic on patterns: where it depends on the sign of something, in pieces."""
+    """Integer arithmetic on affine patterns; split into pieces where the result depends on a sign."""
     a, b = args["self"], args.get("other")
     if b is None:
         if op == "neg":
@@ -172,7 +173,7 @@ def _larger(a: Affine, b: Affine, shape: Any) -> list[tuple[Condition, Affine | 
 
 
 def _divided(op: str, a: Affine, b: Affine, shape: Any) -> Affine | None:
-    """The quotient or the rest of a division by a positive number, where the quotient is a pattern."""
+    """The quotient or the remainder of a division by a positive number, where the quotient is affine."""
     by = b.start if b.constant else None
     if type(by) is not int or by <= 0:
         return None
@@ -188,7 +189,7 @@ def _divided(op: str, a: Affine, b: Affine, shape: Any) -> Affine | None:
 
 @of(*(EXACT - {"where", "masked_fill"} - set(TRANSFER)), "pow")
 def _pointwise(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
-    """The operation itself on one element of each piece: rounding and type promotion are torch's."""
+    """Runs the operation itself on one element of each piece, so that torch rounds and promotes."""
     if call.op not in EXACT:
         return None
     operands = [n for n in node.all_input_nodes if tensor_fact(n) is not None]
@@ -246,7 +247,7 @@ def _cumsum(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> El
 
 @of("diff")
 def _diff(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
-    """Each element less the one before it, of integers."""
+    """The difference of neighbouring elements, for integers."""
     if is_real(result.dtype) or call.args.get("n", 1) != 1:
         return None
     own = tensor_fact(call.args.get("self"))

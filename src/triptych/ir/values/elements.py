@@ -28,22 +28,22 @@ from .affine import (
 from .shape_only import same_bits
 
 Leaf = Affine | torch.Tensor
-"""Integers are patterns (a plain number is one without steps); booleans and floats are tensors of one element."""
+"""An integer is an affine pattern (a constant has no steps); a boolean or float is a zero-dim tensor."""
 
 PIECES = 8
 MODEST = 2**31
-"""Static numbers below this cannot overflow an int64 together with sizes of tensors that exist in memory."""
+"""Static numbers below this cannot overflow int64 in combination with the sizes of a real tensor."""
 
 
 @dataclass(frozen=True, eq=False)
 class Elements:
-    """Pieces that cover every index once: where its condition holds, a piece says what the element is."""
+    """Pieces that cover every index exactly once: a condition on the index, and the element where it holds."""
 
     pieces: tuple[tuple[Condition, Leaf], ...]
 
     @property
     def only(self) -> Leaf | None:
-        """What every element is, if one pattern says it."""
+        """The leaf of the only piece; None if there are several."""
         return self.pieces[0][1] if len(self.pieces) == 1 else None
 
     @property
@@ -52,14 +52,14 @@ class Elements:
         return leaf is not None and (isinstance(leaf, torch.Tensor) or leaf.constant)
 
     def number(self, dtype: torch.dtype) -> torch.Tensor | None:
-        """The one number that every element is, as a tensor without dims."""
+        """The number that every element is equal to, as a zero-dim tensor."""
         leaf = self.only
         if leaf is None or isinstance(leaf, torch.Tensor):
             return leaf
         return scalar(leaf, dtype)
 
     def through(self, see: Callable[[Affine], Affine | None], shape: Shape) -> Elements | None:
-        """In a view of that shape, which shows a pattern as `see` says; None where it is none any more."""
+        """The elements of a view of that shape. `see` maps a pattern; None where the result is not affine."""
         made: list[tuple[Condition, Leaf]] = []
         for where, leaf in self.pieces:
             clauses = [[see(pattern) for pattern in clause] for clause in where.clauses]
@@ -70,7 +70,7 @@ class Elements:
         return pieces(made, shape)
 
     def broadcast(self, own: Shape, shape: Shape) -> Elements | None:
-        """Stretched to a shape as torch broadcasts; None where it is not known which dims are stretched."""
+        """Broadcast to a shape; None where it is not known which dims are expanded."""
         if len(shape) == len(own) and known_equal(list(own), list(shape)):
             return self
         places = stretched(own, shape)
@@ -85,7 +85,7 @@ class Elements:
         return made
 
     def bounds(self, shape: Shape) -> list[tuple[Any, Any]]:
-        """The smallest and the largest of each piece; of integers."""
+        """The least and the greatest element of each piece, for integers."""
         leaves = [leaf for _, leaf in self.pieces]
         return [(leaf.least(shape), leaf.most(shape)) for leaf in leaves if isinstance(leaf, Affine)]
 
@@ -100,7 +100,7 @@ def boolean(where: Condition, shape: Shape) -> Elements | None:
 
 
 def pieces(made: Sequence[tuple[Condition, Leaf]], shape: Shape) -> Elements | None:
-    """Pieces that never hold are left out, those that say the same are one."""
+    """Drops pieces whose condition never holds and merges those with equal leaves."""
     kept: list[tuple[Condition, Leaf]] = []
     for where, leaf in made:
         if where.never:
@@ -120,7 +120,7 @@ def pieces(made: Sequence[tuple[Condition, Leaf]], shape: Shape) -> Elements | N
 
 
 def _where_it_holds(leaf: Leaf, where: Condition, shape: Shape) -> Leaf:
-    """Where only one index is left along a dim, its pattern needs no step there."""
+    """Replaces the step along a dim by a constant where the condition allows only one index there."""
     if isinstance(leaf, torch.Tensor) or len(where.clauses) != 1:
         return leaf
     for dim, place in pinned(where.clauses[0], shape).items():
@@ -136,7 +136,7 @@ def same_leaf(left: Leaf, right: Leaf) -> bool:
 
 
 def combinations(operands: Sequence[Elements], shape: Shape) -> Iterator[tuple[Condition, tuple[Leaf, ...]]]:
-    """Each way in which pieces of several values meet."""
+    """The combinations of pieces of several values, with the condition under which each occurs."""
     for chosen in itertools.product(*(o.pieces for o in operands)):
         where = ALWAYS
         for condition_there, _ in chosen:
@@ -149,7 +149,7 @@ def combinations(operands: Sequence[Elements], shape: Shape) -> Iterator[tuple[C
 
 
 def scalar(leaf: Leaf, dtype: torch.dtype) -> torch.Tensor | None:
-    """A leaf that is one known number, as a tensor."""
+    """A constant leaf as a tensor."""
     if isinstance(leaf, torch.Tensor):
         return leaf
     if not leaf.constant or type(leaf.start) is not int:
@@ -158,7 +158,7 @@ def scalar(leaf: Leaf, dtype: torch.dtype) -> torch.Tensor | None:
 
 
 def leaf_of(value: torch.Tensor, rank: int) -> Leaf:
-    """A number that torch computed."""
+    """The leaf of a number that torch computed."""
     value = value.reshape(())
     if value.dtype == torch.bool or value.dtype.is_floating_point:
         return value
@@ -166,19 +166,19 @@ def leaf_of(value: torch.Tensor, rank: int) -> Leaf:
 
 
 def cast(leaf: Leaf, dtype: torch.dtype, shape: Shape) -> Leaf | None:
-    """The leaf in another dtype, exactly as torch casts it; a pattern stays one only among integers that hold it."""
+    """The leaf in another dtype, cast as torch does; an affine pattern only to an integer dtype that holds it."""
     if isinstance(leaf, Affine):
         if dtype == torch.bool or dtype.is_floating_point:
             number = scalar(leaf, torch.int64)
             return None if number is None else number.to(dtype)
         return leaf if fits(leaf, dtype, shape) else None
     if leaf.dtype.is_floating_point and not dtype.is_floating_point and not bool(leaf.isfinite()):
-        return None  # NaN and infinity as integers: whatever the machine does
+        return None  # casting NaN or infinity to an integer is undefined
     return leaf_of(leaf.to(dtype), len(shape))
 
 
 def fits(leaf: Affine, dtype: torch.dtype, shape: Shape) -> bool:
-    """No element is beyond what the dtype holds."""
+    """Does the dtype represent every element of the pattern?"""
     least, most = leaf.least(shape), leaf.most(shape)
     limits = torch.iinfo(dtype)
     if type(least) is int and type(most) is int:

@@ -1,5 +1,5 @@
-"""What is known about the elements of a tensor: all true, zero, the lower triangle, every row keeps one, or all of
-them. Asked lazily, each node once; everything answered is proved, for every size the program was compiled for."""
+"""The queries of the value analysis: is a tensor all true, zero, a causal mask; does every row keep a key; which range
+are its elements in? Computed lazily, once per node. Every answer is proved for all sizes that the program admits."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ NEVER_NEGATIVE, NEVER_NEGATIVE_ZERO = with_trait("never_negative"), with_trait("
 
 
 def knowledge(program: Program) -> Knowledge:
-    """What is known of a program's values; kept with the program, since rewrites keep values."""
+    """The analysis of a program. It is stored with the program and stays valid, since rewrites do not change values."""
     if program.knowledge is None:
         program.knowledge = Knowledge(program)
     return program.knowledge
 
 
 class Knowledge:
-    """Answers about the values of one program; False or None where nothing is proved."""
+    """Answers queries about the values of one program; False or None where nothing is proved."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -55,10 +55,10 @@ class Knowledge:
         self._elements: dict[Node, Elements | None] = {}
         self._intervals: dict[Node, Interval] = {}
 
-    # ---- what others ask ----
+    # ---- queries ----
 
     def evaluate(self, node: Node) -> torch.Tensor | None:
-        """All elements, on the CPU, of a tensor that depends on static sizes alone and is not too large."""
+        """The elements, on the CPU, of a small tensor that depends on static sizes alone."""
         with _private.without_dispatch_modes():  # computed for real, also inside a compile
             return self._shape_only.value(node)
 
@@ -97,7 +97,7 @@ class Knowledge:
         return self._proved(node, _booleans, row_keeps_one, lambda v: v.any(-1).all(), matrices=True)
 
     def uniform(self, node: Any) -> torch.Tensor | None:
-        """The one number that all elements are, as a tensor without dims in the value's dtype."""
+        """The number that all elements are equal to, as a zero-dim tensor of the same dtype."""
         tensor, elements = tensor_fact(node), self.elements(node)
         if elements is None or tensor is None:
             return None
@@ -147,7 +147,7 @@ class Knowledge:
             return _unless_too_large(lambda: elements.truth(tensor.shape))
 
     def bounds(self, node: Node) -> tuple[Any, Any]:
-        """Numbers, perhaps symbolic, that all elements lie between."""
+        """A lower and an upper bound of all elements, perhaps symbolic."""
         tensor, elements = tensor_fact(node), self.elements(node)
         if elements is not None and tensor is not None and isinstance(leaf := elements.only, Affine):
             low, high = leaf.least(tensor.shape), leaf.most(tensor.shape)
@@ -156,7 +156,7 @@ class Knowledge:
         about = self.interval(node)
         return about.low, about.high
 
-    # ---- how it is found out ----
+    # ---- the analysis ----
 
     def elements(self, node: Any) -> Elements | None:
         """The elements as a function of their index, if they follow a pattern."""
@@ -179,12 +179,12 @@ class Knowledge:
                 self._look(node)
 
     def interval(self, node: Node) -> Interval:
-        """Static numbers that all elements of a tensor lie between."""
+        """A static lower and upper bound of all elements."""
         self.elements(node)
         return self._intervals[node]
 
     def _look(self, asked: Node) -> None:
-        """Operands first, without recursion: a graph may be deeper than Python's stack."""
+        """Visits operands first, without recursion: a graph may be deeper than Python's stack."""
         work = [asked]
         while work:
             node = work[-1]
@@ -242,16 +242,16 @@ class Knowledge:
         return uniform(leaf_of(value, result.dim())) if value is not None and value.numel() == 1 else None
 
     def unsafe(self, node: Node) -> bool:
-        """Written later, or made by more than a computation: then nothing is said of it."""
+        """Is the value written in place later, or the result of an impure operation? Then nothing is known of it."""
         aliasing = self.program.aliasing
         if not aliasing.effects(node).pure or aliasing.written(node) and aliasing.is_input(node):
             return True
         return any(not writer < node for writer in aliasing.writers(node))
 
-    # ---- `mask.masked_fill_(...)`: new memory that is written once, before anybody reads it ----
+    # ---- `mask.masked_fill_(...)`: a fresh tensor that is written once, before anything reads it ----
 
     def _written_once(self, node: Node) -> Node | None:
-        """The one write to a new value, which all its other users come after."""
+        """The only in-place write to a fresh tensor, if all its other users come after that write."""
         aliasing = self.program.aliasing
         if not aliasing.written(node) or not aliasing.is_fresh(node) or aliasing.is_input(node):
             return None
@@ -262,7 +262,7 @@ class Knowledge:
         return writer if all(user is writer or writer < user for user in node.users) else None
 
     def _writes_in_full(self, node: Node, call: Call) -> bool:
-        """An operation in place that leaves what it would return out of place."""
+        """Does the in-place operation leave in its target exactly what the out-of-place one would return?"""
         target = tensor_fact(call.args.get("self"))
         result = tensor_fact(node)
         if target is None or result is None or not call.op.endswith("_") or call.op[:-1] not in TRANSFER:
@@ -295,7 +295,7 @@ class Knowledge:
         by_value: Callable[[torch.Tensor], Any],
         matrices: bool = False,
     ) -> bool:
-        """By the pattern of the elements, else by the elements themselves."""
+        """Proved from the pattern of the elements, else from the evaluated elements."""
         tensor = tensor_fact(node)
         if tensor is None or not dtype(tensor.dtype):
             return False
@@ -311,7 +311,7 @@ class Knowledge:
 
 
 def as_number(value: torch.Tensor) -> bool | int | float:
-    """The number of a tensor that was computed for real, also inside a compile."""
+    """The Python number of a real tensor of one element; works inside a compile, too."""
     with _private.without_dispatch_modes():
         return value.item()
 
@@ -351,7 +351,7 @@ def lower_triangle(shape: Any) -> Condition:
 
 
 def row_keeps_one(where: Condition, shape: Any) -> bool:
-    """One clause holds in each row for the first key, the last, or the one of the row's own number."""
+    """Does a clause hold in each row for the first key, the last key, or the key on the diagonal?"""
     rank = len(shape)
     first = [index(d, rank) for d in range(rank)]
     candidates = [constant(0, rank), constant(shape[-1] - 1, rank)]

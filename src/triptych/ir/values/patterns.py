@@ -1,5 +1,5 @@
-"""Patterns from constructors, through views, copies, casts and choices: one function for each kind of operation, from
-the operands' elements to the result's. None where nothing is known."""
+"""Transfer functions for constructors, views, copies, casts and `where`: from the known elements of the operands to
+those of the result. They return None where nothing is known; `result` is the fact of the node."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _filled(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> El
 
 
 def _of_number(know: Knowledge, given: Any, result: torch.Tensor) -> Elements | None:
-    """A tensor filled with a number, a symbol, or a value that is one number."""
+    """A tensor filled with a number, a symbolic size, or a tensor whose elements are all one number."""
     if isinstance(given, Node) and tensor_fact(given) is not None:
         elements = know.elements(given)
         if elements is None or not elements.is_uniform or elements.only is None:
@@ -107,7 +107,7 @@ def _index(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Ele
 def _indexed(
     know: Knowledge, elements: Elements, own: torch.Tensor, entries: Any, result: torch.Tensor
 ) -> Elements | None:
-    """Picked by tensors of integers, all of which are known to be in range: what is out of range must raise."""
+    """Advanced indexing by integer tensors that are known to be in range (out of range must raise at run time)."""
     given = tensor_entries(entries, own.dim())
     if given is None:
         return None

@@ -1,4 +1,4 @@
-"""Views as index maps: for each dim of the operand, where its index lies in terms of the result's."""
+"""Views as index maps: the index along each dim of the operand, in terms of the index of the result."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..facts import known, known_equal, number, numel
 from .affine import Affine, Shape, constant, index, is_zero, stretched
 
 Places = list[Affine | None]
-"""None: that dim's index is no affine pattern; only values that are the same along it are seen through."""
+"""None: the index along that dim is not affine, so only values that are constant along it can be mapped."""
 
 
 def seen_through(call: Call, own: Shape, shape: Shape) -> Callable[[Affine], Affine | None] | None:
-    """How a view shows a pattern of its operand; None if the operation is no view known here."""
+    """The function that maps patterns of the operand to those of the view; None if the operation is not supported."""
     if call.op in RESHAPES:
         return lambda pattern: reshaped(pattern, own, shape)
     make = MAPS.get(call.op)
@@ -35,7 +35,7 @@ def _permute(args: dict[str, Any], own: Shape, shape: Shape) -> Places:
 
 
 def _expand(args: dict[str, Any], own: Shape, shape: Shape) -> Places:
-    """An expand, or a repeat: dims of size one, and dims that are not repeated, are as in an expand."""
+    """`expand`. In a `repeat`, dims of size one and dims that are not repeated behave as in an `expand`."""
     return stretched(own, shape)
 
 
@@ -47,7 +47,7 @@ def _slice(args: dict[str, Any], own: Shape, shape: Shape) -> Places:
 
 
 def _sliced(start: Any, step: Any, size: Any, place: Affine) -> Affine | None:
-    """Where an element of a slice lies; the end does not matter, and a start beyond it leaves no element."""
+    """The index of an element of a slice. Its end does not matter: a start beyond it leaves no element."""
     start, step = number(start), number(step)
     start, step = 0 if start is None else start, 1 if step is None else step
     if isinstance(start, float) or isinstance(step, float):
@@ -72,7 +72,7 @@ def _flip(args: dict[str, Any], own: Shape, shape: Shape) -> Places:
 
 
 def _groups(own: Shape, shape: Shape) -> list[tuple[list[int], list[int]]]:
-    """Runs of dims, not of size one, that hold the same elements on both sides; until nothing more is known."""
+    """Runs of dims (without those of size one) with equal element counts on both sides, as far as that is known."""
     mine = [d for d, s in enumerate(own) if not known(s == 1)]
     theirs = [d for d, s in enumerate(shape) if not known(s == 1)]
     runs: list[tuple[list[int], list[int]]] = []
@@ -143,7 +143,7 @@ def _basic_index(args: dict[str, Any], own: Shape, shape: Shape) -> Places | Non
 
 
 def tensor_entries(indices: Sequence[Any], rank: int) -> tuple[list[Node], int] | None:
-    """The tensors of an index that stand side by side among whole dims, and where they begin."""
+    """The adjacent tensor entries of an index, all other entries being whole dims, and the dim where they begin."""
     entries = [None if e == slice(None) else e for e in indices]
     if len(entries) > rank or not all(e is None or isinstance(e, Node) for e in entries):
         return None

@@ -1,4 +1,4 @@
-"""Between which numbers the elements of a value lie, where no pattern says what they are."""
+"""Interval analysis: bounds on the elements of a value where no pattern says what they are."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Number = int | float
 
 @dataclass(frozen=True)
 class Interval:
-    """Every element is at least `low` and at most `high`, or NaN if that may be."""
+    """Every element is at least `low` and at most `high`, or NaN if `nan` is set."""
 
     low: Number
     high: Number
@@ -38,7 +38,7 @@ class Interval:
 
 
 def of_dtype(dtype: torch.dtype) -> Interval:
-    """What any value of a dtype is."""
+    """The interval of all values of a dtype."""
     if dtype == torch.bool:
         return Interval(0, 1)
     if dtype.is_floating_point or dtype.is_complex:
@@ -48,7 +48,7 @@ def of_dtype(dtype: torch.dtype) -> Interval:
 
 
 def of_elements(elements: Elements, result: torch.Tensor) -> Interval:
-    """The bounds of a pattern; a symbolic one leaves its side open."""
+    """The interval of known elements; a symbolic bound counts as unbounded."""
     made: Interval | None = None
     widest = of_dtype(result.dtype)
     for _, leaf in elements.pieces:
@@ -65,7 +65,7 @@ def of_elements(elements: Elements, result: torch.Tensor) -> Interval:
 
 
 def interval(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Interval:
-    """From the intervals of the operands to that of the result."""
+    """The interval of a result, from those of the operands."""
     widest = of_dtype(result.dtype)
     compute = RANGES.get(call.op)
     made = compute(know, call, result) if compute is not None else None
@@ -80,7 +80,7 @@ Range = Callable[["Knowledge", Call, torch.Tensor], "Interval | None"]
 
 
 def _of(know: Knowledge, value: Any, dtype: torch.dtype) -> Interval | None:
-    """What an operand lies between, in the dtype of the result if that holds it exactly."""
+    """The interval of an operand, if converting it to the dtype of the result is exact."""
     fact = tensor_fact(value)
     if fact is not None:
         operand = know.interval(value)
@@ -93,7 +93,7 @@ def _of(know: Knowledge, value: Any, dtype: torch.dtype) -> Interval | None:
 
 
 def representable(value: Number, dtype: torch.dtype) -> bool:
-    """The dtype holds this very number."""
+    """Does the dtype represent this number exactly?"""
     if not dtype.is_floating_point:
         widest = of_dtype(dtype)
         return isinstance(value, int) and widest.low <= value <= widest.high
@@ -186,7 +186,7 @@ def _integer(know: Knowledge, call: Call, result: torch.Tensor) -> Interval | No
 
 
 def _rest(know: Knowledge, call: Call, result: torch.Tensor) -> Interval | None:
-    """The rest of a division by a positive number, and the bits that a number without sign leaves."""
+    """The remainder of a division by a positive number, and `&` with one."""
     by = number(call.args.get("other"))
     if result.dtype.is_floating_point or type(by) is not int or by <= 0 or not representable(by, result.dtype):
         return None
@@ -229,7 +229,7 @@ RANGES: dict[str, Range] = {
 
 
 def always(op: str, left: Interval, right: Interval) -> bool | None:
-    """Does a comparison hold for all such numbers, or for none? None if for some."""
+    """Is a comparison true (or false) for all numbers of two intervals? None if it depends on the numbers."""
     if op in ("gt", "ge"):
         op, left, right = {"gt": "lt", "ge": "le"}[op], right, left
     nan = left.nan or right.nan  # NaN is unequal to all numbers, and neither smaller nor larger

@@ -1,4 +1,4 @@
-"""Tensors that depend on nothing but shapes, evaluated for real: on the CPU, by torch itself, under a size limit."""
+"""Tensors that depend on shapes alone, evaluated on the CPU by torch itself, under a size limit."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from ..traits import is_gemm, is_view
 
 EXACT, SAME_ELEMENTS = with_trait("exact"), with_trait("same_elements")
 ROUND_ALIKE = EXACT | SAME_ELEMENTS | with_trait("copies_elements")
-"""Operations whose results are the same whatever computes them: they round as IEEE says, or only move elements."""
+"""Operations with the same result on every device: rounded as IEEE demands, or only moving elements."""
 
 UNKNOWN_CONTENTS = ("empty", "resize", "set_")
 ELEMENTS = 4 * 1024 * 1024
 
 
 class ShapeOnly:
-    """Values of nodes that no input, no weight and no random draw goes into; each is computed once."""
+    """Values of nodes that depend on no input, no weight and no random draw; each is computed once."""
 
     def __init__(self, program: Program, limit: int = ELEMENTS) -> None:
         self.program, self.limit = program, limit
         self.left = 4 * limit
-        """How many elements may still be made, over all nodes asked for."""
+        """Budget: how many elements may still be computed, over all nodes."""
         self._values: dict[Node, Any] = {}
 
     def value(self, node: Node) -> torch.Tensor | None:
-        """The elements of a tensor, on the CPU whatever its device; None where more than shapes goes into it."""
+        """The elements of a tensor, on the CPU whatever its device; None if it depends on more than shapes."""
         if node not in self._values:
             with _private.without_dispatch_modes(), torch.no_grad():
                 self._compute(node)
@@ -58,7 +58,7 @@ class ShapeOnly:
             self._values[node] = None if known_missing else self._evaluate(node)
 
     def _constant(self, node: Node) -> Any:
-        """Numbers that are known without computing anything: static sizes, and what tracing made an attribute."""
+        """Values that need no computation: static sizes, and constants that tracing made attributes."""
         known = fact(node)
         if isinstance(known, (bool, int, float)) or isinstance(known, torch.Size) and is_static(known):
             return known
@@ -71,7 +71,7 @@ class ShapeOnly:
         return None if self.program.aliasing.written(node) else attribute.detach()
 
     def _allowed(self, node: Node) -> bool:
-        """A pure call of torch on static shapes, not too large, of which the CPU computes what the device would."""
+        """Is it a small pure torch call on static shapes, with the same result on the CPU as on its device?"""
         call = self.program.call(node)
         if node.op not in ("call_function", "call_method") or call is None or call.mutates:
             return False
@@ -109,7 +109,7 @@ class ShapeOnly:
                     result = getattr(args[0], str(node.target))(*args[1:], **kwargs)
                 else:
                     result = node.target(*args, **kwargs)  # type: ignore[operator]
-        except Exception:  # what raises here raises at run time: left for then
+        except Exception:  # it will raise at run time, too
             return None
         results = result if isinstance(result, (list, tuple)) else (result,)
         wanted = known if isinstance(known, (list, tuple)) else (known,)
@@ -120,7 +120,7 @@ class ShapeOnly:
 
 
 def is_plain(value: torch.Tensor) -> bool:
-    """Strided memory of real numbers: what `full` can make."""
+    """A strided tensor of real numbers, as `full` makes."""
     return value.layout == torch.strided and not value.dtype.is_complex and not value.is_quantized
 
 
@@ -133,7 +133,7 @@ def _on_cpu(value: Any, is_device: bool = False) -> Any:
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """The same dtype and number; 0.0 and -0.0 are not the same, one NaN is as good as another."""
+    """Equal dtype and number; 0.0 and -0.0 differ, all NaNs are equal."""
     if left.dtype != right.dtype:
         return False
     a, b = left.item(), right.item()

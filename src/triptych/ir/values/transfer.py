@@ -1,4 +1,4 @@
-"""Which function says what an operation makes of its operands' elements, and what they all use."""
+"""The table of transfer functions, by operation, and the helpers that they share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def of(*ops: str) -> Callable[[Transfer], Transfer]:
 
 
 def operand(know: Knowledge, value: Any, result: torch.Tensor) -> Elements | None:
-    """What is known of an operand, stretched to the result's shape; a number is itself."""
+    """The known elements of an operand, broadcast to the shape of the result; a number is uniform."""
     fact = tensor_fact(value)
     if fact is not None:
         elements = know.elements(value)
@@ -43,7 +43,7 @@ def operand(know: Knowledge, value: Any, result: torch.Tensor) -> Elements | Non
 
 
 def compared(op: str, left: Elements, right: Elements, result: torch.Tensor) -> Elements | None:
-    """Comparisons of integers; None where a float takes part."""
+    """A comparison of integers; None if an operand is a float."""
     shape, rank = result.shape, result.dim()
     made = NEVER
     for where, leaves in combinations((left, right), shape):
