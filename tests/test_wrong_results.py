@@ -211,3 +211,18 @@ def test_a_returned_copy_may_be_written_before_the_backward(program, codegen):
     torch._dynamo.reset()
     compiled = torch.compile(program, backend="triptych", options={"codegen": codegen})
     torch.testing.assert_close(gradient(program), gradient(compiled))
+
+
+@pytest.mark.parametrize(
+    ("drop", "shape"),
+    [(F.dropout1d, (64, 8)), (F.dropout1d, (2, 64, 8)), (F.dropout2d, (2, 64, 8)), (F.dropout2d, (2, 64, 3, 4)),
+     (F.dropout3d, (64, 2, 3, 4)), (F.dropout3d, (2, 64, 2, 3, 4)),
+     (nn.Dropout1d(), (64, 8)), (nn.Dropout3d(), (64, 2, 3, 4)), (nn.Dropout3d(), (2, 64, 2, 3, 4))],
+)  # fmt: skip
+def test_whole_slices_are_dropped(drop, shape):
+    """Without a batch the slices lie along the first dim."""
+    dims = [d for d in range(len(shape)) if shape[d] in (64, 2) and d < 2 and not (shape[0] == 64 and d == 1)]
+    torch._dynamo.reset()
+    made = torch.compile(drop, backend=triptych.compile_fx, options={"codegen": "eager"})(torch.ones(shape))
+    rest = [d for d in range(len(shape)) if d not in dims]
+    assert torch.equal(made.amax(rest), made.amin(rest)) and 0 < (made == 0).float().mean() < 1

@@ -15,6 +15,7 @@ import torch
 from torch.fx import Node
 
 from .facts import fact, known_equal, number, tensor_fact
+from .modules import drops_dim_one
 from .operations import OPERATIONS
 
 Args = dict[str, Any]
@@ -228,7 +229,10 @@ def _type(node: Node, args: Args) -> tuple[str, Args] | None:
 
 
 @spelled(*(f"torch.nn.functional.dropout{n}d" for n in (1, 2, 3)))
-def _feature_dropout(node: Node, args: Args) -> tuple[str, Args]:
+def _feature_dropout(node: Node, args: Args) -> tuple[str, Args] | None:
+    name = str(getattr(node.target, "__name__", ""))
+    if args["training"] is not False and not drops_dim_one(name, args["input"]):
+        return None
     return "feature_dropout", {"input": args["input"], "p": args["p"], "train": args["training"]}
 
 

@@ -9,12 +9,22 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from .. import _private
+from .facts import tensor_fact
 
 _DROPOUTS: dict[type, str] = {
     nn.Dropout: "dropout", nn.Dropout1d: "feature_dropout", nn.Dropout2d: "feature_dropout",
     nn.Dropout3d: "feature_dropout", nn.AlphaDropout: "alpha_dropout",
     nn.FeatureAlphaDropout: "feature_alpha_dropout",
 }  # fmt: skip
+
+
+def drops_dim_one(name: str, operand: Any) -> bool:
+    """Does `dropout1d`, or its like, drop whole slices along dim 1, as `feature_dropout` does?
+
+    Without a batch, which one dim less tells, the slices lie along dim 0. `dropout2d` takes three dims for a batch.
+    """
+    known = tensor_fact(operand)
+    return known is not None and known.dim() == {"1": 3, "2": known.dim(), "3": 5}.get(name[-2:-1])
 
 
 def attribute(gm: nn.Module, path: Any) -> Any:
@@ -40,5 +50,7 @@ def module_call(node: Node) -> tuple[str, dict[str, Any]] | None:
     if name is None or not isinstance(module, torch.nn.modules.dropout._DropoutNd):
         return None
     if module.inplace and module.training:
+        return None
+    if name == "feature_dropout" and module.training and not drops_dim_one(type(module).__name__, node.args[0]):
         return None
     return name, {"input": node.args[0], "p": module.p, "train": module.training}
