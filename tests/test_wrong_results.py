@@ -226,3 +226,17 @@ def test_whole_slices_are_dropped(drop, shape):
     made = torch.compile(drop, backend=triptych.compile_fx, options={"codegen": "eager"})(torch.ones(shape))
     rest = [d for d in range(len(shape)) if d not in dims]
     assert torch.equal(made.amax(rest), made.amin(rest)) and 0 < (made == 0).float().mean() < 1
+
+
+@pytest.mark.parametrize("codegen", ["eager", "inductor"])
+def test_what_requires_no_gradient_in_eager_requires_none(codegen):
+    options = {"codegen": codegen}
+
+    def detached(x):
+        return (h := x * 2), h[0].detach(), h.detach()[1]
+
+    weight = nn.Parameter(torch.ones(2, 3))
+    found = torch.compile(detached, backend=triptych.compile_fx, options=options)(weight)
+    assert [t.requires_grad for t in found] == [True, False, False]
+    with torch.no_grad():
+        assert not torch.compile(lambda w: w.double(), backend=triptych.compile_fx, options=options)(weight).requires_grad

@@ -17,6 +17,7 @@ from .joint.pass_patterns import PassPatterns
 from .joint.remove_noop_ops import RemoveNoopOps
 from .joint.replace_random_passes import ReplaceRandomPasses
 from .options import ADD_RULES, NAMES, Options
+from .post_grad.cast_by_aten import CastByAtenPass
 from .post_grad.cat_in_one_launch import CatInOneLaunchPass
 from .post_grad.compute_masks_again import ComputeMasksAgainPass
 from .post_grad.draw_into_empty_memory import DrawIntoEmptyMemoryPass
@@ -186,6 +187,7 @@ BEFORE_CODEGEN: list[Entry] = [
     DrawIntoEmptyMemoryPass,
     LiftConstantsPass,  # after all that folds or moves constants
     CatInOneLaunchPass,
+    CastByAtenPass,
     SpellOutComplexNumbersPass,
 ]
 """What a code generator needs, on the graphs inside a graph too."""

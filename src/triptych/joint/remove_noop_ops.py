@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.fx import Node
 
+from ..ir.program import Program
 from ..match.pattern import Tensor
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
@@ -23,11 +25,27 @@ class NoopDetach(Noop):
     def pattern(self, op, x: Tensor):
         return op.detach(x)
 
+    def check(self, m, x):
+        super().check(m, x)
+        if m.program.aliasing.is_output(m.root.node):
+            m.require(not _is_returned(m.program, m.root.node), "the value is returned, and requires no gradient")
+
     examples = [
         fires(lambda x: x.detach() + 1, "f32[4, 8]", dialects=("aten",)),
-        declines(lambda x: x.detach(), "f32[4, 8]", because="very tensor", dialects=("aten",)),
-        declines(lambda x: (y := x.exp(), y.detach()), "f32[4]", because="very tensor", dialects=("aten",)),
+        declines(lambda x: x.detach(), "f32[4, 8]", because="requires no gradient", dialects=("aten",)),
+        declines(lambda x: (y := x.exp(), y.detach()), "f32[4]", because="requires no gradient", dialects=("aten",)),
     ]
+
+
+def _is_returned(program: Program, node: Node) -> bool:
+    """Does the graph return the value, or a view of it?"""
+    work = [node]
+    while work:
+        one = work.pop()
+        if one.op == "output":
+            return True
+        work += [u for u in one.users if u.op == "output" or one in program.aliasing.effects(u).aliases]
+    return False
 
 
 @dataclass(frozen=True)
