@@ -10,6 +10,7 @@ import triptych
 from triptych.cache import cache_key
 from triptych.cli import main
 from triptych.passes.catalogue import rules_of
+from triptych.passes.session import watching
 
 EAGER = {"codegen": "eager"}
 
@@ -243,3 +244,61 @@ def test_why_not_on_the_command_line_with_a_rule_of_a_file(tmp_path):
     assert "silu_by_hand at " in result.output and "fires everywhere it could" in result.output
     wrong = CliRunner().invoke(main, ["why-not", f"{file}:SiluByHnd", f"{file}:make"])
     assert "did you mean 'SiluByHand'?" in wrong.output
+
+
+SPELLINGS = {
+    "negative dim": (lambda x: x.sum(-1), lambda x: x.mean(-1) * 4, lambda x: x.sin().sum(-1)),
+    "negative dim, kept": (
+        lambda x: x.mean(-1, keepdim=True), lambda x: x.sum(-1, keepdim=True) / 4, lambda x: x.sin().mean(-1, True)
+    ),
+    "softmax": (
+        lambda x: torch.softmax(x, -1), lambda x: torch.log_softmax(x, -1).exp(), lambda x: x.sin().softmax(-1)
+    ),
+    "view(-1)": (lambda x: x.view(-1).relu(), lambda x: x.relu().view(-1), lambda x: x.sin().view(-1).relu()),
+    "unsqueeze(-1)": (
+        lambda x: x.unsqueeze(-1) * 2, lambda x: (x * 2).unsqueeze(-1), lambda x: x.sin().unsqueeze(-1) * 2
+    ),
+    "transpose": (
+        lambda x: x.transpose(1, -1).relu(), lambda x: x.relu().mT, lambda x: x.sin().transpose(1, 2).relu()
+    ),
+    "index": (lambda x: x[:, 0].relu(), lambda x: x.select(1, 0).clamp(min=0), lambda x: x.sin()[:, 0].relu()),
+    "cat": (
+        lambda x, y: torch.cat([x, y], -1).relu(), lambda x, y: torch.cat([x.relu(), y.relu()], -1),
+        lambda x: torch.cat([x.sin(), x.cos()], -1).relu(),
+    ),
+    "norm": (
+        lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6),
+        lambda x: torch.nn.functional.rms_norm(x, (4,), eps=1e-6),
+        lambda x: (lambda h: h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6))(x.sin()),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("hook", ["add_rules", "pre_grad_custom_pre_pass"])
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_a_pattern_is_written_as_the_program_is(name, hook):
+    """Nobody who writes a rule knows a rank: negative dims, transposes and indices mean what they mean in a program."""
+    pattern, replacement, program = SPELLINGS[name]
+    mine = triptych.rule(pattern, replacement, name="mine", exact=False)
+    x = torch.randn(2, 3, 4)
+    torch._dynamo.reset()
+    with watching() as sessions:
+        made = torch.compile(program, backend=triptych.compile_fx, options={"codegen": "eager", hook: [mine]})(x)
+    assert sum(r.fired["mine"] for s in sessions for r in s.records) >= 1
+    torch.testing.assert_close(made, program(x))
+
+
+def test_a_dim_in_the_language_of_rules():
+    class SumOfLast(triptych.Rule):
+        """sum(x, -1) -> 4 * mean(x, -1), up to rounding"""
+
+        exact = False
+
+        def pattern(self, op, x):
+            return op.sum(x, -1)
+
+        def rewrite(self, op, x):
+            return op.mul(op.mean(x, -1), 4.0)
+
+    assert len(triptych.why_not(SumOfLast, lambda x: x.sin().sum(-1), torch.randn(2, 3, 4)).fires) >= 1
+    assert not triptych.why_not(SumOfLast, lambda x: x.sin().sum(1), torch.randn(2, 3, 4)).fires

@@ -14,7 +14,8 @@ from ..ir.program import Program
 from ..ir.refusal import Refusal
 from ..ir.schema import REQUIRED, same_constant
 from ..ir.traits import is_commutative
-from .pattern import CallOf, Capture, Constant, Each, Either, ListOf, Operation, Pattern, Such, Through
+from .pattern import READ_AS, CallOf, Capture, Constant, Each, Either, ListOf, Operation, Pattern, Such, Through
+from .ranks import by_name, by_rank
 
 
 @dataclass
@@ -128,6 +129,8 @@ class Matcher:
     def _match_operation(self, pattern: Operation, value: Any) -> Iterator[None]:
         """No generator until the operation is the right one: most often it is not."""
         call = self.program.call(value) if isinstance(value, Node) else None
+        if call is not None and call.op in READ_AS.get(pattern.op, ()):
+            pattern = by_name(pattern, call) or pattern
         if call is None or call.op != pattern.op or call.mutates:
             if self.missed is not None:
                 self._miss(value, pattern.op, _what(value, call))
@@ -160,7 +163,7 @@ class Matcher:
             if name not in call.args and op_parameters(call.op).get(name, REQUIRED) is REQUIRED:
                 self._miss(node, f"{call.op} with {name}", "none")
                 return
-            pairs.append((wanted, call.get(name)))
+            pairs.append((by_rank(name, wanted, call), call.get(name)))
         yield pairs
         if is_commutative(call.op) and "self" in pattern.args and "other" in pattern.args:
             swapped = {"self": call.get("other"), "other": call.get("self")}

@@ -132,10 +132,14 @@ class Operation(Pattern):
         return iter(self.args.values())
 
     def root_ops(self) -> frozenset[str]:
-        return frozenset((self.op,))
+        return frozenset((self.op, *READ_AS.get(self.op, ())))
 
     def __str__(self) -> str:
         return f"{self.op}(...)"
+
+
+READ_AS = {"transpose": ("permute",), "getitem": ("select",)}
+"""Operations that a graph of known ranks has under another name: a pattern may be written without knowing the rank."""
 
 
 @dataclass(frozen=True, eq=False)

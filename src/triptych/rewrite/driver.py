@@ -113,7 +113,8 @@ def _run_patterns(rewriter: Rewriter, rules: Sequence[Rule], strict: bool, tally
             continue
         visits += 1
         if visits > limit:
-            tally.stop = f"limit of {limit} visits: two rules may undo each other"
+            most = ", ".join(name for name, _ in tally.fired.most_common(2))
+            tally.stop = f"limit of {limit} visits: what {most} makes is rewritten again and again"
             log.warning("%s: %s", rewriter.pass_name, tally.stop)
             return
         call = program.call(node)
