@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from click.testing import CliRunner
@@ -302,3 +306,57 @@ def test_a_dim_in_the_language_of_rules():
 
     assert len(triptych.why_not(SumOfLast, lambda x: x.sin().sum(-1), torch.randn(2, 3, 4)).fires) >= 1
     assert not triptych.why_not(SumOfLast, lambda x: x.sin().sum(1), torch.randn(2, 3, 4)).fires
+
+
+def test_a_stage_that_is_none_is_said():
+    class Nowhere(triptych.Rule):
+        """neg(neg(x)) -> x"""
+
+        stages = ("postgrad",)
+
+        def pattern(self, op, x):
+            return op.neg(op.neg(x))
+
+        def rewrite(self, op, x):
+            return x
+
+    with pytest.raises(triptych.UnknownName, match="did you mean 'post_grad'"):
+        triptych.Options.make({"add_rules": [Nowhere]})
+
+
+@pytest.mark.parametrize("name", ["keep_overwritten", "lift_constants", "draw_into_empty_memory"])
+def test_why_not_of_what_cannot_be_removed(name):
+    """Where a constant is lifted, only the default code generator wants it so: nothing fires here, and nothing raises."""
+    assert str(triptych.why_not(name, lambda x: x + torch.tensor(2.0), torch.ones(3)))
+    with pytest.raises(triptych.TriptychError, match="cannot be removed"):
+        triptych.Options.make({"remove_passes": [name]})
+
+
+def test_wrong_arguments_are_said():
+    with pytest.raises(triptych.TriptychError, match="why_not takes a model"):
+        triptych.find("noop_clone", torch.nn.Linear(2, 2))
+    with pytest.raises(triptych.TriptychError, match="named by strings"):
+        triptych.Options.make({"remove_passes": triptych.list_passes()[:1]})
+    with pytest.raises(triptych.TriptychError, match="True or False"):
+        triptych.Options.make({"freeze": "yes"})
+    with pytest.raises(triptych.UnknownName) as error:
+        triptych.why_not("fuse_attentio", lambda x: x, torch.ones(2))
+    assert str(error.value).count("'fuse_attention'") == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_operands_of_a_replacement_keep_their_order(seed):
+    """Whatever order Python has for names in a set."""
+    program = (
+        "import torch, triptych\n"
+        "mine = triptych.rule(lambda a, b, c: (a - b) / c, lambda a, b, c: a / c - b / c, name='mine', exact=False)\n"
+        "x, y, z = (torch.full((3,), n) for n in (7.0, 1.0, 2.0))\n"
+        "for stages in (('pre_grad',), ('joint',)):\n"
+        "    torch._dynamo.reset()\n"
+        "    type(mine).stages = stages\n"
+        "    options = {'codegen': 'eager', 'add_rules': [mine]}\n"
+        "    print(torch.compile(lambda x, y, z: (x - y) / z, backend=triptych.compile_fx, options=options)(x, y, z)[0].item())\n"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    assert run.stdout.split() == ["3.0", "3.0"]

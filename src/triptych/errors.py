@@ -15,7 +15,7 @@ class UnknownName(TriptychError, ValueError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         self.kind, self.name = kind, name
-        names = sorted(known)
+        names = sorted(set(known))
         self.near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
         if not self.near:
             self.near = [n for n in names if str(name).lower() in n.lower()][:3]

@@ -69,6 +69,9 @@ class Options:
         _one_of("on_error", self.on_error, ON_ERROR)
         if self.mode is not None:
             _one_of("mode", self.mode, MODES)
+        for switch in ("freeze", "stabilize_relu"):
+            if not isinstance(getattr(self, switch), bool):
+                raise TriptychError(f"{switch} is True or False, not {getattr(self, switch)!r}")
         for hook in HOOKS:
             self.custom_passes(hook)  # a wrong one is said now, not in the middle of a compile
         object.__setattr__(self, "add_passes", name_list(self.add_passes))
@@ -107,6 +110,8 @@ class Options:
         """Names of passes and rules, and the options of passes, must exist."""
         passes, own = NAMES["passes"](), {one.rule_name() for one in self.custom_passes(ADD_RULES)}
         _require_known("pass", self.add_passes, passes)
+        for one in self.custom_passes(ADD_RULES):
+            _require_known(f"stage for the rule {one.rule_name()}", one.stages, NAMES["stages of rules"]())
         _require_known("pass or rule", self.remove_passes, passes | NAMES["rules"]() | own)
         for name in self.remove_passes:
             if name in NAMES["required"]():
@@ -138,6 +143,9 @@ def name_list(names: str | Sequence[str] | None) -> tuple[str, ...]:
         return ()
     if isinstance(names, str):
         names = names.split(",")
+    for name in names:
+        if not isinstance(name, str):
+            raise TriptychError(f"passes are named by strings, not by {_shown(name)}: {name}")
     return tuple(n.strip() for n in names if n.strip())
 
 

@@ -256,4 +256,18 @@ def required_names() -> frozenset[str]:
     return frozenset(name for entry in passes for name in (entry.name, *(rule.name for rule in entry().rules())))
 
 
-NAMES.update({"passes": pass_names, "rules": rule_names, "pass options": option_names, "required": required_names})
+@functools.cache
+def stages_of_rules() -> frozenset[str]:
+    """Stages in which the user's rules run."""
+    return frozenset(stage for stage, entries in STAGES.items() if any(e.name == ADD_RULES for e in entries))
+
+
+NAMES.update(
+    {
+        "passes": pass_names,
+        "rules": rule_names,
+        "pass options": option_names,
+        "required": required_names,
+        "stages of rules": stages_of_rules,
+    }
+)

@@ -8,11 +8,13 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
+from ..errors import TriptychError
 from ..ir.program import Program
 from ..ir.text import source_line
 from ..match.matcher import Matcher
 from ..options import ADD_RULES, Options
 from ..passes.catalogue import all_rules, rules_of
+from ..pipeline import required_names
 from ..rewrite.passes import Pass
 from ..rewrite.record import Decline, Firing
 from ..rewrite.refusal import NotConcerned, Refused
@@ -45,6 +47,8 @@ class WhyNot(list[Decline]):
 
 def find(rule: Wanted, gm: GraphModule, options: Mapping[str, Any] | Options | None = None) -> list[Match]:
     """Every place where the rule's sites and checks hold; nothing is rewritten. Of a pass: all its rules."""
+    if not isinstance(gm, GraphModule):
+        raise TriptychError(f"find looks at a graph (a GraphModule), not at {type(gm).__name__}; why_not takes a model")
     return [match for one in rules_of(rule) for match in _find(one, gm, Options.make(options))]
 
 
@@ -87,7 +91,8 @@ def why_not(
         own = [one for one in rules if one.name not in known]
         seen = _explained(model_or_gm, args, kwargs, train, given, add_rules=[*given.custom_passes(ADD_RULES), *own])
         fires, misses = _seen(rules, seen)
-        removed = (*given.remove_passes, *(one.name for one in rules if one.name in known))
+        removable = known.keys() - required_names()
+        removed = (*given.remove_passes, *(one.name for one in rules if one.name in removable))
         without = _explained(model_or_gm, args, kwargs, train, given, remove_passes=removed)
         graphs = {name: gm for name, gm in without.graphs.items() if name.partition("#")[0] in LOOKED_AT}
     for one in rules:

@@ -161,7 +161,8 @@ def _rewrite_method(replacement: Function) -> Any:
 
 def _emit(op: Emitter, function: Function, given: Mapping[str, Any]) -> Any:
     """Put the operations of a plain function into the graph, as they are or, in an ATen graph, as ATen."""
-    operands = {name: value.node if isinstance(value, Value) else value for name, value in given.items()}
+    in_order = {name: given[name] for name in _parameters(function)}
+    operands = {name: value.node if isinstance(value, Value) else value for name, value in in_order.items()}
     traced = _in_aten(op, function, operands) if op.program.dialect == ATEN else _traced(function)
     inputs = iter(operands.values())
     now: dict[Node, Any] = {}
