@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from . import kernels  # noqa: F401  makes torch.ops.triptych known: a saved program may call it
 from .releases import check_release
 
 if TYPE_CHECKING:
