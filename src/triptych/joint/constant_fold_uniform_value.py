@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import torch
 
-from ..ir.calls import Call
 from ..ir.facts import known_equal
+from ..ir.operations import with_trait
 from ..ir.program import Program
 from ..ir.traits import is_view
 from ..ir.values.affine import Affine
 from ..ir.values.knowledge import as_number
+from ..ir.values.transfer import TRANSFER
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
@@ -57,8 +58,12 @@ def _two_views(x):
     return y + 1, y, y.view(16)
 
 
-def _is_view(call: Call) -> bool:
-    return is_view(call.op) or call.op == "tensor_getitem"
+def _is_view(op: str) -> bool:
+    return is_view(op) or op == "tensor_getitem"
+
+
+KNOWN = frozenset(op for op in {*TRANSFER, *with_trait("reduction")} if op not in CONSTRUCTORS and not _is_view(op))
+"""Operations whose result may be known to hold one number; views of it are another rule's."""
 
 
 class FoldToFull(Rule):
@@ -68,10 +73,9 @@ class FoldToFull(Rule):
     """
 
     def pattern(self, op):
-        return op.call_of()
+        return op.call_of(*KNOWN)
 
     def check(self, m):
-        m.applies(m.root.call.op not in CONSTRUCTORS and not _is_view(m.root.call))
         _require_number(m)
 
     def rewrite(self, op, m):
@@ -111,7 +115,7 @@ class FoldViewToFull(Rule):
     def sites(self, program: Program) -> Iterator[Match]:
         for node in list(program.graph.nodes):
             call = None if node._erased else program.call(node)
-            if call is not None and node.users and _is_view(call):
+            if call is not None and node.users and _is_view(call.op):
                 yield Match.at(program, node)
 
     def check(self, m):
