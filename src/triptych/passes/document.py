@@ -21,8 +21,9 @@ TITLES = {
 def document() -> str:
     parts = [
         "# The passes",
-        "Written by `make docs` from the passes themselves. Each has its file, named as the pass, in the folder of its "
-        "stage.",
+        "Written by `make docs` from the passes themselves. Each has its file, named as the pass: in `pre_grad/`, in "
+        "`joint/` (with freezing and what runs before the partition), in `post_grad/` (with what runs after the "
+        "partition and before code generation), or in `rules/` if several stages run it.",
     ]
     for stage, title in TITLES.items():
         steps = list_passes(stage)
