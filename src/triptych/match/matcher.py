@@ -54,6 +54,10 @@ class Matcher:
 
     def find(self, roots: tuple[Pattern, ...], node: Node) -> Iterator[PatternMatch]:
         self._bindings, self._nodes = {}, []
+        if isinstance(roots[0], CallOf) and len(roots) == 1:  # nothing to try out: the rule does the looking
+            if self._is_call_of(roots[0], node):
+                yield PatternMatch((node,), {}, (node,))
+            return
         for _ in self._match(roots[0], node):
             for rest in self._other_roots(roots[1:], (node,)):
                 yield PatternMatch(rest, dict(self._bindings), tuple(dict.fromkeys(self._nodes)))
@@ -142,14 +146,18 @@ class Matcher:
         return self._match_arguments(pattern, call, value)
 
     def _match_call_of(self, pattern: CallOf, value: Any) -> Iterator[None]:
+        if self._is_call_of(pattern, value):
+            self._nodes.append(value)
+            yield
+            self._nodes.pop()
+
+    def _is_call_of(self, pattern: CallOf, value: Any) -> bool:
         call = self.program.call(value) if isinstance(value, Node) else None
         wanted = call is not None and (not pattern.ops or call.op in pattern.ops)
         if call is None or not wanted or (call.mutates and not pattern.writes):
             self._miss(value, pattern, _what(value, call))
-            return
-        self._nodes.append(value)
-        yield
-        self._nodes.pop()
+            return False
+        return True
 
     def _match_arguments(self, pattern: Operation, call: Call, value: Node) -> Iterator[None]:
         self._nodes.append(value)

@@ -43,13 +43,14 @@ def follow(program: Program, replaced: Mapping[Node, Any]) -> dict[Node, Any]:
     for node, new in replaced.items():
         if difference(fact(node), new) and (aliasing.written(node) or aliasing.is_input(node)):
             raise Refused(_problem(node, new).blaming(node))
+        _require_not_returned(node, new)
     waiting = {u for n in replaced for u in n.users}
     work = list(waiting)
     heapq.heapify(work)
     while work:
         node = heapq.heappop(work)
         cause = next(n for n in node.all_input_nodes if n in facts)
-        if node.op == "output" or len(facts) > FURTHEST * len(replaced) or not _is_blind(program, node):
+        if len(facts) > FURTHEST * len(replaced) or not _is_blind(program, node):
             raise Refused(_seen_by(node, cause, facts[cause]))
         old = fact(node)
         try:
@@ -62,6 +63,7 @@ def follow(program: Program, replaced: Mapping[Node, Any]) -> dict[Node, Any]:
         if same_strides(old, new) or _is_computed_so_anyway(program, node, old, new):
             continue
         facts[node] = new
+        _require_not_returned(node, new)
         for user in node.users:
             if user not in waiting:
                 waiting.add(user)
@@ -74,15 +76,21 @@ def _is_computed_so_anyway(program: Program, node: Node, old: Any, new: Any) -> 
     return difference(old, new) is None and same_strides(program.compute(node), new)
 
 
+def _require_not_returned(node: Node, new: Any) -> None:
+    """Before anything downstream is computed: the caller sees the strides of what is returned."""
+    if any(user.op == "output" for user in node.users):
+        raise Refused(_problem(node, new).blaming(node))
+
+
 def _problem(node: Node, new: Any) -> Refusal:
     size_one = "the stride of a dim of size 1 of {at} would change, and that could be seen"
     return difference(fact(node), new) or Refusal(size_one, at=node)
 
 
 def _seen_by(observer: Node, changed: Node, new: Any) -> Refusal:
-    """The strides of a value would change, and an operation on it, or the caller, may tell the difference."""
+    """The strides of a value would change, and an operation on it may tell the difference."""
     problem = difference(fact(changed), new)
-    if observer.op == "output" or problem is None:
+    if problem is None:
         return _problem(changed, new).blaming(changed)
     return replace(problem, sentence=f"{problem.sentence}, and {{at}} may depend on it", at=observer)
 

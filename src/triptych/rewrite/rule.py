@@ -34,6 +34,21 @@ _Accepted = TypeVar("_Accepted")
 class Match:
     """A site of a rule, as `check` and `rewrite` see it: what a pattern found there, or the rule's own analysis."""
 
+    leftovers: tuple[Node, ...] = ()
+    """Nodes that are no part of what is rewritten, but go with it if nobody uses them any more."""
+    decision: Decision | None = None
+    before: Node | None = None
+    """The node that new ones stand before; None: the last of the roots."""
+    names: tuple[str, ...] | None = None
+    """What a rewrite is counted as, where that is not the rule's own name, or more than one rewrite; with no name
+    at all it only changes the order and is not counted."""
+    problem: str | Refusal | None = None
+    """Why nothing can be done here, if the analysis knows already."""
+    about: Node | None = None
+    """The node that a report names for this site; None: the first of the roots."""
+    emitter: type[Emitter] | Callable[[Program, Node, str], Emitter] = Emitter
+    """What makes the emitter of the rewrite, for a rule whose rewrites share nodes."""
+
     def __init__(self, program: Program, pattern_match: PatternMatch) -> None:
         self.program = program
         self.nodes = pattern_match.nodes
@@ -41,20 +56,6 @@ class Match:
         self.roots = tuple(Value(program, n) for n in pattern_match.roots)
         self.bindings = pattern_match.bindings
         """What the captures took, as it stands in the graph; `m["x"]` gives it as a value with its facts."""
-        self.leftovers: tuple[Node, ...] = ()
-        """Nodes that are no part of what is rewritten, but go with it if nobody uses them any more."""
-        self.decision: Decision | None = None
-        self.before: Node | None = None
-        """The node that new ones stand before; None: the last of the roots."""
-        self.names: tuple[str, ...] | None = None
-        """What a rewrite is counted as, where that is not the rule's own name, or more than one rewrite; with no name
-        at all it only changes the order and is not counted."""
-        self.problem: str | Refusal | None = None
-        """Why nothing can be done here, if the analysis knows already."""
-        self.about: Node | None = None
-        """The node that a report names for this site; None: the first of the roots."""
-        self.emitter: Callable[[Program, Node, str], Emitter] = Emitter
-        """What makes the emitter of the rewrite, for a rule whose rewrites share nodes."""
         self._values: dict[str, Any] = {}
 
     @staticmethod

@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from ... import _private
 from ..calls import Call
-from ..facts import known, known_equal, tensor_fact
+from ..facts import known, known_equal, tensor_fact, tensor_of
 from ..operations import with_trait
 from ..program import ATEN, Program
 from .affine import (
@@ -98,11 +98,10 @@ class Knowledge:
 
     def uniform(self, node: Any) -> torch.Tensor | None:
         """The number that all elements are equal to, as a zero-dim tensor of the same dtype."""
-        tensor, elements = tensor_fact(node), self.elements(node)
-        if elements is None or tensor is None:
+        if (elements := self.elements(node)) is None:
             return None
         with _private.without_dispatch_modes():
-            return elements.number(tensor.dtype)
+            return elements.number(tensor_of(node).dtype)
 
     def never_negative_zero(self, node: Any) -> bool:
         """No element can be -0.0, so that adding 0.0 changes nothing."""
@@ -160,12 +159,15 @@ class Knowledge:
 
     def elements(self, node: Any) -> Elements | None:
         """The elements as a function of their index, if they follow a pattern."""
-        if not isinstance(node, Node) or tensor_fact(node) is None:
+        if not isinstance(node, Node):
             return None
-        if node not in self._elements:
-            with _private.without_dispatch_modes(), torch.no_grad():
-                self._look(node)
-                self._look_ahead(node)
+        if node in self._elements:
+            return self._elements[node]
+        if tensor_fact(node) is None:
+            return None
+        with _private.without_dispatch_modes(), torch.no_grad():
+            self._look(node)
+            self._look_ahead(node)
         return self._elements[node]
 
     def _look_ahead(self, node: Node) -> None:
