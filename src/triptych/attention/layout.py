@@ -8,9 +8,9 @@ from typing import Any
 
 from torch.fx import Node
 
-from ..cost import size_hint
 from ..ir.facts import known, known_equal, tensor_fact
 from ..ir.program import Program, Value
+from ..ir.reshape import Groups, reshape_groups
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
 
@@ -106,40 +106,14 @@ def reshaped(layout: Layout, old: Sequence[Any], new: Sequence[Any]) -> tuple[La
     return Layout(tuple(batch), query, places[layout.key]), BatchStep(sizes=tuple(new[d] for d in batch))
 
 
-def groups(old: Sequence[Any], new: Sequence[Any]) -> list[tuple[list[int], list[int]]]:
-    """Dims before and after a reshape that hold the same elements, in the smallest groups."""
+def groups(old: Sequence[Any], new: Sequence[Any]) -> Groups:
+    """Dims before and after a reshape that hold the same elements."""
     if any(known(s == 0) for s in (*old, *new)):
         raise Refused("a reshape of nothing")
-    parts: list[tuple[list[int], list[int]]] = []
-    i = j = 0
-    while i < len(old) or j < len(new):
-        if i >= len(old) or j >= len(new):  # what is left over has size one
-            before, after = list(range(i, len(old))), list(range(j, len(new)))
-            if any(not known(old[d] == 1) for d in before) or any(not known(new[d] == 1) for d in after):
-                raise Refused("a reshape that cannot be followed")
-            if parts:
-                parts[-1] = (parts[-1][0] + before, parts[-1][1] + after)
-                return parts
-            return [(before, after)]
-        before, after = [i], [j]
-        left, right = old[i], new[j]
-        i, j = i + 1, j + 1
-        while not known_equal(left, right):
-            if i < len(old) and (j >= len(new) or _less(left, right)):
-                left, before = left * old[i], [*before, i]
-                i += 1
-            elif j < len(new):
-                right, after = right * new[j], [*after, j]
-                j += 1
-            else:
-                raise Refused("a reshape that cannot be followed")
-        parts.append((before, after))
+    parts = reshape_groups(old, new)
+    if parts is None:
+        raise Refused("a reshape that cannot be followed")
     return parts
-
-
-def _less(left: Any, right: Any) -> bool:
-    """Which side of a group is to grow; whether the two come out equal is proved, whatever the guess."""
-    return size_hint(left) < size_hint(right)
 
 
 def aligned(op: Emitter, value: Value, layout: Layout) -> Value:

@@ -12,9 +12,9 @@ import torch
 from ..ir.facts import known, known_equal
 from ..ir.program import Value
 from ..ir.values import Knowledge, knowledge
+from ..ir.values.choices import levels, never_infinite, rounded
 from ..rewrite.refusal import Refused
 from .draft import Draft, Sheet
-from .masks import is_lower_triangle, keeps_a_key, levels, never_infinite, rounded
 from .probability_rules import ProbabilityPlan
 from .score_plan import ScorePlan
 from .score_rules import LOST_IN_FLOAT32
@@ -116,11 +116,10 @@ class MaskPlanner:
         `filled`: fills are part of the bias.
         """
         lowest = max(torch.finfo(self.scores.summed_in).min, 2 * self.scores.lowest_score)
-        kept = keeps_a_key(self.sheet, bias.node, lowest) if self.sink is None else None
-        if kept is not None and call.covers(bias) and is_lower_triangle(kept):
+        if self.sink is None and call.covers(bias) and self.know.is_causal_bias(bias.node, lowest):
             return replace(call, is_causal=True)
         call = replace(call, attn_mask=self._with_sink(call, bias))
-        if kept is not None:
+        if self.sink is None and self.know.bias_keeps_one(bias.node, lowest):
             return call
         if not never_infinite(self.sheet, bias.node):
             # a row is NaN if all of it is -inf, and if anything in it is NaN or infinite

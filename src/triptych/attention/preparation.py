@@ -12,12 +12,12 @@ from torch.fx import Node
 
 from ..ir.facts import fact, tensor_fact
 from ..ir.program import Program
+from ..ir.values import knowledge
 from ..rewrite.edits import Erase, EraseUnused, ReplaceAll, Together
 from ..rewrite.examples import declines, fires
 from ..rewrite.rewriter import Replacement
 from ..rewrite.rule import Match
 from .contraction import contraction_of
-from .masks import one_number
 from .paths import paths
 from .read import softmax_call
 from .read_probabilities import goes_into_product
@@ -176,14 +176,14 @@ class ZeroForNan(AttentionRule):
             return
         value, mask, number = (call.args[name] for name in names)
         test = program.call(mask) if isinstance(mask, Node) else None
-        zero = one_number(program, number)
-        if test is None or test.mutates or tensor_fact(node) is None or zero is None or zero[0] != 0:
+        if test is None or test.mutates or tensor_fact(node) is None or knowledge(program).number(number) != 0:
             return
         is_nan = test.op == "isnan" or (test.op == "ne" and test.args.get("other") is value)
         if not isinstance(value, Node) or softmax_call(program, value) is None:
             return
         if is_nan and test.args.get("self") is value:
-            yield Match.at(program, node, covers=[mask, *zero[1]], value=value)
+            constants = [source for source, _ in knowledge(program).sources(number)]
+            yield Match.at(program, node, covers=[mask, *constants], value=value)
 
     def rewrite(self, op, value):
         return op.nan_to_num(value, 0.0, math.inf, -math.inf)

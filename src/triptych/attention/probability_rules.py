@@ -13,12 +13,13 @@ from torch.fx import Node
 
 from ..ir.facts import known
 from ..ir.program import Value
+from ..ir.values.choices import choice
+from ..ir.values.equality import same_value
 from ..rewrite.refusal import Refused
 from .blame import blaming
-from .choices import choice
 from .draft import Draft
 from .layout import BatchStep, aligned
-from .masks import negation, same_value
+from .masks import negation
 from .score_plan import ScorePlan
 from .sinks import drops_sink
 from .terms import Cast, Dropout, DropSink, Factor, NanToZero, Scale, Term, View, ZeroWhere

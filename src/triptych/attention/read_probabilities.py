@@ -11,11 +11,12 @@ from torch.fx import Node
 from ..ir.calls import Call
 from ..ir.facts import known_equal, tensor_fact
 from ..ir.program import Program, Value
+from ..ir.values import knowledge
 from ..rewrite.refusal import NotConcerned, Refused
 from .blame import blaming
 from .contraction import contraction_of
 from .layout import VIEWS, Layout, viewed
-from .masks import is_number, one_number
+from .masks import is_number
 from .terms import Cast, Dropout, DropSink, Factor, NanToZero, Scale, ScoreType, Term, View, ZeroWhere
 
 
@@ -116,8 +117,7 @@ class ProbabilityReader:
         self._zero_where(call.args["condition"], not is_kept, call.args["other" if is_kept else "self"])
 
     def _zero_where(self, mask: Any, masks_out: bool, value: Any) -> None:
-        constant = one_number(self.program, value)
-        if constant is None or constant[0] != 0:
+        if knowledge(self.program).number(value) != 0:
             raise Refused("probabilities are masked otherwise than the scores")
         self.terms.append(ZeroWhere(self.type, self.reading, mask, masks_out))
 

@@ -17,11 +17,13 @@ from torch.fx import Node
 from ..ir.calls import Call
 from ..ir.facts import known, known_equal, tensor_fact
 from ..ir.program import Program, Value
+from ..ir.values import knowledge
+from ..ir.values.choices import rounded
 from ..rewrite.refusal import Refused
 from .blame import blaming
 from .contraction import Contraction
 from .layout import VIEWS, Layout, viewed
-from .masks import MASKS, is_number, one_number, rounded
+from .masks import MASKS, is_number
 from .sinks import joined_with_sink
 from .terms import Bias, Cast, CutOff, Factor, Mask, Scale, ScoreType, Shift, Sink, Term, View
 
@@ -88,8 +90,7 @@ class ScoreReader:
             if not is_number(other):
                 raise Refused("an unknown factor")
             return self.scale(other if not divide else 1.0 / other if other else math.inf)
-        if (constant := one_number(self.program, other)) is not None:
-            number = constant[0]
+        if (number := knowledge(self.program).number(other)) is not None:
             return self.scale(number if not divide else 1 / number if number else math.inf)
         if (parts := self._per_query_and_key(other)) is not None:
             for part in parts:
@@ -134,21 +135,20 @@ class ScoreReader:
 
     def mask(self, mask: Any, masks_out: bool, fill: Any) -> None:
         """One number in place of the scores where the mask is true, or where it is false."""
-        constant = one_number(self.program, fill)
-        if constant is None or not constant[0] <= MASKS:
+        number = knowledge(self.program).number(fill)
+        if number is None or not number <= MASKS:
             raise Refused(f"scores are filled with {fill}, which may count beside others")
         if Value(self.program, mask).dtype != torch.bool:
             raise Refused("a mask that is not boolean")
-        number, nodes = constant
-        self._constants.extend(nodes)
+        self._constants.extend(source for source, _ in knowledge(self.program).sources(fill))
         self.terms.append(Mask(self.type, self.node, mask, masks_out, rounded(number, self.type.dtype)))
 
     def cut_off_below(self, bound: Any) -> None:
         """Nothing stays lower than a bound, which must be the lowest number of the dtype: then it changes -inf only."""
-        constant, lowest = one_number(self.program, bound), torch.finfo(self.type.dtype).min
-        if constant is None or math.isnan(constant[0]) or rounded(constant[0], self.type.dtype) > lowest:
+        number, lowest = knowledge(self.program).number(bound), torch.finfo(self.type.dtype).min
+        if number is None or math.isnan(number) or rounded(number, self.type.dtype) > lowest:
             raise Refused("the scores are cut off below")
-        if rounded(constant[0], self.type.dtype) == lowest:
+        if rounded(number, self.type.dtype) == lowest:
             self.terms.append(CutOff(self.type, self.node, lowest))
 
     def subtracts_own_maximum(self, other: Any, scores: Node) -> bool:
@@ -303,8 +303,8 @@ def _maximum(reader: ScoreReader, call: Call, scores: Node) -> None:
 @spelling("clamp")
 def _clamp(reader: ScoreReader, call: Call, scores: Node) -> None:
     dtype = reader.type.dtype
-    highest = one_number(reader.program, call.get("max")) if call.get("max") is not None else (math.inf, [])
-    if highest is None or rounded(highest[0], dtype) < torch.finfo(dtype).max:
+    highest = math.inf if call.get("max") is None else knowledge(reader.program).number(call.get("max"))
+    if highest is None or rounded(highest, dtype) < torch.finfo(dtype).max:
         raise Refused("the scores are cut off above")
     if call.get("min") is not None:
         reader.cut_off_below(call.args["min"])

@@ -12,11 +12,12 @@ from torch.fx import Node
 
 from ..ir.facts import known_equal, tensor_fact
 from ..ir.program import Program, Value
+from ..ir.values import knowledge
+from ..ir.values.choices import choice
 from ..rewrite.emit import Emitter
 from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Match
-from .choices import choice, kept_by
-from .masks import one_number
+from .masks import where_one
 from .rule import AttentionRule
 from .softmax import reduction
 
@@ -115,7 +116,7 @@ def _cut(op: Emitter, masked: Masked, scores: Node) -> Value:
         mask = Value(op.program, masked.mask)
         return op.masked_fill(scores, mask if masked.masks_out else op.logical_not(mask), -math.inf)
     zero = op.full([], 0.0, dtype=Value(op.program, scores).dtype, device=Value(op.program, scores).device)
-    return op.add(scores, op.where(kept_by(op, masked.mask), zero, -math.inf))
+    return op.add(scores, op.where(where_one(op, masked.mask), zero, -math.inf))
 
 
 def _masked(program: Program, node: Any) -> Masked | None:
@@ -146,5 +147,4 @@ def _is_softmax(program: Program, node: Any) -> bool:
 
 
 def _is_zero(program: Program, value: Any) -> bool:
-    number = one_number(program, value)
-    return number is not None and number[0] == 0
+    return knowledge(program).number(value) == 0

@@ -15,9 +15,9 @@ from torch.fx import Node
 
 from ..ir.facts import known
 from ..ir.program import Value
-from .choices import Choice
+from ..ir.values.choices import Choice, never_infinite
 from .layout import BatchStep, Layout
-from .masks import MARGIN, never_infinite
+from .masks import MARGIN
 from .terms import Bias, CutOff, Factor, Mask, ScoreType, Shift, Sink, Term
 
 

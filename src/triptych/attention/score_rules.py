@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from ..ir.program import Value
+from ..ir.values.choices import choice, never_infinite, rounded
 from ..rewrite.refusal import Refused
 from .blame import blaming
-from .choices import choice, kept_by
 from .draft import Draft
 from .layout import aligned, padded, reshaped_along
-from .masks import MASKS, is_number, negation, never_infinite, rounded
+from .masks import MASKS, is_number, negation, where_one
 from .score_plan import Gate, GateMask, MaskAsBias, PlannedFactor, ScorePlan
 from .sinks import refuse_beside_sink, sink_column
 from .terms import Bias, Cast, CutOff, Factor, Mask, Scale, ScoreType, Shift, Sink, Term, View
@@ -141,7 +141,7 @@ def _closed_gate(term: Bias, plan: ScorePlan, draft: Draft) -> GateMask | None:
         kept, cut = (added.high, added.low) if gate.by.high == 1 else (added.low, added.high)
         cut = rounded(cut * term.times, torch.promote_types(term.before.dtype, value.dtype))
         if kept == 0 and cut <= MASKS:
-            return GateMask(term.before, term.node, gate, kept_by(draft, gate.factor.term.factor), cut)
+            return GateMask(term.before, term.node, gate, where_one(draft, gate.factor.term.factor), cut)
     return None
 
 

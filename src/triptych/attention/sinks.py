@@ -19,9 +19,9 @@ from torch.fx import Node
 from ..ir.calls import Call
 from ..ir.facts import known, known_equal, tensor_fact
 from ..ir.program import Program, Value
+from ..ir.values import knowledge
 from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
-from .masks import one_number
 
 WIDE = 64
 ALIGNED = 8
@@ -58,10 +58,10 @@ def joined_with_sink(program: Program, call: Call) -> Joined | None:
 def sink_column(op: Emitter, program: Program, joined: Joined, dtype: torch.dtype) -> Value:
     """The sink, not stretched over axes along which it is the same."""
     node = joined.sink
-    number = one_number(program, node)
+    number = knowledge(program).number(node)
     value = Value(program, node)
     if number is not None:
-        return op.full([1] * value.rank, number[0], dtype=dtype, device=value.device)
+        return op.full([1] * value.rank, float(number), dtype=dtype, device=value.device)
     while (call := program.call(node)) is not None and call.op == "expand" and not call.mutates:
         inner = call.args["self"]
         source = tensor_fact(inner)

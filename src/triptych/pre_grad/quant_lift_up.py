@@ -16,8 +16,9 @@ import torch
 
 from .. import _private
 from ..ir.calls import Call
-from ..ir.facts import known_equal, numel
+from ..ir.facts import known
 from ..ir.program import Value
+from ..ir.reshape import reshape_groups
 from ..match.pattern import Tensor
 from ..rewrite.emit import Emitter
 from ..rewrite.examples import declines, fires
@@ -190,15 +191,13 @@ def _kept_dims(view: Call, source: Value, result: Value) -> dict[int, int]:
         return {dim: dim for dim in range(len(before)) if dim != view.get("dim")}
     if view.op == "select":
         return {dim: dim - (dim > view.args["dim"]) for dim in range(len(before)) if dim != view.args["dim"]}
-    # reshape and its like: a dim of the same size, with as many elements before it and behind it
-    return {
-        i: j
-        for i, size in enumerate(before)
-        for j, other in enumerate(after)
-        if known_equal(size, other)
-        and known_equal(numel(before[:i]), numel(after[:j]))
-        and known_equal(numel(before[i + 1 :]), numel(after[j + 1 :]))
-    }
+    whole = {}
+    for old, new in reshape_groups(before, after) or ():
+        if len(old) + len(new) > 2:
+            old, new = [d for d in old if not known(before[d] == 1)], [d for d in new if not known(after[d] == 1)]
+        if len(old) == len(new) == 1:
+            whole[old[0]] = new[0]
+    return whole
 
 
 RULES: Sequence[Rule] = (LiftQuantize(), SinkDequantize())

@@ -244,3 +244,22 @@ def pinned(clause: Clause, shape: Shape) -> dict[int, Any]:
         elif known(step > 0) and known(start + step * (shape[dim] - 2) < 0):
             fixed[dim] = shape[dim] - 1
     return fixed
+
+
+def lower_triangle(shape: Shape) -> Condition:
+    rank = len(shape)
+    return at_least_zero(index(rank - 2, rank) - index(rank - 1, rank), shape)
+
+
+def row_keeps_one(where: Condition, shape: Shape) -> bool:
+    """Does a clause hold in each row for the first key, the last key, or the key on the diagonal?"""
+    rank = len(shape)
+    first = [index(d, rank) for d in range(rank)]
+    candidates = [constant(0, rank), constant(shape[-1] - 1, rank)]
+    if rank > 1 and known(shape[-2] <= shape[-1]):
+        candidates += [index(rank - 2, rank), index(rank - 2, rank).plus(shape[-1] - shape[-2])]
+    return any(
+        all(seen is not None and seen.never_negative(shape) for seen in (p.through(places, rank) for p in clause))
+        for clause in where.clauses
+        for places in ([*first[:-1], key] for key in candidates)
+    )

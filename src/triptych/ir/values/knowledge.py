@@ -4,7 +4,7 @@ are its elements in? Computed lazily, once per node. Every answer is proved for 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,11 +20,10 @@ from .affine import (
     Affine,
     Condition,
     TooLarge,
-    at_least_zero,
-    constant,
     either,
     holds_everywhere,
-    index,
+    lower_triangle,
+    row_keeps_one,
     same_condition,
 )
 from .arithmetic import COMPARISONS, by_range
@@ -83,18 +82,36 @@ class Knowledge:
             lambda v: (v == _lower(v)).all(), matrices=True,
         )  # fmt: skip
 
-    def is_causal_bias(self, node: Node) -> bool:
-        """A float of shape (..., n, n) that is 0 where the last index is at most the one before it, else -inf."""
-        if not _square(node):
-            return False
-        return self._proved(node, _floats, _causal_bias, lambda v: (v == _causal_like(v)).all(), matrices=True)
+    def is_causal_bias(self, node: Node, lowest: float = -math.inf) -> bool:
+        """A float of shape (..., n, n) that is 0 where the last index is at most the one before it, else at most
+        `lowest`."""
+
+        def by_pattern(elements: Elements, shape: Any) -> bool:
+            zero = _zero_or_at_most(elements, lowest, shape)
+            return zero is not None and same_condition(zero, lower_triangle(shape), shape)
+
+        def by_value(value: torch.Tensor) -> Any:
+            return torch.where(_lower(value), value == 0, value <= lowest).all()
+
+        return _square(node) and self._proved(node, _floats, by_pattern, by_value, matrices=True)
+
+    def bias_keeps_one(self, node: Node, lowest: float) -> bool:
+        """A float of shape (..., rows, keys) that is 0 or at most `lowest`, with at least one 0 in each row."""
+
+        def by_pattern(elements: Elements, shape: Any) -> bool:
+            zero = _zero_or_at_most(elements, lowest, shape)
+            return zero is not None and row_keeps_one(zero, shape)
+
+        def by_value(value: torch.Tensor) -> Any:
+            return ((value == 0) | (value <= lowest)).all() and (value == 0).any(-1).all()
+
+        return _has_keys(node) and self._proved(node, _floats, by_pattern, by_value, matrices=True)
 
     def every_row_keeps_one(self, node: Node) -> bool:
         """A boolean of shape (..., rows, keys) with at least one key true in each row."""
-        tensor = tensor_fact(node)
-        if tensor is None or tensor.dim() == 0 or not known(tensor.shape[-1] > 0):
-            return False
-        return self._proved(node, _booleans, row_keeps_one, lambda v: v.any(-1).all(), matrices=True)
+        return _has_keys(node) and self._proved(
+            node, _booleans, row_keeps_one, lambda v: v.any(-1).all(), matrices=True
+        )
 
     def uniform(self, node: Any) -> torch.Tensor | None:
         """The number that all elements are equal to, as a zero-dim tensor of the same dtype."""
@@ -103,39 +120,55 @@ class Knowledge:
         with _private.without_dispatch_modes():
             return elements.number(tensor_of(node).dtype)
 
+    def number(self, value: Any) -> bool | int | float | None:
+        """A Python number as it is; for a tensor, the number that all elements are equal to."""
+        if isinstance(value, (bool, int, float)):
+            return value
+        if not isinstance(value, Node) or tensor_fact(value) is None:
+            return None
+        elements = self.uniform(value)
+        if elements is None:
+            elements = self.evaluate(value)
+        with _private.without_dispatch_modes():
+            if elements is None or not elements.numel():
+                return None
+            first = elements.flatten()[0]
+            return first.item() if elements.dim() == 0 or bool((elements == first).all()) else None
+
+    def sources(self, node: Any) -> Iterator[tuple[Node, Call | None]]:
+        """The node and the values that it has its elements from, through views, copies and casts; with the call
+        of each, which is None where the value may be written."""
+        while isinstance(node, Node) and tensor_fact(node) is not None:
+            call = self.program.call(node)
+            if call is not None and (call.mutates or self.program.aliasing.written(node)):
+                call = None
+            yield node, call
+            if call is None or call.op not in SAME_ELEMENTS and call.op != "to":
+                return
+            node = call.args.get("self")
+
     def never_negative_zero(self, node: Any) -> bool:
         """No element can be -0.0, so that adding 0.0 changes nothing."""
-        while isinstance(node, Node) and (tensor := tensor_fact(node)) is not None:
-            if not tensor.dtype.is_floating_point:
+        for source, call in self.sources(node):
+            # a small negative number could be rounded to -0.0 on the way
+            if not tensor_of(source).dtype.is_floating_point or self.interval(source).low > 0:
                 return True
-            about = self.interval(node)
-            if about.low > 0:  # a small negative one could be rounded to -0.0 on the way
-                return True
-            value, call = self.uniform(node), self.program.call(node)
+            value = self.uniform(source)
             if value is not None:
                 number = as_number(value)
                 return not (number == 0 and math.copysign(1, number) < 0)
-            if call is None or call.mutates or self.program.aliasing.written(node):
+            if call is None:
                 return False
             if call.op in NEVER_NEGATIVE_ZERO or (call.op == "mul" and call.args["self"] is call.args["other"]):
                 return True
-            if call.op not in SAME_ELEMENTS and call.op != "to":
-                return False
-            node = call.args.get("self")
         return False
 
     def never_negative(self, node: Any) -> bool:
         """Is every element at least 0, -0.0 included, or NaN?"""
-        while isinstance(node, Node) and tensor_fact(node) is not None:
-            call = self.program.call(node)
-            if call is None or call.mutates or self.program.aliasing.written(node):
-                return False
-            if call.op in NEVER_NEGATIVE or self.interval(node).low >= 0:
-                return True
-            if call.op not in SAME_ELEMENTS and call.op != "to":
-                return False
-            node = call.args.get("self")
-        return False
+        return any(
+            call is not None and (call.op in NEVER_NEGATIVE or self.interval(source).low >= 0)
+            for source, call in self.sources(node)
+        )
 
     def mask(self, node: Node) -> Condition | None:
         """Where a boolean is true, if that is known."""
@@ -337,33 +370,15 @@ def _zero_everywhere(elements: Elements, shape: Any) -> bool:
     return all(isinstance(leaf, torch.Tensor) and leaf.item() == 0 for _, leaf in elements.pieces)
 
 
-def _causal_bias(elements: Elements, shape: Any) -> bool:
-    below = NEVER
+def _zero_or_at_most(elements: Elements, lowest: float, shape: Any) -> Condition | None:
+    """Where a float is 0, if it is at most `lowest` elsewhere."""
+    zero = NEVER
     for where, leaf in elements.pieces:
-        if not isinstance(leaf, torch.Tensor) or leaf.item() not in (0, -math.inf):
-            return False
-        if leaf.item() == 0:
-            below = either(below, where, shape)
-    return same_condition(below, lower_triangle(shape), shape)
-
-
-def lower_triangle(shape: Any) -> Condition:
-    rank = len(shape)
-    return at_least_zero(index(rank - 2, rank) - index(rank - 1, rank), shape)
-
-
-def row_keeps_one(where: Condition, shape: Any) -> bool:
-    """Does a clause hold in each row for the first key, the last key, or the key on the diagonal?"""
-    rank = len(shape)
-    first = [index(d, rank) for d in range(rank)]
-    candidates = [constant(0, rank), constant(shape[-1] - 1, rank)]
-    if rank > 1 and known(shape[-2] <= shape[-1]):
-        candidates += [index(rank - 2, rank), index(rank - 2, rank).plus(shape[-1] - shape[-2])]
-    return any(
-        all(seen is not None and seen.never_negative(shape) for seen in (p.through(places, rank) for p in clause))
-        for clause in where.clauses
-        for places in ([*first[:-1], key] for key in candidates)
-    )
+        number = leaf.item() if isinstance(leaf, torch.Tensor) else math.nan
+        if number != 0 and not number <= lowest:
+            return None
+        zero = either(zero, where, shape) if number == 0 else zero
+    return zero
 
 
 def _square(node: Node) -> bool:
@@ -371,9 +386,10 @@ def _square(node: Node) -> bool:
     return tensor is not None and tensor.dim() >= 2 and known_equal(tensor.shape[-1], tensor.shape[-2])
 
 
+def _has_keys(node: Node) -> bool:
+    tensor = tensor_fact(node)
+    return tensor is not None and tensor.dim() > 0 and known(tensor.shape[-1] > 0)
+
+
 def _lower(value: torch.Tensor) -> torch.Tensor:
     return torch.ones(value.shape[-2:], dtype=torch.bool).tril()
-
-
-def _causal_like(value: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(value).masked_fill(~_lower(value), -math.inf)

@@ -9,7 +9,8 @@ from torch.fx import Node
 
 from ..calls import Call
 from ..canonical import index_steps
-from ..facts import known, known_equal, number, numel
+from ..facts import known, known_equal, number
+from ..reshape import leading_groups
 from .affine import Affine, Shape, constant, index, is_zero, stretched
 
 Places = list[Affine | None]
@@ -71,32 +72,14 @@ def _flip(args: dict[str, Any], own: Shape, shape: Shape) -> Places:
     return places
 
 
-def _groups(own: Shape, shape: Shape) -> list[tuple[list[int], list[int]]]:
-    """Runs of dims (without those of size one) with equal element counts on both sides, as far as that is known."""
-    mine = [d for d, s in enumerate(own) if not known(s == 1)]
-    theirs = [d for d, s in enumerate(shape) if not known(s == 1)]
-    runs: list[tuple[list[int], list[int]]] = []
-    while mine and theirs:
-        a, b = [mine.pop(0)], [theirs.pop(0)]
-        while not known_equal(numel([own[d] for d in a]), numel([shape[d] for d in b])):
-            left, right = numel([own[d] for d in a]), numel([shape[d] for d in b])
-            if mine and known(left < right):
-                a.append(mine.pop(0))
-            elif theirs and (known(left > right) or not mine):
-                b.append(theirs.pop(0))
-            elif mine:
-                a.append(mine.pop(0))
-            else:
-                return runs
-        runs.append((a, b))
-    return runs
-
-
 def reshaped(pattern: Affine, own: Shape, shape: Shape) -> Affine | None:
     """A pattern seen through a reshape: a dim that is split is a sum of its parts, and n*i + j over (i, j) is k over
     the joined dim."""
-    made = constant(pattern.start, len(shape))
-    groups = _groups(own, shape)
+    seen = constant(pattern.start, len(shape))
+    groups = [
+        ([d for d in mine if not known(own[d] == 1)], [d for d in theirs if not known(shape[d] == 1)])
+        for mine, theirs in leading_groups(own, shape)
+    ]
     for mine, theirs in groups:
         steps = [pattern.steps[d] for d in mine]
         if all(is_zero(s) for s in steps):
@@ -109,11 +92,11 @@ def reshaped(pattern: Affine, own: Shape, shape: Shape) -> Affine | None:
             size = size * own[dim]
         step = inner
         for dim in reversed(theirs):
-            made += index(dim, len(shape)).times(step)
+            seen += index(dim, len(shape)).times(step)
             step = step * shape[dim]
     covered = {d for mine, _ in groups for d in mine}
     rest = [s for d, s in enumerate(pattern.steps) if d not in covered and not known(own[d] == 1)]
-    return made if all(is_zero(s) for s in rest) else None
+    return seen if all(is_zero(s) for s in rest) else None
 
 
 def _basic_index(args: dict[str, Any], own: Shape, shape: Shape) -> Places | None:
