@@ -9,9 +9,8 @@ which stand-ins represent values of the program. The program's graph, and the us
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch.fx import Graph, Node, map_arg
 from ..ir.alias import Aliasing
 from ..ir.calls import Call
 from ..ir.effects import Effects, effects
+from ..ir.fact_memo import FactMemo
 from ..ir.facts import fact
 from ..ir.gradients import may_require_grad
 from ..ir.program import Program, Value
@@ -39,7 +39,7 @@ class Draft(Shared):
 
     def __init__(self, sheet: Sheet, anchor: Node) -> None:
         sheet.anchor = anchor
-        regions = tuple(map(tuple, sheet.origin.autocast_regions.around(anchor)))
+        regions = tuple(map(tuple, sheet.origin.autocast_around(anchor)))
         super().__init__(sheet, sheet.end, "draft", sheet.expressions.setdefault(regions, {}))
 
     def of(self, value: Node | Value) -> Value:
@@ -145,13 +145,12 @@ class Sheet(Program):
             return super().compute(node, known, at)
         return fact(original) if isinstance(original, Node) else original
 
-    @contextlib.contextmanager
-    def computing(self, node: Node) -> Iterator[None]:
-        with self.origin.computing(self.anchor):
-            yield
+    def autocast_around(self, node: Node) -> list[tuple[Any, ...]]:
+        return self.origin.autocast_around(self.anchor)
 
-    def autocast_dtype(self, node: Node, device: torch.device) -> torch.dtype | None:
-        return self.origin.autocast_dtype(self.anchor, device)
+    @functools.cached_property
+    def fact_memo(self) -> FactMemo:
+        return self.origin.fact_memo
 
     @functools.cached_property
     def is_training(self) -> bool:

@@ -18,6 +18,7 @@ from .alias import Aliasing
 from .autocast import AutocastRegions, is_bound
 from .calls import Call, read
 from .computed_facts import compute_facts, fake, no_pending_symbols, unify_fake_modes
+from .fact_memo import FactMemo
 from .facts import fact, is_tangent, tensor_fact
 from .modules import attribute
 from .text import source_line, type_of
@@ -229,10 +230,17 @@ class Program:
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), known_value)
         if unknown:
             return None
+        key = self.fact_memo.key(node.target, args, kwargs, self.autocast_around(at or node))
+        value = self.fact_memo.recall(key)
+        if value is not None:
+            return value
         with self.computing(at or node):
             if node.op == "call_method":
-                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-            return node.target(*args, **kwargs)  # type: ignore[operator]
+                value = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+            else:
+                value = node.target(*args, **kwargs)  # type: ignore[operator]
+        self.fact_memo.remember(key, value, args, kwargs)
+        return value
 
     @contextlib.contextmanager
     def computing(self, node: Node) -> Iterator[None]:
@@ -245,18 +253,25 @@ class Program:
             if self.has_symbols:
                 stack.enter_context(_private.enable_python_dispatcher())
             stack.enter_context(torch.no_grad())
-            if self.dialect == TORCH:
-                for region in self.autocast_regions.around(node):
-                    stack.enter_context(torch.autocast(*region))
+            for region in self.autocast_around(node):
+                stack.enter_context(torch.autocast(*region))
             yield
 
     def autocast_dtype(self, node: Node, device: torch.device) -> torch.dtype | None:
         """What products are rounded to where `node` stands; None without autocast."""
         with contextlib.ExitStack() as stack:
-            for region in self.autocast_regions.around(node) if self.dialect == TORCH else ():
+            for region in self.autocast_around(node):
                 stack.enter_context(torch.autocast(*region))
             active = self.dialect == TORCH and torch.is_autocast_enabled(device.type)
             return torch.get_autocast_dtype(device.type) if active else None
+
+    def autocast_around(self, node: Node) -> list[tuple[Any, ...]]:
+        """The arguments of the autocast regions around a node, from the outermost to the innermost."""
+        return self.autocast_regions.around(node) if self.dialect == TORCH else []
+
+    @functools.cached_property
+    def fact_memo(self) -> FactMemo:
+        return FactMemo(self.fake_mode)
 
     @functools.cached_property
     def autocast_regions(self) -> AutocastRegions:

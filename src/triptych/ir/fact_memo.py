@@ -1,0 +1,123 @@
+"""Facts of calls that are alike: the layers of a model make the same calls on operands of the same shapes.
+
+Only facts about new memory are remembered. Each time they are asked for, they are copied to memory that nothing else
+has: the storage of a fact says which values share memory. What a view shares depends on its operand, and numbers that
+depend on data are other symbols each time; so views, in-place operations and symbolic sizes are always computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import _private
+from .facts import is_static, storage
+
+CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+class _Unlike(Exception):
+    """An argument that cannot be compared by what is known of it."""
+
+
+@dataclass(frozen=True)
+class _Fact:
+    """Not the tensor itself: its shape changes if `unsqueeze_` is computed on it."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @staticmethod
+    def of(value: torch.Tensor) -> _Fact:
+        return _Fact(tuple(value.shape), value.stride(), value.dtype, value.device)
+
+    def in_new_memory(self, mode: Any) -> torch.Tensor:
+        with _private.without_dispatch_modes():
+            memory = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+            return _private.FakeTensor(mode, memory, self.device)
+
+
+class FactMemo:
+    """Facts by the call and the facts of its operands, in one fake mode."""
+
+    def __init__(self, mode: Any) -> None:
+        self.mode = mode
+        self._facts: dict[Hashable, _Fact] = {}
+        self._computed_always: set[Any] = set()
+        """Targets that have returned something else than new memory."""
+
+    def key(self, target: Any, *arguments: Any) -> Hashable | None:
+        """What is equal for calls with equal facts; None if the fact of this call is not to be remembered."""
+        if self.mode is None or target in self._computed_always:
+            return None
+        try:
+            return (target, self._known(arguments))
+        except _Unlike:
+            return None
+
+    def recall(self, key: Hashable | None) -> torch.Tensor | None:
+        """The fact of an earlier call with that key, in new memory."""
+        known = self._facts.get(key)
+        return None if known is None else known.in_new_memory(self.mode)
+
+    def remember(self, key: Hashable | None, value: Any, *arguments: Any) -> None:
+        if key is None:
+            return
+        if self._is_new_memory(value, arguments):
+            self._facts[key] = _Fact.of(value)
+        else:
+            self._computed_always.add(key[0])  # type: ignore[index]
+
+    def _known(self, value: Any) -> Hashable:
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if isinstance(value, (list, tuple)):
+            return (type(value), *map(self._known, value))
+        if isinstance(value, dict):
+            return (dict, *((k, self._known(v)) for k, v in value.items()))
+        if isinstance(value, slice):
+            return (slice, *map(self._known, (value.start, value.stop, value.step)))
+        if isinstance(value, CONSTANTS):
+            return (type(value), value)  # 1, 1.0 and True are three things
+        raise _Unlike
+
+    def _tensor(self, value: torch.Tensor) -> Hashable:
+        if not self._is_plain(value):
+            raise _Unlike
+        return (value.dtype, value.device, value.shape, value.stride(), value.storage_offset(), self._flags(value))
+
+    def _flags(self, value: torch.Tensor) -> tuple[bool, ...]:
+        return (value.requires_grad, value.is_conj(), value.is_neg())
+
+    def _is_plain(self, value: Any) -> bool:
+        """A strided fake tensor of this mode with sizes that are numbers, and whose elements nobody knows."""
+        return (
+            type(value) is _private.FakeTensor
+            and value.fake_mode is self.mode
+            and value.constant is None
+            and value.layout is torch.strided
+            and is_static(value.shape)
+            and is_static((*value.stride(), value.storage_offset()))
+        )
+
+    def _is_new_memory(self, value: Any, arguments: Any) -> bool:
+        if not self._is_plain(value) or value.storage_offset() or self._flags(value) != (False, False, False):
+            return False
+        memory = storage(value)
+        if memory is None or any(storage(operand) == memory for operand in _tensors(arguments)):
+            return False
+        like = _Fact.of(value).in_new_memory(self.mode)
+        return like.untyped_storage().nbytes() == value.untyped_storage().nbytes()
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple, dict)):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(part)
