@@ -11,8 +11,10 @@ from torch.fx import Interpreter
 
 from triptych.ir.facts import fact, tensor_fact
 from triptych.ir.program import Program
+from triptych.ir.reshape import reshape_groups
 from triptych.ir.values import knowledge
 from triptych.ir.values.affine import Affine
+from triptych.ir.values.choices import levels
 from triptych.joint.constant_fold_uniform_value import ConstantFoldUniformValue
 from triptych.testing.capture import capture
 from triptych.testing.check import compare_graphs, run_pass
@@ -322,3 +324,81 @@ def test_never_negative(name, program, wanted):
     (result,) = gm.graph.output_node().args[0]
     asked = result.args[0] if "add" in str(result.target) else result
     assert knowledge(Program(gm)).never_negative(asked) is wanted
+
+
+def returned(program, *inputs, dynamic=False):
+    gm, args = capture(program, inputs, "torch", dynamic)
+    (result,) = gm.graph.output_node().args[0]
+    return Program(gm, args), result
+
+
+INF = float("inf")
+
+
+@pytest.mark.parametrize("program, wanted", [
+    (lambda m: torch.where(m, 0.0, -INF), {0.0, -INF}),
+    (lambda m: (1.0 - m.float()) * -1e4, {0.0, -1e4}),
+    (lambda m: m.half() * -1e5, {0.0, -INF}),
+    (lambda m: torch.where(m, 0.0, -1e9) - torch.where(m.t(), 0.0, 2.0).view(4, 4), {0.0, -2.0, -1e9}),
+    (lambda m: torch.zeros(4, 4).masked_fill(m, -1e9).flip(0)[1:], {0.0, -1e9}),
+    (lambda m: m.long().neg().clone(), {0.0, -1.0}),
+    (lambda m: torch.full((4,), 3) / 2 + m, {1.5, 2.5}),
+    (lambda m: ~m.long(), None),  # -1 and -2
+    (lambda m: m.float() * INF, None),  # 0 * inf
+    (lambda m: 1 / m.float(), None),
+    (lambda m: torch.add(m.float(), 1.0, alpha=3), None),
+    (lambda m: torch.where(m, 0.0, 1.0).add_(1), None),
+    (lambda m: m.float().softmax(-1), None),
+])  # fmt: skip
+def test_levels(program, wanted):
+    mask = torch.rand(4, 4) > 0.5
+    levels_of = levels(*returned(program, mask))
+    assert levels_of is None if wanted is None else levels_of is not None and wanted <= levels_of
+    seen = {float(x) for x in program(mask).flatten()}
+    assert levels_of is None or seen <= levels_of
+
+
+@pytest.mark.parametrize("program, wanted", [
+    (lambda x: torch.full((2, 3), -1e9).half(), -INF),
+    (lambda x: torch.full_like(x, 2).expand(5, 3, 3)[0].t(), 2.0),
+    (lambda x: torch.tensor([7, 7]), 7),
+    (lambda x: torch.ones(4, dtype=torch.bool), True),
+    (lambda x: torch.tensor([7, 8]), None),
+    (lambda x: torch.full((3,), float("nan")), "nan"),
+    (lambda x: x * 0, None),
+    (lambda x: torch.full((3,), 1.0).mul_(2), 2.0),
+])  # fmt: skip
+def test_number(program, wanted):
+    graph, node = returned(program, torch.randn(3, 3))
+    number = knowledge(graph).number(node)
+    assert str(number) == wanted if wanted == "nan" else (number == wanted and type(number) is type(wanted))
+    assert knowledge(graph).number(5) == 5 and knowledge(graph).number("5") is None
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("program, causal, keeps", [
+    (lambda x: torch.where(torch.ones_like(x, dtype=torch.bool).tril(), 0.0, -1e9), True, True),
+    (lambda x: torch.full_like(x, -INF).triu(1), True, True),
+    (lambda x: torch.where(torch.ones_like(x, dtype=torch.bool).tril(1), 0.0, -1e9), False, True),
+    (lambda x: torch.where(torch.ones_like(x, dtype=torch.bool).tril(-1), 0.0, -1e9), False, False),
+    (lambda x: torch.where(torch.ones_like(x, dtype=torch.bool).tril(), 0.0, -1e3), False, False),
+    (lambda x: torch.where(torch.ones_like(x, dtype=torch.bool).tril(), 1.0, -1e9), False, False),
+])  # fmt: skip
+def test_biases_that_mask(program, causal, keeps, dynamic):
+    graph, node = returned(lambda x: program(x @ x.t()), torch.randn(4, 3), dynamic=dynamic)
+    about = knowledge(graph)
+    assert (about.is_causal_bias(node, -1e8), about.bias_keeps_one(node, -1e8)) == (causal, keeps)
+
+
+@pytest.mark.parametrize("old, new, wanted", [
+    ((2, 3, 4), (6, 4), [([0, 1], [0]), ([2], [1])]),
+    ((6, 4), (2, 3, 2, 2), [([0], [0, 1]), ([1], [2, 3])]),
+    ((4, 1), (1, 4), [([0, 1], [0, 1])]),
+    ((2, 1, 3), (2, 3), [([0], [0]), ([1, 2], [1])]),
+    ((4, 3), (4, 3, 1, 1), [([0], [0]), ([1], [1, 2, 3])]),
+    ((), (1,), [([], [0])]),
+    ((2, 3), (2, 4), None),
+    ((1, 4, 3), (4, 4, 3), None),
+])  # fmt: skip
+def test_reshape_groups(old, new, wanted):
+    assert reshape_groups(old, new) == wanted

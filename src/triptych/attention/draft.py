@@ -169,7 +169,7 @@ class _SheetAliasing(Aliasing):
     """Expressions write nothing; views among them share the memory of what they are views of."""
 
     def __init__(self, sheet: Sheet) -> None:
-        super().__init__(sheet.graph)
+        super().__init__(sheet.graph, sheet.call)
         self.sheet, self.origin = sheet, sheet.origin
 
     def add(self, node: Node) -> None:
@@ -179,7 +179,7 @@ class _SheetAliasing(Aliasing):
         if (real := self.sheet.real(node)) is not None:
             return self.origin.aliasing.effects(real)
         if node not in self._effects:
-            self._effects[node] = effects(node)
+            self._effects[node] = effects(node, self._call)
         return self._effects[node]
 
     def written(self, node: Node) -> bool:

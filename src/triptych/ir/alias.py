@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import getitem
 
 from torch.fx import Graph, Node
 
+from .calls import Call, read
 from .effects import Effects, effects, node_operands
 from .facts import fact, storage
 from .positions import Positions
@@ -21,7 +22,8 @@ class Aliasing:
     too, because inputs may share memory that no operation in the graph tells of.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, call: Callable[[Node], Call | None] = read) -> None:
+        self._call = call
         self._parent: dict[Node, Node] = {}
         self._effects: dict[Node, Effects] = {}
         self._storages: dict[int, tuple[Node, object]] = {}
@@ -44,7 +46,7 @@ class Aliasing:
         """Take a new node into account."""
         if node in self._effects:
             return
-        seen = effects(node)
+        seen = effects(node, self._call)
         self._effects[node] = seen
         self._parent.setdefault(node, node)
         shared = self._shared_with(node, seen)
@@ -122,7 +124,7 @@ class Aliasing:
         self.add(node)
 
     def effects(self, node: Node) -> Effects:
-        return self._effects[node] if node in self._effects else effects(node)
+        return self._effects[node] if node in self._effects else effects(node, self._call)
 
     @property
     def any_write(self) -> bool:

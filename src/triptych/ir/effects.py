@@ -4,7 +4,7 @@ random numbers, and whether it must stay although nobody uses it."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +48,8 @@ PURE = Effects()
 BARRIER = Effects(kept=True, barrier=True)
 
 
-def effects(node: Node) -> Effects:
+def effects(node: Node, call: Callable[[Node], Call | None] = read) -> Effects:
+    """What a node does beside computing its value; `call` reads which operation it is."""
     if node.op == "call_function":
         target = node.target
         if isinstance(target, _private.OpOverload):
@@ -59,9 +60,9 @@ def effects(node: Node) -> Effects:
             return BARRIER
         if isinstance(target, _private.HigherOrderOperator):
             return _higher_order(node)
-        return _from_call(node)
+        return _from_call(node, call(node))
     if node.op == "call_method":
-        return _from_call(node)
+        return _from_call(node, call(node))
     if node.op == "call_module":
         return _from_module(node)
     return PURE
@@ -215,9 +216,8 @@ def returned_operand(call: Call | None) -> Node | None:
     return call.args.get("self") if call.op in RETURN_OPERAND else None
 
 
-def _from_call(node: Node) -> Effects:
+def _from_call(node: Node, call: Call | None) -> Effects:
     """Torch-level calls: the schema of the operation they spell, else the worst."""
-    call = read(node)
     operands = tuple(node_operands((node.args, node.kwargs)))
     if call is None:
         return Effects(writes=operands, aliases=operands, random=True, kept=True)

@@ -110,7 +110,7 @@ class Program:
     @property
     def aliasing(self) -> Aliasing:
         if self._aliasing is None:
-            self._aliasing = Aliasing(self.graph)
+            self._aliasing = Aliasing(self.graph, self.call)
         return self._aliasing
 
     @functools.cached_property

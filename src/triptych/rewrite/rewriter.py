@@ -280,11 +280,11 @@ class Rewriter(Checks):
         """Another spelling of the same call; nothing is computed, for what it makes is what it made."""
         self.edited = True
         node.args, node.kwargs = args, kwargs
+        self.program.changed(node)
         if target is not None:
             node.target = target
             node.meta[RULE] = self.pass_name
             self.program.aliasing.refresh(node)
-        self.program.changed(node)
         self.touched.append(node)
 
     def add_input(self, name: str, value: Any) -> Node:
