@@ -84,11 +84,11 @@ def unsqueezed(layout: Layout, dim: int, new: Sequence[Any]) -> tuple[Layout, Ba
 def reshaped(layout: Layout, old: Sequence[Any], new: Sequence[Any]) -> tuple[Layout, BatchStep]:
     """The layout after a reshape that leaves the axes of queries and keys alone."""
     query = layout.query
-    kept = [d for d in (query, layout.key) if d is not None]
+    axes = [d for d in (query, layout.key) if d is not None]
     places: dict[int, int] = {}
     batch: list[int] = []
     for before, after in groups(old, new):
-        own = [d for d in kept if d in before]
+        own = [d for d in axes if d in before]
         if not own:
             batch += after
             continue

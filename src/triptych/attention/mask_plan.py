@@ -257,18 +257,18 @@ class MaskPlanner:
         k, v, device = call.k, call.v, call.q.device
         if lowest < torch.finfo(dtype).min and lowest != -math.inf:
             raise Refused(f"{dtype} does not hold {lowest}, which scores are filled with")
-        kept: Any = draft.full([], 0.0, dtype=dtype, device=device) if bias is None else bias
+        unfilled: Any = draft.full([], 0.0, dtype=dtype, device=device) if bias is None else bias
         filled: Any = draft.full([], lowest, dtype=dtype, device=device) if floor is None else floor
         if known(keep.shape[-2] == 1):
             keys = draft.permute(keep, [0, 1, 3, 2])
             k = draft.where(keys, k, 0.0)
             if self.below.empty_rows_are_zero:
                 v = draft.where(keys, v, 0.0)
-            mask = self._lifted(draft.where(keep, kept, filled), keep)
+            mask = self._lifted(draft.where(keep, unfilled, filled), keep)
             return self._bias(replace(call, k=k, v=v), mask, filled=True)
         cut = draft.full([], -math.inf, dtype=dtype, device=device)
         count = k.shape[-2]
-        parts = [draft.where(keep, kept, cut), draft.where(keep, cut, filled)]
+        parts = [draft.where(keep, unfilled, cut), draft.where(keep, cut, filled)]
         wide = [p if known_equal(p.shape[-1], count) else draft.expand(p, [*p.shape[:-1], count]) for p in parts]
         k = with_zero_rows(draft, k, count)
         twice = not self.below.empty_rows_are_zero

@@ -138,9 +138,9 @@ def _closed_gate(term: Bias, plan: ScorePlan, draft: Draft) -> GateMask | None:
         seen_since = gate.factor.steps != len(plan.steps) or gate.layout != term.before.layout
         if seen_since or added is None or not gate.by.same_places(program, added):
             continue
-        kept, cut = (added.high, added.low) if gate.by.high == 1 else (added.low, added.high)
+        inside, cut = (added.high, added.low) if gate.by.high == 1 else (added.low, added.high)
         cut = rounded(cut * term.times, torch.promote_types(term.before.dtype, value.dtype))
-        if kept == 0 and cut <= MASKS:
+        if inside == 0 and cut <= MASKS:
             return GateMask(term.before, term.node, gate, where_one(draft, gate.factor.term.factor), cut)
     return None
 

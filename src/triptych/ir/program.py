@@ -46,8 +46,8 @@ def dialect_of(gm: GraphModule) -> str:
             if not is_arithmetic or (value is None and node.target is not operator.getitem):
                 return TORCH
             is_element = node.target is operator.getitem and tensor_fact(node.args[0]) is None
-            made = value if isinstance(value, (list, tuple)) else (value,)
-            if any(isinstance(v, torch.Tensor) for v in made) and not is_element:
+            results = value if isinstance(value, (list, tuple)) else (value,)
+            if any(isinstance(v, torch.Tensor) for v in results) and not is_element:
                 return TORCH
     # a graph of Dynamo's in which only operators are left, since rewrites put them there
     inputs = [n.meta for n in gm.graph.nodes if n.op == "placeholder"]

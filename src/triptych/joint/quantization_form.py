@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from .. import _private
 from ..ir.modules import attribute
 from ..ir.program import Program
-from ..ir.values.knowledge import as_number, knowledge
+from ..ir.values import knowledge
 from ..rewrite.edits import Annotate, Edit, EraseUnused, SetArguments, TakeOutOfTuple, Together
 from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Match, Rule
@@ -47,7 +47,7 @@ class QuantizeByNumbers(Rule):
                 yield Match.at(program, node, count=count)
 
     def check(self, m, count):
-        numbers = [_number(m.program, operand) for operand in m.root.node.args[1 : 1 + count]]
+        numbers = [knowledge(m.program).number(operand) for operand in m.root.node.args[1 : 1 + count]]
         for operand, number in zip(m.root.node.args[1 : 1 + count], numbers):
             at = operand if isinstance(operand, Node) else None
             m.require(number is not None, "scale and zero point are not known", at=at)
@@ -67,14 +67,6 @@ class QuantizeByNumbers(Rule):
         declines(lambda x: _quantize(x, torch.full((), 0.1), torch.full((), 3.0)), "f32[4, 8]", because="whole number",
                  dialects=("aten",)),
     ]  # fmt: skip
-
-
-def _number(program: Program, operand: Any) -> Any:
-    """The number a tensor is known to hold."""
-    if not isinstance(operand, Node):
-        return operand
-    value = knowledge(program).uniform(operand)
-    return None if value is None else as_number(value)
 
 
 def _kept_whole(x, w, s):

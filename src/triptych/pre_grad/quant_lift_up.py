@@ -176,10 +176,10 @@ def _axis_after(m: Match, d: Value) -> int | None:
     call, view = d.call, m.root.call
     if call is None or view is None or not call.op.endswith(PER_CHANNEL):
         return None
-    kept = _kept_dims(view, d, m.root)
+    whole_dims = _kept_dims(view, d, m.root)
     axis = call.args["axis"] % d.rank
-    m.require(axis in kept, "no dim after the view is that of the channels", wanted=f"dim {axis}")
-    return kept[axis]
+    m.require(axis in whole_dims, "no dim after the view is that of the channels", wanted=f"dim {axis}")
+    return whole_dims[axis]
 
 
 def _kept_dims(view: Call, source: Value, result: Value) -> dict[int, int]:

@@ -44,14 +44,14 @@ class Affine:
 
     def through(self, places: Sequence[Affine | None], rank: int) -> Affine | None:
         """The pattern in terms of the index of a view of that rank; `places` gives the old index of each dim."""
-        made = Affine(self.start, (0,) * rank)
+        seen = Affine(self.start, (0,) * rank)
         for step, place in zip(self.steps, places):
             if is_zero(step):
                 continue
             if place is None:
                 return None
-            made += place.times(step)
-        return made
+            seen += place.times(step)
+        return seen
 
     def least(self, shape: Shape) -> Any:
         """The least value, or None if it is not known. Any answer is right for a tensor without elements."""
@@ -137,17 +137,17 @@ class TooLarge(Exception):
 
 def condition(clauses: Sequence[Clause], shape: Shape) -> Condition:
     """Drops conjuncts that always hold and clauses that never do."""
-    kept: list[Clause] = []
+    clauses_left: list[Clause] = []
     for clause in clauses:
         smaller = _smaller(clause, shape)
         if smaller == ():
             return ALWAYS
-        if smaller is not None and not any(_clause_implies(smaller, k, shape) for k in kept):
-            kept = [k for k in kept if not _clause_implies(k, smaller, shape)]
-            kept.append(smaller)
-    if len(kept) > CLAUSES or any(len(c) > CONSTRAINTS for c in kept):
+        if smaller is not None and not any(_clause_implies(smaller, k, shape) for k in clauses_left):
+            clauses_left = [k for k in clauses_left if not _clause_implies(k, smaller, shape)]
+            clauses_left.append(smaller)
+    if len(clauses_left) > CLAUSES or any(len(c) > CONSTRAINTS for c in clauses_left):
         raise TooLarge
-    return Condition(tuple(kept))
+    return Condition(tuple(clauses_left))
 
 
 def at_least_zero(pattern: Affine, shape: Shape) -> Condition:
@@ -173,11 +173,11 @@ def either(left: Condition, right: Condition, shape: Shape) -> Condition:
 
 
 def opposite(of: Condition, shape: Shape) -> Condition:
-    made = ALWAYS
+    negated = ALWAYS
     for clause in of.clauses:
         others = condition([(pattern.times(-1).plus(-1),) for pattern in clause], shape)
-        made = both(made, others, shape)
-    return made
+        negated = both(negated, others, shape)
+    return negated
 
 
 def holds_everywhere(of: Condition, shape: Shape) -> bool:
@@ -199,17 +199,17 @@ def _no_element(shape: Shape) -> bool:
 
 def _smaller(clause: Clause, shape: Shape) -> Clause | None:
     """The clause without conjuncts that always hold; None if the clause never holds."""
-    kept: list[Affine] = []
+    constraints: list[Affine] = []
     for pattern in map(_in_lowest_terms, clause):
         if pattern.always_negative(shape):
             return None
-        if pattern.never_negative(shape) or any(_implies(k, pattern, shape) for k in kept):
+        if pattern.never_negative(shape) or any(_implies(k, pattern, shape) for k in constraints):
             continue
-        if any((k + pattern).always_negative(shape) for k in kept):
+        if any((k + pattern).always_negative(shape) for k in constraints):
             return None
-        kept = [k for k in kept if not _implies(pattern, k, shape)]
-        kept.append(pattern)
-    return tuple(kept)
+        constraints = [k for k in constraints if not _implies(pattern, k, shape)]
+        constraints.append(pattern)
+    return tuple(constraints)
 
 
 def _in_lowest_terms(pattern: Affine) -> Affine:
