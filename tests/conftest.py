@@ -35,6 +35,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--accept", action="store_true", help="rewrite the golden texts of the examples that run")
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("alone") and "PYTEST_XDIST_WORKER" in os.environ:
+        pytest.skip("measures time: run it with -n 0")
+
+
 def pytest_collection_finish() -> None:
     gc.freeze()  # modules and tests stay until the end: the collector need not look at them again and again
 

@@ -55,6 +55,10 @@ def test_kernels(program):
     )
     with torch.no_grad():
         actual = run(q, bias)
-        expected = program(q, bias).transpose(1, 2).reshape(2, 128, -1) * 2
-    torch.testing.assert_close(actual, expected, atol=3e-2, rtol=3e-2)
+        exact, eager = (
+            program(*inputs).transpose(1, 2).reshape(2, 128, -1) * 2
+            for inputs in ((q.double(), bias.double()), (q, bias))
+        )
+    # of a row whose scores are nearly equal, a bfloat16 score may be rounded to another weight
+    assert (actual - exact).abs().max() <= 2 * (eager - exact).abs().max() + 1e-2
     assert any(kernel in target for target in seen for kernel in FUSED), [t for t in seen if "attention" in t or "bmm" in t]

@@ -58,6 +58,7 @@ SIZES = [
 ]  # fmt: skip
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("m, k, n", SIZES)
 @pytest.mark.parametrize("dtype", [bf16, f16])
 def test_padding_is_never_slower(own_measurements, m, k, n, dtype, capsys):

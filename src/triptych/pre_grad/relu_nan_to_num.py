@@ -173,7 +173,8 @@ class NanToNumOfRelu(Rule):
     """nan_to_num(relu(x), nan=n, posinf=p) -> clamp(x, 0, p) if n is NaN, where(x >= 0, clamp(x, max=p), 0) if n is 0
 
     p is the largest finite value, which is what clamp makes of inf, or inf, which needs no clamp. Nothing of x >= 0 is
-    NaN, and no -0.0 is lost: one comparison instead of the three that nan_to_num makes of what relu made.
+    NaN: one comparison instead of the three that nan_to_num makes of what relu made. Torch's relu keeps -0.0 on a CPU
+    and makes 0.0 of it on a GPU, where the comparison is x > 0.
 
     Only where no gradient is wanted: relu's at NaN and at inf is 1, clamp's at 0 is 1, and that of the pair is 0.
     """
@@ -199,7 +200,9 @@ class NanToNumOfRelu(Rule):
         ends = kept.posinf != INFINITY
         if math.isnan(kept.nan):
             return op.clamp(x, min=0, max=kept.posinf) if ends else op.relu(x)
-        return op.where(op.ge(x, 0), op.clamp(x, max=kept.posinf) if ends else x, 0.0)
+        on_gpu = x.tensor.device.type == "cuda"
+        stays = op.gt(x, 0) if on_gpu else op.ge(x, 0)
+        return op.where(stays, op.clamp(x, max=kept.posinf) if ends else x, 0.0)
 
     examples = [
         fires(lambda x: torch.nan_to_num(torch.relu(x)), MANY, dialects=["torch"]),
