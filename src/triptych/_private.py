@@ -50,6 +50,21 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "generator_prims": "torch._inductor.inductor_prims",
         # artifacts for TORCH_TRACE and tlparse
         "trace_structured": "torch._logging:trace_structured",
+        # how the operands that a functionalised custom operator writes are views of the values given beside them
+        "read_view_information_from_args": (
+            "torch._higher_order_ops.auto_functionalize:read_view_information_from_args"
+        ),
+        # the names and types of the operands that an operator writes
+        "get_mutable_args": "torch._higher_order_ops.auto_functionalize:get_mutable_args",
+        # the call of a custom operator that writes its operands, on copies of them
+        "auto_functionalized_v2": "torch._higher_order_ops.auto_functionalize:auto_functionalized_v2",
+        # the same for a user's Triton kernel, and the table that has the kernels by number
+        "triton_kernel_wrapper_functional": (
+            "torch._higher_order_ops.triton_kernel_wrap:triton_kernel_wrapper_functional"
+        ),
+        "kernel_side_table": "torch._higher_order_ops.triton_kernel_wrap:kernel_side_table",
+        # the call of a user's Triton kernel on the tensors that it writes
+        "triton_kernel_wrapper_mutation": "torch._higher_order_ops.triton_kernel_wrap:triton_kernel_wrapper_mutation",
         # -- the flow --
         # AOTAutograd: decompose, functionalise, differentiate, partition
         "aot_autograd": "torch._dynamo.backends.common:aot_autograd",
@@ -205,6 +220,15 @@ def is_composite(overload: Any) -> bool:
     return torch._C._dispatch_has_kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(
         name, "CompositeImplicitAutograd"
     )
+
+
+def views_of_bases(overload: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Of each operand that an operator writes, how it is a view of a base: an index, and sizes or a slice.
+
+    Takes the arguments that say so out of `kwargs`, which then are those of the operator.
+    """
+    names, types = __getattr__("get_mutable_args")(overload)
+    return __getattr__("read_view_information_from_args")(names, types, kwargs, [])
 
 
 def storage_id(tensor: torch.Tensor) -> int | None:

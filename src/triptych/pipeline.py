@@ -24,6 +24,7 @@ from .post_grad.draw_into_empty_memory import DrawIntoEmptyMemoryPass
 from .post_grad.eliminate_dead_code import EliminateDeadCode
 from .post_grad.lift_constants import LiftConstantsPass
 from .post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
+from .post_grad.reinplace import Reinplace
 from .post_grad.remove_assert_ops import RemoveAssertOps
 from .post_grad.reorder_for_locality import ReorderForLocality
 from .post_grad.spell_out_complex_numbers import SpellOutComplexNumbersPass
@@ -189,6 +190,7 @@ BEFORE_CODEGEN: list[Entry] = [
     CatInOneLaunchPass,
     CastByAtenPass,
     SpellOutComplexNumbersPass,
+    Reinplace,  # last: nothing may be moved or matched once memory is written in the middle of the graph
 ]
 """What a code generator needs, on the graphs inside a graph too."""
 

@@ -19,12 +19,15 @@ from .base import Compiled
 from .decompositions import Decompositions, corrected
 
 OWN_PASSES_OFF: Mapping[str, Any] = {
-    # rewrites by pattern; what lowering needs (reinplacing, functionalised custom ops) still runs
+    # rewrites by pattern; what lowering needs (functionalised custom ops become calls on copies) still runs
     "pattern_matcher": False,
     # the joint stage is ours, in inference too
     "use_joint_graph_passes": False,
     # done by our post-grad stage
     "reorder_for_locality": False,
+    # done by our `reinplace`, with a proof. Inductor's would go over what that left alone, and is wrong where a write
+    # reads its destination through a copy that Inductor does not make (`foreach` with `flip`)
+    "disabled_passes": "REINPLACE_INPLACEABLE_OPS",
 }
 
 ON_A_GPU: Mapping[str, Any] = {

@@ -37,6 +37,8 @@ class Aliasing:
         self._output_uses: Counter[Node] = Counter()
         self._pieces: dict[tuple[object, object], Node] = {}
         self._several: dict[Node, bool] = {}
+        self.joined: list[tuple[Node, Node]] = []
+        """Every class that became part of another, in turn: the names of both, for whoever keeps notes by class."""
         for node in graph.nodes:
             self.add(node)
         if self.any_write and any(fact(n) is None for n in self._inputs):
@@ -77,8 +79,8 @@ class Aliasing:
             self._several[node] = (
                 node.op != "placeholder"
                 and not self._effects[node].aliases
-                and isinstance(fact(node), (list, tuple))
-                and all(u.target is getitem and isinstance(u.args[1], int) for u in node.users)
+                and isinstance(fact(node), (list, tuple, dict))
+                and all(u.target is getitem and isinstance(u.args[1], (int, str)) for u in node.users)
             )
         return self._several[node]
 
@@ -149,6 +151,10 @@ class Aliasing:
             return False
         seen = self.effects(node)
         return seen.pure or (draws_may_go and seen.only_draws)
+
+    def count_as_shared(self, left: Node, right: Node) -> None:
+        """Let two values count as sharing memory, for a rule that knows more than schemas say."""
+        self._join((left, right))
 
     def same(self, left: Node, right: Node) -> bool:
         """May the two share memory?"""
@@ -221,6 +227,7 @@ class Aliasing:
                 first = root
                 continue
             self._parent[root] = first
+            self.joined.append((root, first))
             if (writers := self._writers.pop(root, None)) is not None:
                 if first in self._writers:
                     writers.update(self._writers[first])

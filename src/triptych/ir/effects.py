@@ -257,9 +257,18 @@ def _has_tensor(node: Node) -> bool:
     return isinstance(value, torch.Tensor)
 
 
+FUNCTIONALISED = ("auto_functionalized", "auto_functionalized_v2", "triton_kernel_wrapper_functional")
+"""Higher-order operators that call an operator which writes its operands, each on a copy: results are new memory."""
+
+
 def _higher_order(node: Node) -> Effects:
     """Sub-graphs are opaque: they may draw random numbers, and at the torch level write their operands."""
     operands = tuple(node_operands((node.args, node.kwargs)))
+    name = node.target.name()  # type: ignore[union-attr]
+    if name in FUNCTIONALISED and "val" in node.meta:
+        return Effects(random=True, kept=True)
+    if name == "triton_kernel_wrapper_mutation":
+        return Effects(writes=operands, random=True, kept=True)
     functional = "val" in node.meta and "mutation" not in str(node.target)
     return Effects(writes=() if functional else operands, aliases=operands, random=True, kept=True)
 

@@ -1,8 +1,8 @@
 """What a rewrite may return instead of new values: an edit of another kind. The rewriter makes all of them.
 
 `Respell` and `SetArguments` write a call another way, `Erase` and `EraseUnused` remove nodes that nobody uses, `Move`,
-`Reorder` and `Arrange` change the order, `ReplaceAll` makes several replacements that hang together, and `Together`
-makes several edits one rewrite.
+`Reorder` and `Arrange` change the order, `WriteInPlace` computes results into memory that is there, `ReplaceAll` makes
+several replacements that hang together, and `Together` makes several edits one rewrite.
 """
 
 from __future__ import annotations
@@ -88,6 +88,21 @@ class ReadInstead(SoundByRule):
     def make(self, rewriter: Rewriter, op: Emitter) -> None:
         rewriter.require_room()
         rewriter.read_instead(self.was, self.now, self.users)
+
+
+@dataclass(frozen=True)
+class WriteInPlace(SoundByRule):
+    """`y = f(x); copy_(x, y); g(y)` -> `f_(x); g(x)`: results that were written into the memory of other values."""
+
+    replaced: Node
+    """The node whose work the new ones do."""
+    results: Sequence[tuple[Node, Node]]
+    """The node itself or those that take one of its results, and the values that hold the same now."""
+    copies_back: Sequence[Node]
+
+    def make(self, rewriter: Rewriter, op: Emitter) -> None:
+        rewriter.require_room()
+        rewriter.write_in_place(self.results, self.copies_back, self.replaced)
 
 
 @dataclass(frozen=True)

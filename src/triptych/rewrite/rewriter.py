@@ -303,6 +303,29 @@ class Rewriter(Checks):
         self.edited = True
         self._swap(was, now, users)
 
+    def write_in_place(
+        self, results: Sequence[tuple[Node, Node]], copies_back: Sequence[Node], replaced: Node
+    ) -> None:
+        """Erase a node whose results now lie in memory of other values: whoever reads a result reads that value.
+
+        Copies of a result into that very memory go too. That nobody sees the difference is the caller's to know.
+        """
+        self.edited = True
+        for was, now in results:
+            users = list(was.users)
+            self._swap(was, now)
+            for user in users:
+                views_moved(self.program, user, storage(fact(was)))
+        for copy in copies_back:
+            target: Any = copy.args[0]
+            self._swap(copy, target)
+            self.erase(copy)
+            self.erase_unused([target])
+        for was, _ in results:
+            if was is not replaced:
+                self.erase(was)
+        self.erase(replaced)
+
     def resize(self, node: Node, shape: Sequence[int]) -> None:
         """Another shape for a result whose dtype and device stay; the operation itself is not computed."""
         if (known := tensor_fact(node)) is not None:

@@ -1,0 +1,290 @@
+"""May a new value be written into the memory of an operand? The proof that nobody can tell the difference.
+
+`y = f(x)` may be computed into the memory of x where
+
+- the elements of x lie in different places: no `expand`, no overlapping `as_strided`;
+- nothing reads or writes the old x, or an alias of it, after f. One write is allowed, `copy_(x, z)`, which overwrites
+  all of x. Where z is y itself the copy has nothing left to do and goes; where z is another value, y must not be read
+  behind that copy;
+- x is no input of the graph, unless there is such a copy, since the caller sees the value that an input ends with; and
+  then y is not returned, since the result would share the caller's memory;
+- no other operand of f shares memory with x;
+- y has the strides of x, unless only that copy reads it.
+
+Aliases are those of `ir.alias`: values that may share memory. What a value is a view of, and with which sizes, strides
+and offset, is computed anew from the operations, because facts that were recorded while the graph was traced may say
+where a value lay then.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from .. import _private
+from .effects import node_operands
+from .facts import fact, known, known_equal, same_strides, tensor_fact
+from .program import Program
+from .refusal import Refusal
+from .traits import is_gemm, is_reduction
+
+aten = torch.ops.aten
+
+COPY = aten.copy_.default
+
+SIZES_ONLY = frozenset(
+    (aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default, aten.sym_storage_offset.default)
+)
+"""Operations that read no element."""
+
+UNDECLARED_VIEWS = frozenset((aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default))
+"""Operations whose result may share the operand's memory although the schema does not say so."""
+
+LAZY_COPIES = frozenset((aten.flip.default, aten.repeat.default))
+"""Copies that Inductor does not make: it reads the operand, in another order, where the result is used. It saves what
+was computed from a buffer before the buffer is written, and takes these for the buffer itself."""
+
+MOST_LAZY = 100
+"""Search budget: how many nodes that Inductor may inline are followed from an operand of a write."""
+
+
+@dataclass(frozen=True)
+class Overwrite:
+    """A value that may be written into the memory of `destination`."""
+
+    value: Node | None
+    """None: a result that nobody takes."""
+    destination: Node
+    copy_back: Node | None = None
+    """`copy_(destination, value)`, which has nothing left to do."""
+
+
+class LaterUses:
+    """Who touches which memory behind a place of the graph, from the end of the graph to its beginning."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.inductor = program.options.codegen == "inductor"
+        self._touches: dict[Node, list[Node]] = {}
+        self._passed: set[Node] = set()
+        self._synced = 0
+        hidden = UNDECLARED_VIEWS | LAZY_COPIES if self.inductor else UNDECLARED_VIEWS
+        for node in program.graph.nodes:
+            if node.target in hidden:
+                program.aliasing.count_as_shared(node, node.args[0])
+
+    def walk(self) -> Iterator[Node]:
+        """The nodes, the last first. While one is handled, `of` knows those behind it; nodes that a rewrite puts before
+        it are passed next."""
+        node = self.program.graph.output_node()
+        self._pass(node)
+        while (node := node.prev).op != "root":
+            before = node.prev
+            yield node
+            if node._erased:
+                added = itertools.takewhile(lambda n: n not in self._passed, _from(before.next))
+                for new in reversed(list(added)):
+                    self._pass(new)
+                node = before.next
+            else:
+                self._pass(node)
+
+    def of(self, value: Node) -> list[Node]:
+        """The nodes behind this place that read or write memory of the value, the last first."""
+        self._sync()
+        touches = self._touches.get(self.program.aliasing.memory(value), ())
+        return sorted({n for n in touches if not n._erased}, reverse=True)
+
+    def _pass(self, node: Node) -> None:
+        self._passed.add(node)
+        seen = self.program.aliasing.effects(node)
+        is_view = bool(seen.aliases) and not (seen.writes or seen.may_copy or seen.random or seen.kept)
+        if is_view or node.target in SIZES_ONLY:
+            return  # whoever reads through the view is a use
+        self._sync()
+        for operand in node.all_input_nodes:
+            self._touches.setdefault(self.program.aliasing.memory(operand), []).append(node)
+
+    def _sync(self) -> None:
+        """Values that shared no memory before a rewrite may share some now."""
+        joined = self.program.aliasing.joined
+        for part, whole in joined[self._synced :]:
+            if touches := self._touches.pop(part, None):
+                self._touches.setdefault(whole, []).extend(touches)
+        self._synced = len(joined)
+
+
+def _from(node: Node) -> Iterator[Node]:
+    while node.op != "root":
+        yield node
+        node = node.next
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value lies: the value that it is a view of, and its sizes, strides and offset in there."""
+
+    base: Node
+    tensor: torch.Tensor
+    start: Any
+    """The offset from the base's first element."""
+
+    def same(self, other: Place) -> bool:
+        return (
+            self.base is other.base
+            and self.tensor.dtype == other.tensor.dtype
+            and known_equal(self.start, other.start)
+            and known_equal(self.tensor.shape, other.tensor.shape)
+            and same_strides(self.tensor, other.tensor)
+        )
+
+
+def place(program: Program, node: Node) -> Place | None:
+    """Where a value lies in the memory of what it is a view of; None where that cannot be told."""
+    views = []
+    base = node
+    while isinstance(base.target, _private.OpOverload):
+        seen = program.aliasing.effects(base)
+        if seen.writes or seen.may_copy or seen.random or len(seen.aliases) != 1:
+            break
+        views.append(base)
+        (base,) = seen.aliases
+    start = tensor = tensor_fact(base)
+    if start is None or tensor is None or not _private.is_ordinary(start):
+        return None
+    for view in reversed(views):
+        operand, known_as = view.all_input_nodes[0], tensor
+        try:
+            tensor = program.compute(view, lambda n: known_as if n is operand else fact(n))  # noqa: B023
+        except Exception:
+            return None
+        recorded = tensor_fact(view)
+        if not isinstance(tensor, torch.Tensor) or recorded is None or not same_strides(recorded, tensor):
+            return None
+    return Place(base, tensor, tensor.storage_offset() - start.storage_offset())
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """May two elements lie in the same place? False only where the strides prove that none do."""
+    dims = [(stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if not known(size == 1)]
+    extent: Any = 1
+    for stride, size in sorted(dims, key=lambda dim: _hint(dim[0])):
+        if not known(stride >= extent):
+            return True
+        extent = extent + (size - 1) * stride
+    return False
+
+
+def _hint(number: Any) -> int:
+    if isinstance(number, int):
+        return number
+    return int(number.node.hint) if number.node.has_hint() else 1 << 62
+
+
+def overwrite(
+    later: LaterUses, value: Node | None, destination: Any, others: Collection[Node], inlines: bool = True
+) -> Overwrite | Refusal:
+    """The proof that `value` may be written into `destination`; else why not.
+
+    `others` are the further operands of the operation that computes the value. `inlines`: Inductor may compute them
+    inside the kernel that writes.
+    """
+    program, aliasing = later.program, later.program.aliasing
+    there = place(program, destination) if isinstance(destination, Node) else None
+    if there is None or not _is_plain(there.tensor):
+        return Refusal("where {at} lies in memory is not known", at=destination)
+    if overlaps_itself(there.tensor):
+        return Refusal("elements of {at} may overlap in memory", at=destination)
+    if (shared := next((o for o in others if aliasing.same(o, destination)), None)) is not None:
+        return Refusal("{found} may share memory with {at}", at=destination, found=shared)
+    if inlines and later.inductor and (lazy := _inlined(program, others, destination)) is not None:
+        return Refusal("{found} reads {at}, and Inductor may compute it inside the write", at=destination, found=lazy)
+    uses = later.of(destination)
+    first = uses.pop() if uses else None
+    if first is not None and not _overwrites(program, first, there):
+        return Refusal("{at} is used afterwards, by {found}", at=destination, found=first)
+    if first is None and aliasing.is_input(destination):
+        return Refusal("{at} is an input, and the caller sees its old value", at=destination)
+    if value is None:
+        return Overwrite(None, destination, None)
+    result = tensor_fact(value)
+    if result is None or not _is_plain(result) or result.dtype != there.tensor.dtype:
+        return Refusal("shape and dtype are not known", at=value)
+    if not known_equal(result.shape, there.tensor.shape) or result.device != there.tensor.device:
+        return Refusal("another shape than that of {at}", at=destination)
+    goes = first is not None and first.args[1] is value
+    if not same_strides(result, there.tensor) and not (goes and list(value.users) == [first]):
+        return Refusal("strides {wanted} would become {found}", wanted=result.stride(), found=there.tensor.stride())
+    if aliasing.is_output(value) and (there.base is not destination or aliasing.is_input(destination)):
+        return Refusal("the new value of {at} is returned, and would be part of other memory", at=destination)
+    if not known_equal(result.storage_offset(), there.tensor.storage_offset()) and _offset_matters(program, value):
+        return Refusal("the storage offset of {at} is another one, and is used", at=destination)
+    if first is None:
+        return Overwrite(value, destination)
+    users = later.of(value)
+    if not goes and first in users:
+        return Refusal("{found} writes {at} from a view of the new value", at=destination, found=first)
+    behind = next((u for u in users if first < u), None)
+    if behind is not None and not goes:
+        return Refusal("{at} is overwritten before {found} reads the new value", at=destination, found=behind)
+    if behind is not None:
+        writers = itertools.chain(aliasing.writers(destination), aliasing.writers(value))
+        if (writer := next((w for w in writers if first < w), None)) is not None:
+            return Refusal("{found} writes what was one of two copies", at=destination, found=writer)
+    return Overwrite(value, destination, first if goes else None)
+
+
+def _offset_matters(program: Program, value: Node) -> bool:
+    """Does anybody count elements from the beginning of the value's memory, as `as_strided` does?"""
+    work, seen = [value], {value}
+    while work:
+        node = work.pop()
+        for user in node.users:
+            if "as_strided" in str(user.target) or isinstance(user.target, _private.HigherOrderOperator):
+                return True
+            if user not in seen and node in program.aliasing.effects(user).aliases:
+                seen.add(user)
+                work.append(user)
+    return False
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return _private.is_ordinary(tensor) and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _overwrites(program: Program, node: Node, there: Place) -> bool:
+    """Does the node write all of this place, whatever was there?"""
+    if node.target is not COPY or node.args[0] is node.args[1]:
+        return False
+    target = place(program, node.args[0])  # type: ignore[arg-type]
+    source = tensor_fact(node.args[1])
+    if target is None or not target.same(there) or source is None:
+        return False
+    return source.dtype == target.tensor.dtype and known_equal(source.shape, target.tensor.shape)
+
+
+def _inlined(program: Program, operands: Collection[Node], destination: Node) -> Node | None:
+    """An operand that is computed from memory of the destination by operations that Inductor may inline."""
+    for operand in operands:
+        work, seen = [operand], {operand}
+        while work:
+            node = work.pop()
+            if program.aliasing.same(node, destination) or len(seen) > MOST_LAZY:
+                return operand
+            call = program.call(node)
+            if call is not None and (is_gemm(call.op) or is_reduction(call.op)):
+                continue  # its result is written to memory before anything reads it
+            further = [n for n in node_operands((node.args, node.kwargs)) if n not in seen and _has_elements(n)]
+            seen.update(further)
+            work += further
+    return None
+
+
+def _has_elements(node: Node) -> bool:
+    value = fact(node)
+    return value is None or isinstance(value, (torch.Tensor, list, tuple))
