@@ -67,8 +67,11 @@ def make_backend(compile_fn: CompileFn) -> Callable[..., Any]:
         options: OptionsLike = None,
         mode: str | None = None,
     ) -> Callable[..., Any]:
+        made = Options.make(options, mode)
+        # graphs stay functional, unless writes are asked for by name
+        removed = made.remove_passes if "reinplace" in made.add_passes else (*made.remove_passes, "reinplace")
         # not "inductor": no pass may emit what only Inductor can lower
-        made = replace(Options.make(options, mode), codegen="eager")
+        made = replace(made, codegen="eager", remove_passes=removed)
         return compile_program(gm, example_inputs, made, lambda *_: CallableCodegen(compile_fn))
 
     return backend

@@ -19,7 +19,8 @@ where a value lay then.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator
+import operator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +87,8 @@ class LaterUses:
         while (node := node.prev).op != "root":
             before = node.prev
             yield node
+            while before._erased:
+                before = before.prev
             if node._erased:
                 added = itertools.takewhile(lambda n: n not in self._passed, _from(before.next))
                 for new in reversed(list(added)):
@@ -95,16 +98,16 @@ class LaterUses:
                 self._pass(node)
 
     def of(self, value: Node) -> list[Node]:
-        """The nodes behind this place that read or write memory of the value, the last first."""
+        """The nodes behind this place that read or write memory of the value."""
         self._sync()
         touches = self._touches.get(self.program.aliasing.memory(value), ())
-        return sorted({n for n in touches if not n._erased}, reverse=True)
+        return [n for n in touches if not n._erased]
 
     def _pass(self, node: Node) -> None:
         self._passed.add(node)
         seen = self.program.aliasing.effects(node)
         is_view = bool(seen.aliases) and not (seen.writes or seen.may_copy or seen.random or seen.kept)
-        if is_view or node.target in SIZES_ONLY:
+        if is_view or node.target is operator.getitem or node.target in SIZES_ONLY:
             return  # whoever reads through the view is a use
         self._sync()
         for operand in node.all_input_nodes:
@@ -186,26 +189,59 @@ def _hint(number: Any) -> int:
     return int(number.node.hint) if number.node.has_hint() else 1 << 62
 
 
-def overwrite(
-    later: LaterUses, value: Node | None, destination: Any, others: Collection[Node], inlines: bool = True
-) -> Overwrite | Refusal:
-    """The proof that `value` may be written into `destination`; else why not.
+class Operands:
+    """The operands of an operation that is to write some of them: who else is in its way."""
 
-    `others` are the further operands of the operation that computes the value. `inlines`: Inductor may compute them
-    inside the kernel that writes.
-    """
+    def __init__(self, program: Program, destinations: Iterable[Any], others: Iterable[Node], inlines: bool) -> None:
+        """`inlines`: Inductor may compute the other operands inside the kernel that writes."""
+        self._memory = program.aliasing.memory
+        self._operands: dict[Node, list[Node]] = {}
+        """By memory."""
+        others = list(others)
+        for node in (*node_operands(list(destinations)), *others):
+            self._operands.setdefault(self._memory(node), []).append(node)
+        self._inlined = dict(_inlined(program, others)) if inlines and program.options.codegen == "inductor" else {}
+
+    def problem(self, destination: Node) -> Refusal | None:
+        memory = self._memory(destination)
+        if len(same := self._operands[memory]) > 1:
+            other = next((n for n in same if n is not destination), destination)
+            return Refusal("{found} may share memory with {at}", at=destination, found=other)
+        if (lazy := self._inlined.get(memory, self._inlined.get(None))) is not None:
+            sentence = "{found} may read {at}, and Inductor may compute it inside the write"
+            return Refusal(sentence, at=destination, found=lazy)
+        return None
+
+
+def _inlined(program: Program, operands: Collection[Node]) -> Iterator[tuple[Node | None, Node]]:
+    """The memory from which Inductor may compute an operand when it is used, and the operand; None where that may be
+    any memory."""
+    work, seen = [(operand, operand) for operand in operands], set(operands)
+    while work:
+        node, operand = work.pop()
+        yield program.aliasing.memory(node), operand
+        call = program.call(node)
+        if call is not None and (is_gemm(call.op) or is_reduction(call.op)):
+            continue  # its result is written to memory before anything reads it
+        further = [n for n in node_operands((node.args, node.kwargs)) if n not in seen and _has_elements(n)]
+        seen.update(further)
+        work += [(n, operand) for n in further]
+        if len(seen) > MOST_LAZY * len(operands):
+            yield None, operand
+            return
+
+
+def overwrite(later: LaterUses, value: Node | None, destination: Any, operands: Operands) -> Overwrite | Refusal:
+    """The proof that `value` may be written into `destination`, one of the operands; else why not."""
     program, aliasing = later.program, later.program.aliasing
     there = place(program, destination) if isinstance(destination, Node) else None
     if there is None or not _is_plain(there.tensor):
         return Refusal("where {at} lies in memory is not known", at=destination)
     if overlaps_itself(there.tensor):
         return Refusal("elements of {at} may overlap in memory", at=destination)
-    if (shared := next((o for o in others if aliasing.same(o, destination)), None)) is not None:
-        return Refusal("{found} may share memory with {at}", at=destination, found=shared)
-    if inlines and later.inductor and (lazy := _inlined(program, others, destination)) is not None:
-        return Refusal("{found} reads {at}, and Inductor may compute it inside the write", at=destination, found=lazy)
-    uses = later.of(destination)
-    first = uses.pop() if uses else None
+    if problem := operands.problem(destination):
+        return problem
+    first = min(later.of(destination), default=None)
     if first is not None and not _overwrites(program, first, there):
         return Refusal("{at} is used afterwards, by {found}", at=destination, found=first)
     if first is None and aliasing.is_input(destination):
@@ -266,23 +302,6 @@ def _overwrites(program: Program, node: Node, there: Place) -> bool:
     if target is None or not target.same(there) or source is None:
         return False
     return source.dtype == target.tensor.dtype and known_equal(source.shape, target.tensor.shape)
-
-
-def _inlined(program: Program, operands: Collection[Node], destination: Node) -> Node | None:
-    """An operand that is computed from memory of the destination by operations that Inductor may inline."""
-    for operand in operands:
-        work, seen = [operand], {operand}
-        while work:
-            node = work.pop()
-            if program.aliasing.same(node, destination) or len(seen) > MOST_LAZY:
-                return operand
-            call = program.call(node)
-            if call is not None and (is_gemm(call.op) or is_reduction(call.op)):
-                continue  # its result is written to memory before anything reads it
-            further = [n for n in node_operands((node.args, node.kwargs)) if n not in seen and _has_elements(n)]
-            seen.update(further)
-            work += further
-    return None
 
 
 def _has_elements(node: Node) -> bool:

@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from .. import _private
 from ..ir.effects import FUNCTIONALISED, node_operands
-from ..ir.overwriting import COPY, LaterUses, Overwrite, overwrite
+from ..ir.overwriting import COPY, LaterUses, Operands, Overwrite, overwrite
 from ..ir.program import Program
 from ..ir.refusal import Refusal
 from ..rewrite.edits import WriteInPlace
@@ -124,7 +124,7 @@ class ReinplaceSliceAssignment(Rule):
             return
         later = LaterUses(program)
         for node in later.walk():
-            if node.target not in VIEW_OF_SCATTER or not node.users:
+            if node.target not in VIEW_OF_SCATTER or not node.users or len(node.args) < 2:
                 continue
             destination: Any = node.args[0]
             source: Any = node.args[1]
@@ -132,7 +132,8 @@ class ReinplaceSliceAssignment(Rule):
                 problem = Refusal("Inductor computes the assignment together with {at}", at=destination)
                 yield Match.at(program, node, problem=problem)
                 continue
-            yield _site(program, node, overwrite(later, node, destination, [source], inlines=False))
+            operands = Operands(program, [destination], [source], inlines=False)
+            yield _site(program, node, overwrite(later, node, destination, operands))
 
     def rewrite(self, op, m):
         node, plan = m.root.node, m.bindings["plan"]
@@ -173,13 +174,14 @@ class ReinplaceIndexedWrites(Rule):
             return
         later = LaterUses(program)
         for node in later.walk():
-            if node.target not in INDEXED_WRITES or not node.users or not isinstance(node.args[0], Node):
+            if node.target not in INDEXED_WRITES or not node.users or not node.args:
                 continue
             if later.inductor and node.target in NOT_IN_INDUCTOR:
                 continue
             is_copy = node.target is aten.copy.default
-            others = list(node_operands((node.args[1:], node.kwargs)))
-            plan = overwrite(later, node, node.args[0], others, inlines=not is_copy)
+            others = node_operands((node.args[1:], node.kwargs))
+            operands = Operands(program, node.args[:1], others, inlines=not is_copy)
+            plan = overwrite(later, node, node.args[0], operands)
             if later.inductor and is_copy and isinstance(plan, Overwrite) and plan.copy_back is None:
                 plan = Refusal("Inductor computes the copy in the kernel that reads it")
             yield _site(program, node, plan)
@@ -230,11 +232,11 @@ class ReinplaceForeach(Rule):
         results = {u.args[1]: u for u in node.users}
         if len(results) != len(node.users) or any(u.args[0] is not node for u in node.users):
             return Match.at(later.program, node, problem="the results are used as a list")
-        operands = list(node_operands((node.args[1:], node.kwargs)))
+        others = node_operands((node.args[1:], node.kwargs))
+        operands = Operands(later.program, destinations, others, inlines=True)
         plans = []
         for i, destination in enumerate(destinations):
-            others = [*operands, *destinations[:i], *destinations[i + 1 :]]
-            plan = overwrite(later, results.get(i), destination, others)
+            plan = overwrite(later, results.get(i), destination, operands)
             if isinstance(plan, Refusal):
                 return Match.at(later.program, node, problem=plan)
             if later.inductor and plan.copy_back is None:

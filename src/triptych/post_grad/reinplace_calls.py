@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 from .. import _private
 from ..ir.effects import node_operands
 from ..ir.facts import fact, same_strides, tensor_of
-from ..ir.overwriting import LaterUses, Overwrite, overwrite
+from ..ir.overwriting import LaterUses, Operands, Overwrite, overwrite
 from ..ir.program import Program
 from ..ir.refusal import Refusal
 from ..rewrite.edits import WriteInPlace
@@ -56,9 +56,10 @@ def _as_operator(graph: Graph) -> None:
 
 
 def _as_kernel(graph: Graph) -> None:
+    table = _private.kernel_side_table
     for node in graph.find_nodes(op="call_function", target=aten.mul.Tensor):
         kwargs = {
-            "kernel_idx": _private.kernel_side_table.add_kernel(DOUBLE_KERNEL), "constant_args_idx": _private.kernel_side_table.add_constant_args({}),
+            "kernel_idx": table.add_kernel(DOUBLE_KERNEL), "constant_args_idx": table.add_constant_args({}),
             "grid": [(1,)], "tma_descriptor_metadata": {}, "kwargs": {"x": node.args[0]}, "tensors_to_clone": ["x"],
         }  # fmt: skip
         functional = _private.triton_kernel_wrapper_functional
@@ -111,11 +112,11 @@ class _Call:
             return Match.at(program, self.node, problem="the results are used as a whole")
         plans: dict[Any, Overwrite] = {}
         refusal = Refusal("it writes no tensor")
+        operands = Operands(program, self.written.values(), self.read, inlines=False)
         for key, destination in self.written.items():
             if destination is None:
                 continue
-            others = [*self.read, *node_operands([d for k, d in self.written.items() if k != key])]
-            plan = overwrite(later, taken.get(key), destination, others, inlines=False)
+            plan = overwrite(later, taken.get(key), destination, operands)
             if isinstance(plan, Refusal):
                 refusal = plan
             else:

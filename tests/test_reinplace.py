@@ -1,0 +1,566 @@
+"""Writes in place: right in every situation in which a write could be seen, and taken where it saves a copy."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import triptych
+from tests.compare import check_inference, check_training
+from triptych.codegen.eager import EagerCodegen
+from triptych.codegen.inductor import InductorCodegen
+from triptych.ir.overwriting import overlaps_itself
+from triptych.passes.session import watching
+
+CODEGENS = ("eager", "inductor")
+I = torch.tensor  # noqa: E741
+
+
+@torch.library.custom_op("triptych_tests::add_both", mutates_args=("x", "y"))
+def add_both(x: torch.Tensor, y: torch.Tensor, by: float) -> None:
+    x.add_(by)
+    y.add_(2 * by)
+
+
+@torch.library.custom_op("triptych_tests::write_rows", mutates_args=("cache",))
+def write_rows(cache: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    cache[positions] = rows
+    return rows.sum(0)
+
+
+@write_rows.register_fake
+def _(cache, rows, positions):
+    return rows.new_empty(rows.shape[1:])
+
+
+@torch.library.custom_op("triptych_tests::write_list", mutates_args=("xs",))
+def write_list(xs: list[torch.Tensor]) -> None:
+    for x in xs:
+        x.mul_(2)
+
+
+# ---- situations in which a write could be seen: each is compared with eager ----
+
+
+def index_add_of_itself(x):
+    x.index_add_(0, I([0, 1, 1, 2]), x.clone())
+
+
+def index_add_of_its_double(x):
+    x.index_add_(0, I([0, 1, 1, 2]), x * 2)
+
+
+def index_add_of_its_flip(x):
+    x.index_add_(0, I([0, 1, 1, 2]), x.flip(0))
+
+
+def index_put_from_itself(x):
+    x[I([1, 2, 3, 0])] = x[I([0, 1, 2, 3])]
+
+
+def index_put_from_its_rows(x):
+    x[I([1, 2])] = x[:2].clone()
+
+
+def index_computed_from_destination(x):
+    x.index_put_((x[:, 0].abs().long() % 4,), x[:, 1:2])
+
+
+def scatter_of_its_double(x):
+    x.scatter_(0, I([[1, 0, 2, 3]]), x * 2)
+
+
+def scatter_add_to_itself(x):
+    return x.scatter_add_(0, I([[1, 1, 2, 3]]), x.sin())
+
+
+def shifted_down(x):
+    x[1:] = x[:-1].clone()
+
+
+def shifted_and_scaled(x):
+    x[1:] = x[:-1] * 2
+
+
+def diagonal_of_sums(x):
+    x.diagonal().copy_(x.sum(1))
+    return x.diagonal() * 1
+
+
+def diagonal_plus_row(x):
+    x.diagonal().add_(x[0])
+
+
+def diagonal_of_a_temporary(x):
+    y = x + 1
+    y.diagonal().mul_(3)
+    return y, y.t()
+
+
+def foreach_with_flip(x, y):
+    torch._foreach_add_([x, y], [y.flip(0), x.flip(0)])
+
+
+def foreach_with_its_own_flip(x):
+    torch._foreach_add_([x], [x.flip(0)])
+
+
+def foreach_of_views(x):
+    torch._foreach_mul_([x[0], x[1]], 3.0)
+
+
+def foreach_of_repeats(x, y):
+    torch._foreach_mul_([x, y], [y.repeat(1, 1), y.flip(0)])
+
+
+def copied_then_source_written(a, b):
+    b.copy_(a)
+    a.add_(1)
+
+
+def copied_then_both_written(a, b):
+    b.copy_(a)
+    a.mul_(2)
+    b[0] = 7
+    return a + b
+
+
+def cloned_then_written(x):
+    y = x.clone()
+    x.index_fill_(0, I([1]), 3.0)
+    return y
+
+
+def cloned_then_clone_written(x):
+    y = x.clone()
+    y[1] = 5
+    x[0] = 3
+    return y, y[1]
+
+
+def flipped_then_written(x):
+    y = x.flip(0)
+    x[1] = 3
+    return y, y + 1
+
+
+def repeated_then_written(x):
+    y = x.repeat(2, 1)
+    x[1] = 3
+    return y
+
+
+def swapped(x, y):
+    before = x.clone()
+    x.copy_(y)
+    y.copy_(before)
+
+
+def transposed_onto_itself(x):
+    x.copy_(x.t() + 1)
+
+
+def view_read_afterwards(x):
+    y = x + 1
+    row = y[1]
+    written = y.index_copy(0, I([1]), x[:1])
+    return written.sum() + row.sum()
+
+
+def view_of_destination_returned(x):
+    y = x + 1
+    row = y[1]
+    return y.index_fill(0, I([1]), 3.0), row
+
+
+def destination_returned(x):
+    y = x + 1
+    return y.index_fill(0, I([1]), 3.0), y
+
+
+def result_returned_beside_input(x):
+    y = x.index_fill(0, I([1]), 3.0)
+    x.copy_(y)
+    return y
+
+
+def result_viewed_and_returned(x):
+    x.index_fill_(0, I([1]), 3.0)
+    return x[1], x
+
+
+def overwritten_by_another(x):
+    y = x.index_fill(0, I([1]), 3.0)
+    x.copy_(y * 2)
+    return y.sum()
+
+
+def overwritten_by_another_and_read(x):
+    y = x.index_fill(0, I([1]), 3.0)
+    x.copy_(y * 2)
+    return y + x
+
+
+def overwritten_by_its_transpose(x):
+    y = x.index_fill(0, I([1]), 3.0)
+    x.copy_(y.t())
+
+
+def expanded_destination(x):
+    return x[:1].expand(4, 4).index_fill(0, I([1]), 3.0)
+
+
+def overlapping_destination(x):
+    y = (x * 1).as_strided((3, 4), (2, 1))
+    return torch.slice_scatter(y, x[:1], 0, 1, 2), torch.index_fill(y, 0, I([0]), 1.0)
+
+
+def unfolded_destination(x):
+    return x.unfold(0, 2, 1).index_fill(0, I([0]), 2.0).sum(0)
+
+
+def several_layers(cache, k):
+    cache[0].index_copy_(0, I([1]), k)
+    inner = cache[0].softmax(0).sum(0, keepdim=True)
+    cache[1].index_copy_(0, I([2]), k * inner)
+    return cache[1].sum(0)
+
+
+def layers_written_in_turn(cache, k):
+    cache[0, 1] = k[0]
+    cache[1, 2] = cache[0, 1] * 2
+    cache[0, 1] += cache[1, 2]
+    return cache.sum()
+
+
+def sliced_twice(x, k):
+    x[1:3][:, :2] = k
+    return x * 2
+
+
+def filled_by_rows(x):
+    y = torch.zeros(4, 4)
+    for i in range(4):
+        y[i] = x[i] * (y[i - 1].sum() + i)
+    return y
+
+
+def filled_and_indexed(x):
+    y = x * 2
+    y[1] = 0
+    y.index_add_(0, I([1, 1]), x[:2])
+    y[:, 2] = 5
+    return y.relu_()
+
+
+def padded_like(x):
+    y = x.new_zeros(6, 6)
+    y[1:5, 1:5] = x
+    return F.conv2d(y[None, None], x[None, None, :3, :3])
+
+
+def masked_rows(x):
+    x[x > 0] = 1.5
+    return x.masked_scatter(x < 0, torch.arange(16.0).view(4, 4))
+
+
+def noncontiguous_destination(x):
+    x.t()[1:3].index_copy_(0, I([0]), x[:1].clone())
+    return x.t()[1] + 1
+
+
+def custom_operator_on_inputs(x, y):
+    add_both(x, y, 1.5)
+    return x * y
+
+
+def custom_operator_on_one_tensor_twice(x):
+    add_both(x, x, 1.5)
+
+
+def custom_operator_on_two_views(x):
+    add_both(x[0], x[1], 1.5)
+    return x.sum()
+
+
+def custom_operator_on_overlapping_views(x):
+    add_both(x[:3], x[1:], 1.5)
+
+
+def custom_operator_on_temporaries(x, y):
+    a, b = x + 1, y * 2
+    add_both(a, b, 1.5)
+    return a, b
+
+
+def custom_operator_on_a_used_temporary(x, y):
+    a, b = x + 1, y * 2
+    before = a * 3
+    copy = a.clone()
+    add_both(a, b, 1.5)
+    return a, b, before, copy
+
+
+def custom_operator_with_result(x, y):
+    cache = x * 1
+    made = write_rows(cache, y[:2], I([0, 3]))
+    made2 = write_rows(cache, y[2:] + made, I([1, 1]))
+    return cache.sum(0) + made2
+
+
+def custom_operator_on_a_list(x, y):
+    write_list([x, y[0]])
+    return x + y
+
+
+def custom_operator_reads_what_it_writes(x):
+    return write_rows(x, x[:2].clone(), I([2, 3]))
+
+
+ONE = (torch.randn(4, 4, generator=torch.Generator().manual_seed(0)),)
+TWO = (*ONE, torch.randn(4, 4, generator=torch.Generator().manual_seed(1)))
+CACHE = (torch.randn(2, 4, 8), torch.randn(1, 8))
+
+SITUATIONS = {
+    index_add_of_itself: ONE, index_add_of_its_double: ONE, index_add_of_its_flip: ONE, index_put_from_itself: ONE,
+    index_put_from_its_rows: ONE, index_computed_from_destination: ONE, scatter_of_its_double: ONE,
+    scatter_add_to_itself: ONE, shifted_down: ONE, shifted_and_scaled: ONE, diagonal_of_sums: ONE,
+    diagonal_plus_row: ONE, diagonal_of_a_temporary: ONE, foreach_with_flip: TWO, foreach_with_its_own_flip: ONE,
+    foreach_of_views: ONE, foreach_of_repeats: TWO, copied_then_source_written: TWO, copied_then_both_written: TWO,
+    cloned_then_written: ONE, cloned_then_clone_written: ONE, flipped_then_written: ONE, repeated_then_written: ONE,
+    swapped: TWO, transposed_onto_itself: ONE, view_read_afterwards: ONE, view_of_destination_returned: ONE,
+    destination_returned: ONE, result_returned_beside_input: ONE, result_viewed_and_returned: ONE,
+    overwritten_by_another: ONE, overwritten_by_another_and_read: ONE, overwritten_by_its_transpose: ONE,
+    expanded_destination: ONE, overlapping_destination: ONE, unfolded_destination: ONE, several_layers: CACHE,
+    layers_written_in_turn: CACHE, sliced_twice: (*ONE, torch.randn(2, 2)), filled_by_rows: ONE,
+    filled_and_indexed: ONE, padded_like: ONE, masked_rows: ONE, noncontiguous_destination: ONE,
+    custom_operator_on_inputs: TWO, custom_operator_on_one_tensor_twice: ONE, custom_operator_on_two_views: ONE,
+    custom_operator_on_overlapping_views: ONE, custom_operator_on_temporaries: TWO,
+    custom_operator_on_a_used_temporary: TWO, custom_operator_with_result: TWO, custom_operator_on_a_list: TWO,
+    custom_operator_reads_what_it_writes: ONE,
+}  # fmt: skip
+
+@pytest.mark.parametrize("codegen", CODEGENS)
+@pytest.mark.parametrize("program", SITUATIONS, ids=lambda p: p.__name__)
+def test_the_caller_sees_what_eager_does(program, codegen):
+    check_inference(program, SITUATIONS[program], backend=triptych.compile_fx, options={"codegen": codegen})
+
+
+@pytest.mark.parametrize("program", SITUATIONS, ids=lambda p: p.__name__)
+def test_each_step_is_verified(program):
+    """Outputs, sharing and inputs of the graph itself, before and after the pass."""
+    options = {"codegen": "eager", "verify": "each", "on_error": "raise"}
+    with watching() as sessions:
+        torch.compile(program, backend=triptych.compile_fx, options=options)(*[t.clone() for t in SITUATIONS[program]])
+    assert not [w for s in sessions for w in s.warnings]
+
+
+@pytest.mark.parametrize("codegen", CODEGENS)
+@pytest.mark.parametrize("program", [several_layers, layers_written_in_turn, sliced_twice], ids=lambda p: p.__name__)
+def test_sizes_that_are_symbols(program, codegen):
+    args = SITUATIONS[program]
+    check_inference(program, args, backend=triptych.compile_fx, options={"codegen": codegen}, dynamic=True)
+
+
+# ---- with a backward ----
+
+
+class Buffered(nn.Module):
+    """Writes rows of a buffer, whose old and new values the backward needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+        self.register_buffer("state", torch.randn(4, 4))
+
+    def forward(self, x):
+        before = (x * self.weight * self.state.exp()).sum()
+        self.state[1:3] = x[:2].detach()
+        self.state.index_add_(0, I([0, 0]), x[2:].detach())
+        return before + (x * self.weight.exp() * self.state.sin()).sum()
+
+
+class SavedDestination(nn.Module):
+    """The value that is copied to be written is one that a gradient needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x):
+        y = (x @ self.weight).exp()
+        z = y.index_fill(0, I([1]), 0.0)
+        w = torch.sin(x)
+        w[0] = z[0] * 2
+        return z + w * y.detach().clone().index_add_(0, I([0, 0]), x[:2].detach())
+
+
+class Gathered(nn.Module):
+    """The gradient of indexing adds into zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 4))
+
+    def forward(self, x):
+        rows = self.weight[I([0, 2, 2, 5])]
+        return (rows * x).gather(1, I([[0, 1], [1, 1], [2, 0], [3, 3]])).sum() + rows[1:, :2].sum()
+
+
+@pytest.mark.parametrize("codegen", CODEGENS)
+@pytest.mark.parametrize("model", [Buffered, SavedDestination, Gathered])
+def test_training(model, codegen):
+    check_training(
+        model(), ONE, backend=triptych.compile_fx, options={"codegen": codegen}, input_gradients=model is not Buffered
+    )
+
+
+# ---- what must not be copied ----
+
+
+def updated_at_indices(cache, k, positions):
+    cache.index_copy_(2, positions, k)
+    return cache.sum((0, 1))
+
+
+def updated_by_setitem(cache, k, positions):
+    cache[:, :, positions] = k
+    return cache.sum((0, 1))
+
+
+def updated_slice(cache, k, positions):
+    cache[:, :, 2:4] = k
+    return cache.sum((0, 1))
+
+
+def updated_by_scatter(cache, k, positions):
+    cache.scatter_(2, positions[None, None, :, None].expand_as(k), k)
+    return cache.sum((0, 1))
+
+
+def updated_by_operator(cache, k, positions):
+    write_rows(cache.view(-1, 16), k.reshape(-1, 16)[:2], positions)
+    return cache.sum((0, 1))
+
+
+def updated_layers(cache, k, positions):
+    for layer in range(2):
+        cache[layer].index_copy_(1, positions, k[layer])
+        k = k + cache[layer].sum(1, keepdim=True)
+    return k
+
+
+UPDATES = (updated_at_indices, updated_by_setitem, updated_slice, updated_by_scatter, updated_by_operator, updated_layers)
+
+
+def cache_and_rows():
+    return torch.randn(2, 3, 8, 16), torch.randn(2, 3, 2, 16), I([2, 5])
+
+
+def final_graph(monkeypatch, program, args, codegen, **how):
+    """The graph that the code generator gets, and the source of the kernels."""
+    graphs = []
+    for cls in (EagerCodegen, InductorCodegen):
+        emit = cls.emit
+
+        def kept(self, gm, inputs, graph, emit=emit):
+            graphs.append([str(n.target) for n in gm.graph.nodes if n.op == "call_function"])
+            return emit(self, gm, inputs, graph)
+
+        monkeypatch.setattr(cls, "emit", kept)
+    options = {"codegen": codegen, "on_error": "raise"}
+    with watching() as sessions:
+        torch.compile(program, backend=triptych.compile_fx, fullgraph=True, options=options, **how)(*args)
+    (graph,) = graphs
+    return graph, sessions[0].kernels.get("forward", "")
+
+
+COPIES = ("index_put.", "index_copy.", "scatter.", "scatter_add.", "clone", "auto_functionalized", "_scatter.")
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("codegen", CODEGENS)
+@pytest.mark.parametrize("update", UPDATES, ids=lambda p: p.__name__)
+def test_a_cache_is_written_and_not_copied(update, codegen, dynamic, monkeypatch):
+    graph, source = final_graph(monkeypatch, update, cache_and_rows(), codegen, dynamic=dynamic)
+    assert not [name for name in graph if any(copy in name for copy in COPIES)], graph
+    written = [name for name in graph if name.split(".")[-2].endswith("_") or "write_rows" in name]
+    assert written, graph
+    if codegen == "inductor" and not dynamic:
+        elements = [eval(shape.replace(" ", "")) for shape in re.findall(r"empty_strided_cpu\((\([\d, ]+\))", source)]
+        sizes = [int(torch.Size(shape).numel()) for shape in elements]
+        assert sizes and max(sizes) < 2 * 3 * 8 * 16, f"a buffer as large as the cache is allocated: {elements}"
+
+
+@pytest.mark.parametrize("codegen", CODEGENS)
+@pytest.mark.parametrize("update", UPDATES, ids=lambda p: p.__name__)
+def test_a_cache_gets_the_values_of_eager(update, codegen):
+    check_inference(update, cache_and_rows(), backend=triptych.compile_fx, options={"codegen": codegen})
+
+
+@pytest.mark.parametrize("codegen", CODEGENS)
+def test_an_optimizer_step_is_written_in_place(codegen, monkeypatch):
+    def step(p, q, g, h):
+        torch._foreach_mul_([p, q], 0.9)
+        torch._foreach_add_([p, q], [g, h])
+
+    args = [torch.randn(4, 4) for _ in range(4)]
+    graph, _ = final_graph(monkeypatch, step, args, codegen)
+    assert "aten._foreach_add_.List" in graph and "aten.copy_.default" not in graph
+
+
+def test_inductors_own_reinplacing_is_off(monkeypatch):
+    """It would take what our pass leaves alone, and be wrong there."""
+    from torch._inductor.fx_passes import reinplace
+
+    monkeypatch.setattr(reinplace, "reinplace_inplaceable_ops_core", lambda graph: pytest.fail("it runs"))
+    torch.compile(foreach_with_flip, backend=triptych.compile_fx)(*[t.clone() for t in TWO])
+
+
+def test_removed_by_name_nothing_is_written(monkeypatch):
+    options = {"codegen": "eager", "remove_passes": "reinplace", "on_error": "raise"}
+    with watching() as sessions:
+        torch.compile(updated_slice, backend=triptych.compile_fx, options=options)(*cache_and_rows())
+    assert not [r for s in sessions for r in s.records if r.name == "reinplace"]
+
+
+def test_graphs_for_other_code_generators_stay_functional():
+    graphs = []
+
+    @triptych.make_backend
+    def backend(gm, inputs):
+        graphs.append([str(n.target) for n in gm.graph.nodes])
+        return gm.forward
+
+    torch.compile(updated_slice, backend=backend)(*cache_and_rows())
+    assert "aten.slice_scatter.default" in graphs[0]
+    torch._dynamo.reset()
+    torch.compile(updated_slice, backend=backend, options={"add_passes": "reinplace"})(*cache_and_rows())
+    assert "aten.slice_scatter.default" not in graphs[1]
+
+
+# ---- the proof that elements lie in different places ----
+
+
+@pytest.mark.parametrize(
+    "tensor, overlaps",
+    [
+        (torch.empty(3, 4), False),
+        (torch.empty(3, 4).t(), False),
+        (torch.empty(3, 4)[:, ::2], False),
+        (torch.empty(3, 1, 4).expand(3, 1, 4), False),
+        (torch.empty(3, 1).expand(3, 4), True),
+        (torch.empty(1).expand(4), True),
+        (torch.empty(8).unfold(0, 3, 1), True),
+        (torch.empty(9).unfold(0, 3, 3), False),
+        (torch.empty(12).as_strided((3, 4), (2, 1)), True),
+        (torch.empty(4, 4).diagonal(), False),
+        (torch.empty(()), False),
+    ],
+)
+def test_overlaps_itself(tensor, overlaps):
+    assert overlaps_itself(tensor) is overlaps
