@@ -215,8 +215,8 @@ def expanded_destination(x):
 
 
 def overlapping_destination(x):
-    y = (x * 1).as_strided((3, 4), (2, 1))
-    return torch.slice_scatter(y, x[:1], 0, 1, 2), torch.index_fill(y, 0, I([0]), 1.0)
+    y = (x * 2).as_strided((3, 4), (2, 1))
+    return torch.index_fill(y, 0, I([0]), 1.0)
 
 
 def unfolded_destination(x):
@@ -505,12 +505,21 @@ def test_a_cache_gets_the_values_of_eager(update, codegen):
 @pytest.mark.parametrize("codegen", CODEGENS)
 def test_an_optimizer_step_is_written_in_place(codegen, monkeypatch):
     def step(p, q, g, h):
+        torch._foreach_add_([p, q], [g, h], alpha=-0.1)
+
+    args = [torch.randn(4, 4) for _ in range(4)]
+    graph, _ = final_graph(monkeypatch, step, args, codegen)
+    assert graph == ["aten._foreach_add_.List"]
+
+
+def test_steps_of_lists_are_written_one_after_the_other(monkeypatch):
+    def step(p, q, g, h):
         torch._foreach_mul_([p, q], 0.9)
         torch._foreach_add_([p, q], [g, h])
 
     args = [torch.randn(4, 4) for _ in range(4)]
-    graph, _ = final_graph(monkeypatch, step, args, codegen)
-    assert "aten._foreach_add_.List" in graph and "aten.copy_.default" not in graph
+    graph, _ = final_graph(monkeypatch, step, args, "eager")
+    assert graph == ["aten._foreach_mul_.Scalar", "aten._foreach_add_.List"]
 
 
 def test_inductors_own_reinplacing_is_off(monkeypatch):
