@@ -411,8 +411,19 @@ class Gathered(nn.Module):
         return (rows * x).gather(1, I([[0, 1], [1, 1], [2, 0], [3, 3]])).sum() + rows[1:, :2].sum()
 
 
+class Interpolated(nn.Module):
+    """The gradient of interpolation adds into zeros without a check of the indices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(1, 2, 4, 4))
+
+    def forward(self, x):
+        return F.interpolate(self.weight * x, scale_factor=2.0, mode="bilinear").sin()
+
+
 @pytest.mark.parametrize("codegen", CODEGENS)
-@pytest.mark.parametrize("model", [Buffered, SavedDestination, Gathered])
+@pytest.mark.parametrize("model", [Buffered, SavedDestination, Gathered, Interpolated])
 def test_training(model, codegen):
     check_training(
         model(), ONE, backend=triptych.compile_fx, options={"codegen": codegen}, input_gradients=model is not Buffered

@@ -266,9 +266,11 @@ def _higher_order(node: Node) -> Effects:
     operands = tuple(node_operands((node.args, node.kwargs)))
     name = node.target.name()  # type: ignore[union-attr]
     if name in FUNCTIONALISED and "val" in node.meta:
-        called = node.args[0] if node.args else None
-        is_plain = name.startswith("triton") or isinstance(called, _private.OpOverload)
-        return Effects(random=not is_plain or torch.Tag.nondeterministic_seeded in getattr(called, "tags", ()), kept=True)
+        called: Any = node.args[0] if node.args else None
+        if name.startswith("triton"):
+            return Effects(kept=True)
+        is_operator = isinstance(called, _private.OpOverload)
+        return Effects(random=not is_operator or torch.Tag.nondeterministic_seeded in called.tags, kept=True)
     if name == "triton_kernel_wrapper_mutation":
         return Effects(writes=operands, kept=True)
     functional = "val" in node.meta and "mutation" not in str(node.target)

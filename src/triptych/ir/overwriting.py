@@ -18,6 +18,7 @@ where a value lay then.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import operator
 from collections.abc import Collection, Iterable, Iterator
@@ -32,7 +33,7 @@ from .effects import node_operands
 from .facts import fact, known, known_equal, same_strides, tensor_fact
 from .program import Program
 from .refusal import Refusal
-from .traits import is_gemm, is_reduction
+from .traits import is_gemm, is_pointwise, is_reduction
 
 aten = torch.ops.aten
 
@@ -49,9 +50,6 @@ UNDECLARED_VIEWS = frozenset((aten._unsafe_view.default, aten.reshape.default, a
 LAZY_COPIES = frozenset((aten.flip.default, aten.repeat.default))
 """Copies that Inductor does not make: it reads the operand, in another order, where the result is used. It saves what
 was computed from a buffer before the buffer is written, and takes these for the buffer itself."""
-
-MOST_LAZY = 100
-"""Search budget: how many nodes that Inductor may inline are followed from an operand of a write."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +68,11 @@ class LaterUses:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.inductor = program.options.codegen == "inductor"
+        self.inductor = _is_for_inductor(program)
+        self._lazy_writes: list[tuple[Node, list[Node]]] = []
+        """For Inductor: writes, with what may be read inside their kernels in another order."""
         self._touches: dict[Node, list[Node]] = {}
+        """By memory, as heaps: values come to share memory, and a heap of few is put into one of many."""
         self._passed: set[Node] = set()
         self._synced = 0
         hidden = UNDECLARED_VIEWS | LAZY_COPIES if self.inductor else UNDECLARED_VIEWS
@@ -99,9 +100,18 @@ class LaterUses:
 
     def of(self, value: Node) -> list[Node]:
         """The nodes behind this place that read or write memory of the value."""
+        return [n for n in self._heap(value) if not n._erased]
+
+    def first(self, value: Node) -> Node | None:
+        """The first of them."""
+        touches = self._heap(value)
+        while touches and touches[0]._erased:
+            heapq.heappop(touches)
+        return touches[0] if touches else None
+
+    def _heap(self, value: Node) -> list[Node]:
         self._sync()
-        touches = self._touches.get(self.program.aliasing.memory(value), ())
-        return [n for n in touches if not n._erased]
+        return self._touches.get(self.program.aliasing.memory(value), [])
 
     def _pass(self, node: Node) -> None:
         self._passed.add(node)
@@ -109,17 +119,45 @@ class LaterUses:
         is_view = bool(seen.aliases) and not (seen.writes or seen.may_copy or seen.random or seen.kept)
         if is_view or node.target is operator.getitem or node.target in SIZES_ONLY:
             return  # whoever reads through the view is a use
+        if self.inductor and seen.writes and (reads := _reads_of_write(self.program, node)):
+            self._lazy_writes.append((node, reads))
         self._sync()
         for operand in node.all_input_nodes:
-            self._touches.setdefault(self.program.aliasing.memory(operand), []).append(node)
+            heapq.heappush(self._touches.setdefault(self.program.aliasing.memory(operand), []), node)
+
+    def lazy_write(self, values: Iterable[Node], besides: Node | None) -> Node | None:
+        """A write behind this place of memory of these values that reads memory of them in another order.
+
+        Inductor's scheduler keeps such a write apart from the read only if the memory was not written before.
+        """
+        memory, effects = self.program.aliasing.memory, self.program.aliasing.effects
+        shared = {memory(v) for v in values}
+        for node, reads in self._lazy_writes:
+            if node is besides or node._erased or shared.isdisjoint(map(memory, effects(node).writes)):
+                continue
+            if not shared.isdisjoint(map(memory, reads)):
+                return node
+        return None
 
     def _sync(self) -> None:
         """Values that shared no memory before a rewrite may share some now."""
         joined = self.program.aliasing.joined
         for part, whole in joined[self._synced :]:
-            if touches := self._touches.pop(part, None):
-                self._touches.setdefault(whole, []).extend(touches)
+            fewer, more = sorted((self._touches.pop(part, []), self._touches.pop(whole, [])), key=len)
+            for node in fewer:
+                heapq.heappush(more, node)
+            self._touches[whole] = more
         self._synced = len(joined)
+
+
+def _reads_of_write(program: Program, node: Node) -> list[Node]:
+    """What Inductor may read inside the kernel of a write, other than the elements that it writes in turn."""
+    written = program.aliasing.effects(node).writes
+    if not isinstance(node.target, _private.OpOverload) or node.target.namespace not in ("aten", "prims"):
+        return []  # a kernel of its own
+    there = place(program, written[0]) if node.target is COPY else None
+    sources = [n for n in node.all_input_nodes if n not in written]
+    return [read for read, _ in _inlined_reads(program, sources, there)]
 
 
 def _from(node: Node) -> Iterator[Node]:
@@ -192,43 +230,82 @@ def _hint(number: Any) -> int:
 class Operands:
     """The operands of an operation that is to write some of them: who else is in its way."""
 
-    def __init__(self, program: Program, destinations: Iterable[Any], others: Iterable[Node], inlines: bool) -> None:
-        """`inlines`: Inductor may compute the other operands inside the kernel that writes."""
+    def __init__(
+        self,
+        program: Program,
+        destinations: Iterable[Any],
+        others: Iterable[Node],
+        inlines: bool = True,
+        written: Place | None = None,
+    ) -> None:
+        """`inlines`: Inductor may compute the other operands inside the kernel that writes; `written` is then the place
+        that it writes in the order of the operands' elements, if it does."""
         self._memory = program.aliasing.memory
         self._operands: dict[Node, list[Node]] = {}
         """By memory."""
         others = list(others)
         for node in (*node_operands(list(destinations)), *others):
             self._operands.setdefault(self._memory(node), []).append(node)
-        self._inlined = dict(_inlined(program, others)) if inlines and program.options.codegen == "inductor" else {}
+        reads = _inlined_reads(program, others, written) if inlines and _is_for_inductor(program) else ()
+        self._inlined = {self._memory(read): operand for read, operand in reads}
 
     def problem(self, destination: Node) -> Refusal | None:
         memory = self._memory(destination)
         if len(same := self._operands[memory]) > 1:
             other = next((n for n in same if n is not destination), destination)
             return Refusal("{found} may share memory with {at}", at=destination, found=other)
-        if (lazy := self._inlined.get(memory, self._inlined.get(None))) is not None:
-            sentence = "{found} may read {at}, and Inductor may compute it inside the write"
+        if (lazy := self._inlined.get(memory)) is not None:
+            sentence = "{found} reads {at}, and Inductor may compute it inside the write"
             return Refusal(sentence, at=destination, found=lazy)
         return None
 
 
-def _inlined(program: Program, operands: Collection[Node]) -> Iterator[tuple[Node | None, Node]]:
-    """The memory from which Inductor may compute an operand when it is used, and the operand; None where that may be
-    any memory."""
-    work, seen = [(operand, operand) for operand in operands], set(operands)
+def _is_for_inductor(program: Program) -> bool:
+    return program.options.codegen == "inductor"
+
+
+def _inlined_reads(program: Program, operands: Collection[Node], written: Place | None) -> Iterator[tuple[Node, Node]]:
+    """Values that Inductor may read inside the kernel that writes, when it computes an operand there, and the operand.
+
+    Left out are reads of the very elements that are written, each before its own write: pointwise operations on
+    `written` itself.
+    """
+    work = [(operand, operand, written is not None) for operand in operands]
+    seen = set(operands)
     while work:
-        node, operand = work.pop()
-        yield program.aliasing.memory(node), operand
+        node, operand, in_order = work.pop()
+        if in_order and written is not None and _lies_at(program, node, written):
+            continue
+        yield node, operand
+        if _is_materialised(program, node):
+            continue
         call = program.call(node)
-        if call is not None and (is_gemm(call.op) or is_reduction(call.op)):
-            continue  # its result is written to memory before anything reads it
-        further = [n for n in node_operands((node.args, node.kwargs)) if n not in seen and _has_elements(n)]
+        in_order = in_order and call is not None and is_pointwise(call.op)
+        read = node.args[1:] if node.target is aten.copy.default else (node.args, node.kwargs)
+        further = [n for n in node_operands(read) if n not in seen and _has_elements(n)]
         seen.update(further)
-        work += [(n, operand) for n in further]
-        if len(seen) > MOST_LAZY * len(operands):
-            yield None, operand
-            return
+        work += [(n, operand, in_order) for n in further]
+
+
+SCATTERS = ("index_put", "_unsafe_index_put", "scatter", "scatter_add", "scatter_reduce")
+
+
+def _is_materialised(program: Program, node: Node) -> bool:
+    """Does Inductor write the result to memory before anything reads it?"""
+    if isinstance(node.target, _private.HigherOrderOperator):
+        return True
+    if not isinstance(node.target, _private.OpOverload):
+        return False
+    if node.target.namespace not in ("aten", "prims"):
+        return True
+    name = node.target._schema.name.partition("::")[2]
+    call = program.call(node)
+    return name in SCATTERS or (call is not None and (is_gemm(call.op) or is_reduction(call.op)))
+
+
+def _lies_at(program: Program, node: Node, written: Place) -> bool:
+    there = place(program, node)
+    return there is not None and there.same(written)
 
 
 def overwrite(later: LaterUses, value: Node | None, destination: Any, operands: Operands) -> Overwrite | Refusal:
@@ -241,11 +318,15 @@ def overwrite(later: LaterUses, value: Node | None, destination: Any, operands: 
         return Refusal("elements of {at} may overlap in memory", at=destination)
     if problem := operands.problem(destination):
         return problem
-    first = min(later.of(destination), default=None)
+    first = later.first(destination)
     if first is not None and not _overwrites(program, first, there):
         return Refusal("{at} is used afterwards, by {found}", at=destination, found=first)
     if first is None and aliasing.is_input(destination):
         return Refusal("{at} is an input, and the caller sees its old value", at=destination)
+    goes = first is not None and value is not None and first.args[1] is value
+    memory = [destination] if value is None else [destination, value]
+    if later.inductor and (lazy := later.lazy_write(memory, besides=first if goes else None)) is not None:
+        return Refusal("{found} writes {at} too, and may read it in another order", at=destination, found=lazy)
     if value is None:
         return Overwrite(None, destination, None)
     result = tensor_fact(value)
@@ -253,7 +334,6 @@ def overwrite(later: LaterUses, value: Node | None, destination: Any, operands: 
         return Refusal("shape and dtype are not known", at=value)
     if not known_equal(result.shape, there.tensor.shape) or result.device != there.tensor.device:
         return Refusal("another shape than that of {at}", at=destination)
-    goes = first is not None and first.args[1] is value
     if not same_strides(result, there.tensor) and not (goes and list(value.users) == [first]):
         return Refusal("strides {wanted} would become {found}", wanted=result.stride(), found=there.tensor.stride())
     if aliasing.is_output(value) and (there.base is not destination or aliasing.is_input(destination)):

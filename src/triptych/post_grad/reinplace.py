@@ -11,7 +11,8 @@ from torch.fx import Node
 
 from .. import _private
 from ..ir.effects import FUNCTIONALISED, node_operands
-from ..ir.overwriting import COPY, LaterUses, Operands, Overwrite, overwrite
+from ..ir.facts import fact
+from ..ir.overwriting import COPY, LaterUses, Operands, Overwrite, Place, overwrite, place
 from ..ir.program import Program
 from ..ir.refusal import Refusal
 from ..rewrite.edits import WriteInPlace
@@ -132,7 +133,8 @@ class ReinplaceSliceAssignment(Rule):
                 problem = Refusal("Inductor computes the assignment together with {at}", at=destination)
                 yield Match.at(program, node, problem=problem)
                 continue
-            operands = Operands(program, [destination], [source], inlines=False)
+            written = written_part(program, node, destination) if later.inductor else None
+            operands = Operands(program, [destination], [source], written=written)
             yield _site(program, node, overwrite(later, node, destination, operands))
 
     def rewrite(self, op, m):
@@ -180,7 +182,8 @@ class ReinplaceIndexedWrites(Rule):
                 continue
             is_copy = node.target is aten.copy.default
             others = node_operands((node.args[1:], node.kwargs))
-            operands = Operands(program, node.args[:1], others, inlines=not is_copy)
+            written = place(program, node.args[0]) if is_copy and isinstance(node.args[0], Node) else None
+            operands = Operands(program, node.args[:1], others, written=written)
             plan = overwrite(later, node, node.args[0], operands)
             if later.inductor and is_copy and isinstance(plan, Overwrite) and plan.copy_back is None:
                 plan = Refusal("Inductor computes the copy in the kernel that reads it")
@@ -233,7 +236,7 @@ class ReinplaceForeach(Rule):
         if len(results) != len(node.users) or any(u.args[0] is not node for u in node.users):
             return Match.at(later.program, node, problem="the results are used as a list")
         others = node_operands((node.args[1:], node.kwargs))
-        operands = Operands(later.program, destinations, others, inlines=True)
+        operands = Operands(later.program, destinations, others)
         plans = []
         for i, destination in enumerate(destinations):
             plan = overwrite(later, results.get(i), destination, operands)
@@ -273,9 +276,23 @@ def _written(node: Node, plans: Sequence[Overwrite]) -> WriteInPlace:
     return WriteInPlace(node, results, [plan.copy_back for plan in plans if plan.copy_back is not None])
 
 
+def written_part(program: Program, node: Node, destination: Node) -> Place | None:
+    """The place that a scatter into a view writes."""
+    there = place(program, destination)
+    if there is None:
+        return None
+    view, rest = VIEW_OF_SCATTER[node.target], node.args[2:]  # type: ignore[index]
+    numbers, named = torch.fx.map_arg((rest, dict(node.kwargs)), fact)
+    with program.computing(node):
+        part = view(there.tensor, *numbers, **named)
+    return Place(there.base, part, there.start + part.storage_offset() - there.tensor.storage_offset())
+
+
 def _in_memory(later: LaterUses, node: Node, destination: Node) -> bool:
     """Is the destination, or the result, in memory anyway, so that Inductor has no kernel to compute both?"""
     aliasing = later.program.aliasing
+    if node.target is aten.diagonal_scatter.default:
+        return True  # Inductor writes it into a copy
     origin = destination
     while origin.target in VIEW_OF_SCATTER:  # assigned to before
         origin = origin.args[0]  # type: ignore[assignment]

@@ -312,10 +312,8 @@ class Rewriter(Checks):
         """
         self.edited = True
         for was, now in results:
-            users = list(was.users)
+            self.program.aliasing.count_as_shared(was, now)
             self._swap(was, now)
-            for user in users:
-                views_moved(self.program, user, storage(fact(was)))
         for copy in copies_back:
             target: Any = copy.args[0]
             self._swap(copy, target)
