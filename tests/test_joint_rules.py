@@ -15,6 +15,7 @@ import triptych
 from triptych.ir.facts import fact
 from triptych.joint import softmax_scale
 from triptych.joint.canonicalize_aten_ir_passes import CanonicalizeAtenIrPasses
+from triptych.joint.pad_mm import PadMmPass
 from triptych.joint.pass_patterns import PassPatterns
 from triptych.passes.session import watching
 from triptych.testing import compare_graphs, run_pass
@@ -31,16 +32,16 @@ def learned(*shape, dtype=f32):
     return torch.randn(*shape).to(dtype).requires_grad_()
 
 
-def on_joint_graph(program, inputs, dynamic=False, exact=False, **options):
+def on_joint_graph(program, inputs, dynamic=False, exact=False, passes=(PassPatterns,), **options):
     """Captures the joint graph, runs the rules over it and compares results and gradients with the graph before."""
     gm, given = capture_joint(program, inputs, dynamic)
     before = copy.deepcopy(gm)
     run_pass(CanonicalizeAtenIrPasses, gm)
-    tally = run_pass(PassPatterns, gm, options={f"pass_patterns.{k}": v for k, v in options.items()})
+    tallies = [run_pass(p, gm, options={f"{p.name}.{k}": v for k, v in options.items()}) for p in passes]
     gm.graph.lint()
     verify(gm)
     compare_graphs(before, gm, given, exact)
-    return gm, tally
+    return gm, tallies[-1]
 
 
 def calls(gm, name):
@@ -214,7 +215,7 @@ def test_padded_products_forward_and_backward(dynamic, dtype):
     x = learned(6, 13, dtype=dtype)
     if dynamic:
         torch._dynamo.mark_dynamic(x, 0)
-    gm, tally = on_joint_graph(Model(), [x], None if dynamic else False, pad_mm_always=True)
+    gm, tally = on_joint_graph(Model(), [x], None if dynamic else False, passes=[PadMmPass], always=True)
     assert tally.fired["pad_mm"] == 3, tally.declines
     for product in (*calls(gm, "aten.mm"), *calls(gm, "aten.addmm")):
         a, b = (fact(n) for n in product.args[-2:])
@@ -226,7 +227,7 @@ def test_padded_products_forward_and_backward(dynamic, dtype):
 def test_padding_through_the_whole_flow():
     model = torch.nn.Sequential(torch.nn.Linear(13, 11), torch.nn.ReLU(), torch.nn.Linear(11, 3))
     reference = copy.deepcopy(model)
-    compiled = torch.compile(model, backend=triptych.compile_fx, options={"pass_patterns.pad_mm_always": True})
+    compiled = torch.compile(model, backend=triptych.compile_fx, options={"pad_mm.always": True})
     x = torch.randn(6, 13)
     with watching() as sessions:
         loss = compiled(x).square().sum()
@@ -248,7 +249,7 @@ def test_one_padded_operand_serves_several_products():
 def run_padding(program, *inputs):
     gm, given = capture_aten(program, list(inputs))
     before = copy.deepcopy(gm)
-    tally = run_pass(PassPatterns, gm, options={"pass_patterns.pad_mm_always": True})
+    tally = run_pass(PadMmPass, gm, options={"pad_mm.always": True})
     compare_graphs(before, gm, given, exact=False)
     return gm, tally
 
@@ -261,19 +262,19 @@ def fake_gpu(program, *shapes, dtype=bf16):
 def test_the_model_decides_where_nothing_can_be_measured():
     """Large products are worth two copies, small ones are not; both figures are kept."""
     large = fake_gpu(lambda a, b: a @ b, (4096, 4095), (4095, 4095))
-    tally = run_pass(PassPatterns, large)
+    tally = run_pass(PadMmPass, large)
     assert tally.fired["pad_mm"] == 1
     (decision,) = tally.decisions
     assert 0 < decision.after < decision.before
     small = fake_gpu(lambda a, b: a @ b, (64, 63), (63, 65))
-    tally = run_pass(PassPatterns, small)
+    tally = run_pass(PadMmPass, small)
     assert not tally.fired["pad_mm"] and "would cost" in next(iter(tally.declines.values())).reason
 
 
 def test_float32_without_tensor_cores_is_not_padded():
     gm = fake_gpu(lambda a, b: a @ b, (4096, 4095), (4095, 4095), dtype=f32)
     assert not torch.backends.cuda.matmul.allow_tf32
-    assert not run_pass(PassPatterns, gm).fired["pad_mm"]
+    assert not run_pass(PadMmPass, gm).fired["pad_mm"]
 
 
 # ---- fix_iota_device ----
@@ -336,7 +337,7 @@ def test_each_can_be_removed_by_name(name):
 @pytest.mark.parametrize("codegen", ["eager", "inductor"])
 def test_a_weight_that_stays_is_padded_once(codegen):
     model = torch.nn.Sequential(torch.nn.Linear(13, 11), torch.nn.ReLU(), torch.nn.Linear(11, 16)).eval()
-    options = {"freeze": True, "pass_patterns.pad_mm_always": True, "codegen": codegen}
+    options = {"freeze": True, "pad_mm.always": True, "codegen": codegen}
     compiled = torch.compile(model, backend=triptych.compile_fx, options=options)
     x = torch.randn(6, 13)
     with torch.no_grad(), watching() as sessions:

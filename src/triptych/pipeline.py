@@ -13,6 +13,7 @@ from .joint.canonicalize_aten_ir_passes import CanonicalizeAtenIrPasses
 from .joint.constant_fold_uniform_value import ConstantFoldUniformValue
 from .joint.freeze import Freeze
 from .joint.keep_overwritten import KeepOverwrittenPass
+from .joint.pad_mm import PadMmPass
 from .joint.pass_patterns import PassPatterns
 from .joint.remove_noop_ops import RemoveNoopOps
 from .joint.replace_random_passes import ReplaceRandomPasses
@@ -162,6 +163,7 @@ JOINT: list[Entry] = [
     Hook("joint_custom_pre_pass"),  # again, over the folded graph
     Hook(ADD_RULES),
     PassPatterns,
+    PadMmPass,  # after `bmm_to_mm`: one batch less to pad
     ReplaceRandomPasses,  # after the patterns: they know the draws by torch's names
     Hook("joint_custom_post_pass"),
     StableTopologicalSort,

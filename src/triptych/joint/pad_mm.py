@@ -13,7 +13,7 @@ that can as well write it padded, or is computed once.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from ..ir.traits import is_pointwise
 from ..match.pattern import Tensor
 from ..rewrite.emit import Emitter
 from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
 
 ALIGNMENT = {torch.float16: 8, torch.bfloat16: 8, torch.float32: 4}
@@ -120,6 +121,20 @@ class PadMm(Rule):
         declines(lambda a, b: a @ b, "f32[6, 7]", "f32[7, 10]", settings=ALWAYS, dynamic=True,
                  because="not known to be aligned"),
     ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PadMmPass(Pass):
+    """Products whose sizes tensor cores cannot load whole are computed on padded operands, where that is quicker."""
+
+    name = "pad_mm"
+    always: bool = False
+    """Pad every product that is not aligned, on every device: for tests."""
+    measure: bool = True
+    """Time both ways on the device; else the model of the device decides."""
+
+    def rules(self) -> Sequence[Rule]:
+        return (PadMm(self.always, self.measure),)
 
 
 # ---- what must grow ----

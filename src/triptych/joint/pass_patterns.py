@@ -20,7 +20,6 @@ from ..rules.merge_views import MergePermutes, MergeReshapes
 from ..rules.noop_views import NoopReshape, NoopTo
 from .bmm_to_mm import BmmToMm
 from .fix_iota_device import FixIotaDevice
-from .pad_mm import PadMm
 from .scatter_upon_const_tensor import ScatterUponConstTensor
 from .softmax_scale import DivSoftmaxPattern, MulSoftmaxPattern
 
@@ -145,21 +144,17 @@ class RemoveRedundantViews(Rule):
 
 @dataclass(frozen=True)
 class PassPatterns(Pass):
-    """Small rewrites on the joint graph: casts, views and permutes that are one too many, products of one batch or of
-    sizes that load badly, scales inside a softmax, scatters into constants, positions counted on the wrong device."""
+    """Small rewrites on the joint graph: casts, views and permutes that are one too many, products of one batch,
+    scales inside a softmax, scatters into constants, positions counted on the wrong device."""
 
     name = "pass_patterns"
-    pad_mm_always: bool = False
-    """Pad every product that is not aligned, on every device: for tests."""
-    pad_mm_measure: bool = True
-    """Let `pad_mm` time both ways on the device; else the model of the device decides."""
 
     def rules(self) -> Sequence[Rule]:
-        return [*RULES, PadMm(self.pad_mm_always, self.pad_mm_measure)]
+        return RULES
 
 
 RULES: list[Rule] = [
     PointlessConvert(), NoopTo(), PointlessView(), PointlessViewPair(), PointlessPermutePair(), RemoveRedundantViews(),
     FixIotaDevice(), ScatterUponConstTensor(), MulSoftmaxPattern(), DivSoftmaxPattern(),
-    BmmToMm(),  # before padding, which then has one batch less to pad
+    BmmToMm(),
 ]  # fmt: skip

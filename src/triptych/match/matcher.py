@@ -173,7 +173,8 @@ class Matcher:
                 return
             pairs.append((by_rank(name, wanted, call), call.get(name)))
         yield pairs
-        if is_commutative(call.op) and "self" in pattern.args and "other" in pattern.args:
+        scaled = call.args.keys() - {"self", "other"}  # `add(a, b, alpha=3)` is not `add(b, a, alpha=3)`
+        if is_commutative(call.op) and not scaled and "self" in pattern.args and "other" in pattern.args:
             swapped = {"self": call.get("other"), "other": call.get("self")}
             yield [(wanted, swapped.get(name, call.get(name))) for name, wanted in pattern.args.items()]
 

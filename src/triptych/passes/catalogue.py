@@ -82,10 +82,13 @@ def all_rules() -> dict[str, Rule]:
     }
 
 
-def all_passes() -> dict[str, type[Pass]]:
-    """Every pass of the pipeline by name."""
-    entries = (entry for entries in STAGES.values() for entry in entries)
-    return {entry.name: entry for entry in entries if not isinstance(entry, Hook)}
+def all_passes() -> dict[str, list[type[Pass]]]:
+    """Every pass of the pipeline by name. A step that two stages have in forms of their own is one name."""
+    passes: dict[str, list[type[Pass]]] = {}
+    for entry in (entry for entries in STAGES.values() for entry in entries):
+        if not isinstance(entry, Hook) and entry not in passes.setdefault(entry.name, []):
+            passes[entry.name].append(entry)
+    return passes
 
 
 def rules_of(wanted: Rule | type[Rule] | Pass | type[Pass] | str) -> list[Rule]:
@@ -95,7 +98,7 @@ def rules_of(wanted: Rule | type[Rule] | Pass | type[Pass] | str) -> list[Rule]:
         if wanted in rules:
             return [rules[wanted]]
         if wanted in passes:
-            return list(passes[wanted]().rules())
+            return [rule for pass_ in passes[wanted] for rule in pass_().rules()]
         counted = [rule for rule in rules.values() if rule.counts_as(wanted)]
         if not counted:
             raise UnknownName("rule or pass", wanted, [*rules, *passes])

@@ -56,7 +56,7 @@ class Pass:
 
 
 def pass_with_options(cls: type[Pass], options: Options) -> Pass:
-    """The pass with the values of its `pass_name.option` entries."""
-    prefix = f"{cls.name}."
-    given = {k[len(prefix) :]: v for k, v in options.pass_options.items() if k.startswith(prefix)}
-    return cls(**given)
+    """The pass with the values of its `pass_name.option` entries. Passes of two stages may have one name: each takes
+    the options that it has."""
+    given = {name: f"{cls.name}.{name}" for name in cls.option_fields()}
+    return cls(**{name: options.pass_options[key] for name, key in given.items() if key in options.pass_options})
