@@ -25,6 +25,7 @@ from .post_grad.draw_into_empty_memory import DrawIntoEmptyMemoryPass
 from .post_grad.eliminate_dead_code import EliminateDeadCode
 from .post_grad.lift_constants import LiftConstantsPass
 from .post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
+from .post_grad.pass_patterns import PostGradPatterns
 from .post_grad.reinplace import Reinplace
 from .post_grad.remove_assert_ops import RemoveAssertOps
 from .post_grad.reorder_for_locality import ReorderForLocality
@@ -181,6 +182,7 @@ POST_GRAD: list[Entry] = [
     RemoveNoopOps,
     Hook(ADD_RULES),
     RemoveAssertOps,
+    PostGradPatterns,  # by the name of the joint stage's: the rules are others
     Hook("post_grad_custom_post_pass"),
     StableTopologicalSort,
     MoveConstructorsToGpu,  # last: the devices of all users are settled

@@ -1,0 +1,156 @@
+"""`addmm` and `unfuse_bias_add_to_pointwise`: whether a bias is added by the GEMM or by the kernel that reads its result.
+
+Generated code makes one kernel of the pointwise operations and reductions that follow a GEMM: there a sum costs
+nothing. Elsewhere it is a kernel of its own, which reads and writes the whole result, and the GEMM adds it for less: on
+a GPU a bias of one row is part of its last step; any other bias is first copied to the result, which the GEMM then
+reads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..cost import DeviceModel, bytes_of, device_model, size_hint
+from ..ir.facts import known, known_equal
+from ..ir.program import Value
+from ..match.pattern import Tensor
+from ..rewrite.examples import declines, fires
+from ..rewrite.rule import Match, Rule
+from .neighbours import read_by_pointwise
+
+NAN = torch.full((4, 6), torch.nan)
+ATEN: dict[str, Any] = {"dialects": ("aten",)}
+EAGER: dict[str, Any] = {"options": {"codegen": "eager"}}
+HALF = (torch.float16, torch.bfloat16)
+
+
+class Addmm(Rule):
+    """add(mm(a, b), c) -> addmm(c, a, b), where no other kernel can do the sum; up to rounding
+
+    The sum is rounded once instead of twice. `alpha` becomes that of `addmm` if it scales the product, and its `beta`
+    if it scales c, except 0: `addmm` does not read what it scales by 0, and 0 * NaN is NaN.
+    """
+
+    exact = False
+
+    def pattern(self, op, a: Tensor, b: Tensor, c: Tensor, scale, shape):
+        product = op.optional("reshape", op.matmul(a, b), shape)
+        return op.any_of(op.add(product, c, alpha=scale), op.add(c, product, alpha=scale))
+
+    def check(self, m, a, b, c, scale, shape):
+        m.applies(m.root.known and c.known and a.rank == b.rank == 2 and a.is_float)
+        m.require(isinstance(scale, (int, float)) and scale != 0, "the scale is {found}", found=scale)
+        m.require(c.device == a.device, "the operands are on different devices", at=c)
+        columns = b.shape[1]
+        m.require(known_equal(m.root.shape, (a.shape[0], columns) if shape is None else tuple(shape)),
+                  "{at} is larger than the product", at=c)  # fmt: skip
+        if shape is not None:
+            row = m.root.rank > 0 and known_equal(m.root.shape[-1], columns) and c.rank <= 1
+            m.require(row, "{at} is no row of the product", at=c)
+        m.applies(not _has_reader(m), "the kernel that reads the sum adds as well")
+        model, sum_bytes = device_model(a.device), bytes_of(m.root.tensor)
+        product = _product_seconds(model, a, b)
+        added = model.copy(2 * sum_bytes + bytes_of(c.tensor))
+        m.pays(product + added, product + bias_seconds(model, c, sum_bytes), sure=True)
+
+    def rewrite(self, op, m, a, b, c, scale, shape):
+        scales_bias = m.root.call.args["other"] is c.node
+        how = {} if scale == 1 else {"beta": scale} if scales_bias else {"alpha": scale}
+        made = op.addmm(c, a, b, **how)
+        return made if shape is None else op.reshape(made, list(m.bindings["shape"]))
+
+    examples = [
+        fires(lambda a, b, c: a @ b + c, "f32[4, 5]", "f32[5, 6]", "f32[6]"),
+        fires(lambda a, b, c: c + torch.mm(a, b), "bf16[4, 5]", "bf16[5, 6]", "bf16[6]"),
+        fires(lambda a, b, c: torch.add(a @ b, c, alpha=3), "f32[4, 5]", "f32[5, 6]", "f32[6]"),
+        fires(lambda a, b, c: torch.add(c, a @ b, alpha=-0.5), "f32[4, 5]", "f32[5, 6]", "f32[6]"),
+        fires(lambda a, b, c: a @ b + c, "f32[4, 5]", "f32[5, 6]", "f32[4, 1]"),
+        fires(lambda a, b, c: a @ b + c, "f64[4, 5]", "f64[5, 6]", "f64[]"),
+        fires(lambda a, b, c: (a @ b).view(2, 2, 6) + c, "f32[4, 5]", "f32[5, 6]", "f32[6]", **ATEN),
+        fires(lambda a, b, c: a @ b + c, "f32[4, 0]", "f32[0, 6]", "f32[6]"),
+        fires(lambda a, b, c: a @ b + c, "f32[4, 5]", "f32[5, 6]", "f32[6]", dynamic=True),
+        fires(lambda a, b, c: (a @ b + c).relu(), "f32[4, 5]", "f32[5, 6]", "f32[6]", **EAGER),
+        declines(lambda a, b, c: (a @ b + c).relu(), "f32[4, 5]", "f32[5, 6]", "f32[6]"),
+        declines(lambda a, b, c: (a @ b + c).sum(0), "f32[4, 5]", "f32[5, 6]", "f32[6]"),
+        declines(lambda a, b, c: torch.add(a @ b, c, alpha=0), "f32[4, 5]", "f32[5, 6]", NAN, because="the scale is 0"),
+        declines(lambda a, b, c: torch.add(c, a @ b, alpha=0), "f32[4, 5]", "f32[5, 6]", "f32[6]",
+                 because="the scale is 0"),
+        declines(lambda a, b, c: a @ b + c, "f32[4, 5]", "f32[5, 6]", "f64[6]", because="different dtypes"),
+        declines(lambda a, b, c: a @ b + c, "f32[1, 5]", "f32[5, 6]", "f32[4, 6]", because="larger than the product"),
+        declines(lambda a, b, c: (a @ b).view(2, 2, 6) + c, "f32[4, 5]", "f32[5, 6]", "f32[2, 1, 6]",
+                 because="no row", **ATEN),
+        declines(lambda a, b, c: (y := a @ b, y + c), "f32[4, 5]", "f32[5, 6]", "f32[6]", because="outside the pattern"),
+        declines(lambda a, b: a @ b + 1, "f32[4, 5]", "f32[5, 6]"),
+        declines(lambda a, b, c: a @ b + c, "i64[4, 5]", "i64[5, 6]", "i64[6]"),
+        declines(lambda a, b, c: (y := a @ b, c.add_(1), y + c)[2], "f32[4, 5]", "f32[5, 6]", "f32[6]",
+                 dialects=("torch",), because="in between"),
+    ]  # fmt: skip
+
+
+class UnfuseBiasAddToPointwise(Rule):
+    """addmm(c, a, b) -> mm(a, b) + c, where a pointwise kernel reads the sum and adds for less; up to rounding
+
+    With `beta=0` nothing is added: c is not read, whatever NaN it holds. In half precision the product would be rounded
+    before the sum, so it stays whole.
+    """
+
+    exact = False
+
+    def pattern(self, op, c: Tensor, a: Tensor, b: Tensor, beta, alpha):
+        return op.addmm(c, a, b, beta=beta, alpha=alpha)
+
+    def check(self, m, c, a, b, beta, alpha):
+        m.applies(m.root.known and c.known and a.known and b.known)
+        numbers = all(isinstance(s, (int, float)) for s in (alpha, beta))
+        m.require(numbers and alpha == 1, "the product is scaled by {found}", found=alpha)
+        if beta == 0:
+            return  # the same product without a look at c
+        m.applies(_has_reader(m), "no kernel that reads the sum could add it")
+        m.require(a.dtype not in HALF, "the product would be rounded to {found} before the sum", found=a.dtype)
+        m.applies(known_equal(m.root.shape, (a.shape[0], b.shape[1])))
+        model, product = device_model(a.device), _product_seconds(device_model(a.device), a, b)
+        added_later = product + bytes_of(c.tensor) / model.bandwidth
+        m.pays(product + bias_seconds(model, c, bytes_of(m.root.tensor)), added_later, sure=True)
+
+    def rewrite(self, op, c, a, b, beta):
+        product = op.matmul(a, b)
+        if beta == 0:
+            return product
+        return op.add(product, c) if beta == 1 else op.add(product, c, alpha=beta)
+
+    examples = [
+        fires(lambda c, a, b: torch.addmm(c, a, b).relu(), "f32[6]", "f32[4, 5]", "f32[5, 6]", **ATEN),
+        fires(lambda c, a, b: torch.addmm(c, a, b, beta=2.5).relu(), "f32[4, 6]", "f32[4, 5]", "f32[5, 6]", **ATEN),
+        fires(lambda c, a, b: torch.addmm(c, a, b).view(2, 12).exp() * 2, "f32[6]", "f32[4, 5]", "f32[5, 6]", **ATEN),
+        fires(lambda c, a, b: torch.addmm(c, a, b).relu(), "f32[6]", "f32[4, 0]", "f32[0, 6]", **ATEN),
+        fires(lambda c, a, b: torch.addmm(c, a, b).relu(), "f32[6]", "f32[4, 5]", "f32[5, 6]", dynamic=True, **ATEN),
+        fires(lambda c, a, b: torch.addmm(c, a, b, beta=0), NAN, "f32[4, 5]", "f32[5, 6]", **ATEN),
+        fires(lambda c, a, b: torch.addmm(c, a, b, beta=0), "bf16[6]", "bf16[4, 5]", "bf16[5, 6]", **ATEN),
+        declines(lambda c, a, b: torch.addmm(c, a, b), "f32[6]", "f32[4, 5]", "f32[5, 6]", **ATEN),
+        declines(lambda c, a, b: torch.addmm(c, a, b).relu(), "f32[6]", "f32[4, 5]", "f32[5, 6]", **ATEN, **EAGER),
+        declines(lambda c, a, b: (y := torch.addmm(c, a, b), y.relu()), "f32[6]", "f32[4, 5]", "f32[5, 6]", **ATEN),
+        declines(lambda c, a, b: torch.addmm(c, a, b).relu(), "bf16[6]", "bf16[4, 5]", "bf16[5, 6]",
+                 because="rounded", **ATEN),
+        declines(lambda c, a, b: torch.addmm(c, a, b, alpha=2).relu(), "f32[6]", "f32[4, 5]", "f32[5, 6]",
+                 because="scaled by 2", **ATEN),
+    ]  # fmt: skip
+
+
+def _has_reader(m: Match) -> bool:
+    return read_by_pointwise(m.program, m.root.node, reductions=True)
+
+
+def _product_seconds(model: DeviceModel, a: Value, b: Value) -> float:
+    rows, inner, columns = (size_hint(s) for s in (*a.shape, b.shape[1]))
+    return model.gemm(rows, columns, inner, a.dtype)
+
+
+def bias_seconds(model: DeviceModel, bias: Value, sum_bytes: int) -> float:
+    """Seconds that `addmm` takes on top of the product."""
+    is_row = bias.rank == 1 and not known(bias.shape[0] == 1) and known(bias.stride[0] == 1)
+    if bias.device.type == "cuda" and is_row:
+        return bytes_of(bias.tensor) / model.bandwidth
+    copied = bytes_of(bias.tensor) + 2 * sum_bytes
+    return copied / model.bandwidth + (model.launch if bias.device.type == "cuda" else 0.0)

@@ -1,0 +1,54 @@
+"""What generated code makes one kernel of: the operations before and after a value, seen through views."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch.fx import Node
+
+from ..ir.program import Program
+from ..ir.traits import is_pointwise, is_reduction, is_view
+
+
+def readers(program: Program, node: Node) -> Iterator[Node]:
+    """The nodes that read a value, itself or through views of it."""
+    work, seen = [node], {node}
+    while work:
+        for user in work.pop().users:
+            if user in seen:
+                continue
+            seen.add(user)
+            call = program.call(user)
+            if call is not None and is_view(call.op) and not call.mutates:
+                work.append(user)
+            else:
+                yield user
+
+
+def read_by_pointwise(program: Program, node: Node, reductions: bool = False) -> bool:
+    """Is a pointwise operation at this place part of the kernel that reads it? Only generated code has such kernels.
+
+    `reductions`: kernels that reduce what they read count too.
+    """
+    if program.options.codegen != "inductor":
+        return False
+    calls = [program.call(reader) for reader in readers(program, node)]
+    return bool(calls) and all(
+        call is not None and not call.mutates and (is_pointwise(call.op) or (reductions and is_reduction(call.op)))
+        for call in calls
+    )
+
+
+def made_by_pointwise(program: Program, node: Node) -> bool:
+    """Is the value made by a pointwise operation, seen through views, that nobody else reads? Then a kernel that
+    computes pointwise what it reads needs no such value in memory."""
+    if program.options.codegen != "inductor":
+        return False
+    while len(node.users) == 1:
+        call = program.call(node)
+        if call is None or call.mutates:
+            return False
+        if not is_view(call.op):
+            return is_pointwise(call.op)
+        node = call.args["self"]
+    return False

@@ -1,0 +1,35 @@
+"""`pass_patterns` of the post-grad stage: what the forward and the backward alone can say of their kernels.
+
+The joint stage has a step of the same name, with rules of its own: removing the name removes both, and each rule can be
+removed by its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..pre_grad.merge_concats_pass import CatOfCat
+from ..rewrite.passes import Pass
+from ..rewrite.rule import Rule
+from .addmm import Addmm, UnfuseBiasAddToPointwise
+from .partial_reduction import PartialReduction
+from .pointless_cumsum_replacement import PointlessCumsumReplacement
+from .split_cat import CatSliceCat, CatSplitwithsizesReplace, SplitwithsizesCatReplace
+
+
+@dataclass(frozen=True)
+class PostGradPatterns(Pass):
+    """Rewrites of products, sums, reductions and concatenations for the kernels that will run them."""
+
+    name = "pass_patterns"
+
+    def rules(self) -> Sequence[Rule]:
+        return RULES
+
+
+RULES: list[Rule] = [
+    SplitwithsizesCatReplace(), CatSplitwithsizesReplace(), CatSliceCat(), CatOfCat(),
+    PointlessCumsumReplacement(), Addmm(), UnfuseBiasAddToPointwise(),
+    PartialReduction(),
+]  # fmt: skip
