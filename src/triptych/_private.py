@@ -48,6 +48,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "enable_python_dispatcher": "torch._dispatch.python:enable_python_dispatcher",
         # Inductor's counter-based random generator: operations its code generator knows
         "generator_prims": "torch._inductor.inductor_prims",
+        # maximum and sum of a softmax in one pass over each row: an operation its code generator knows
+        "prepare_softmax_online": "torch._inductor.inductor_prims:prepare_softmax_online",
         # artifacts for TORCH_TRACE and tlparse
         "trace_structured": "torch._logging:trace_structured",
         # how the operands that a functionalised custom operator writes are views of the values given beside them

@@ -13,8 +13,11 @@ from ..pre_grad.merge_concats_pass import CatOfCat
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
 from .addmm import Addmm, UnfuseBiasAddToPointwise
+from .decompose_mem_bound_mm import DecomposeMemBoundMm
+from .mm_plus_mm import MmPlusMm
 from .partial_reduction import PartialReduction
 from .pointless_cumsum_replacement import PointlessCumsumReplacement
+from .prepare_softmax import PrepareSoftmax
 from .split_cat import CatSliceCat, CatSplitwithsizesReplace, SplitwithsizesCatReplace
 
 
@@ -30,6 +33,8 @@ class PostGradPatterns(Pass):
 
 RULES: list[Rule] = [
     SplitwithsizesCatReplace(), CatSplitwithsizesReplace(), CatSliceCat(), CatOfCat(),
-    PointlessCumsumReplacement(), Addmm(), UnfuseBiasAddToPointwise(),
+    PointlessCumsumReplacement(), PrepareSoftmax(),
+    DecomposeMemBoundMm(), MmPlusMm(),  # before `addmm`, which takes one of the two products
+    Addmm(), UnfuseBiasAddToPointwise(),
     PartialReduction(),
 ]  # fmt: skip

@@ -1,0 +1,121 @@
+"""`decompose_mem_bound_mm`: a product of rows of a few elements is pointwise work.
+
+Kernels for matrix products work on tiles, which such a product leaves nearly empty: 1048576 x 4 by 4 x 4 takes 52 us in
+float32 on an H200, and 8 us as pointwise operations, which are part of the kernels before and after them besides. From
+the length on at which generated code does not unroll a sum any more it is the other way round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import _private
+from ..cost import DeviceModel, bytes_of, can_measure, device_model, measured, size_hint
+from ..ir.facts import known_equal
+from ..ir.program import Value
+from ..match.pattern import Tensor
+from ..rewrite.examples import declines, fires
+from ..rewrite.rule import Match, Rule
+from .neighbours import made_by_pointwise, read_by_pointwise
+
+TILE, DEPTH = 64, 32
+"""A GEMM kernel computes tiles of at least this many rows and columns, of at least so many terms each."""
+WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+"""The dtype in which a GEMM adds up."""
+
+ATEN: dict[str, Any] = {"dialects": ("aten",)}
+ALWAYS: dict[str, Any] = {"settings": {"always": True}, **ATEN}
+
+
+@dataclass(frozen=True)
+class DecomposeMemBoundMm(Rule):
+    """mm(a, b) -> sum(a[:, :, None] * b[None], 1), where a has a few columns and it is quicker; up to rounding"""
+
+    always: bool = False
+    """Whatever it costs: for tests of the rewrite itself."""
+
+    exact = False
+
+    def pattern(self, op, a: Tensor, b: Tensor, c: Tensor):
+        return op.matmul(a, b) | op.addmm(c, a, b)
+
+    def check(self, m, a, b, c):
+        m.applies(m.root.known and a.known and b.known and a.rank == b.rank and a.rank in (2, 3) and a.is_float)
+        inner = a.shape[-1]
+        unrolled = isinstance(inner, int) and 0 < inner < _private.inductor_config.unroll_reductions_threshold
+        m.applies(unrolled and m.program.options.codegen == "inductor")
+        m.applies(a.rank == 2 or known_equal(a.shape[0], b.shape[0]))
+        if self.always:
+            return
+        for value, times in ((a, b.shape[-1]), (b, a.shape[-2])):
+            again = "{at} would be computed again for each of {found} elements"
+            m.require(not made_by_pointwise(m.program, value.node) or known_equal(times, 1), again, at=value, found=times)
+        m.pays(*_seconds(m, a, b, c))
+
+    def rewrite(self, op, a, b, c):
+        wide = WIDE.get(a.dtype)
+        left, right = (op.to(v, dtype=wide) if wide else v for v in (a, b))
+        last = a.rank
+        terms = op.mul(op.unsqueeze(left, last), op.unsqueeze(right, last - 2))
+        total = op.sum(terms, [last - 1])
+        if c is not None:
+            total = op.add(total, op.to(c, dtype=wide) if wide else c)
+        return op.to(total, dtype=a.dtype) if wide else total
+
+    examples = [
+        fires(lambda a, b: a @ b, "f32[64, 4]", "f32[4, 8]", **ALWAYS),
+        fires(lambda a, b: (a @ b).relu(), "f32[64, 1]", "f32[1, 8]", **ALWAYS),
+        fires(lambda a, b: (a @ b).relu(), "f32[4096, 2]", "f32[2, 64]", **ATEN),
+        fires(lambda a, b: torch.bmm(a, b), "bf16[3, 16, 4]", "bf16[3, 4, 8]", **ALWAYS),
+        fires(lambda c, a, b: torch.addmm(c, a, b.t()), "bf16[8]", "bf16[64, 4]", "bf16[8, 4]", **ALWAYS),
+        fires(lambda a, b: a @ b, "f32[0, 4]", "f32[4, 8]", **ALWAYS),
+        fires(lambda a, b: a[:, :4] @ b[:4], "f32[64, 6]", "f32[5, 8]", dynamic=True, **ALWAYS),
+        declines(lambda a, b: a @ b, "f32[64, 4]", "f32[4, 8]", because="would cost", **ATEN),
+        declines(lambda a, b: a.exp() @ b, "f32[64, 4]", "f32[4, 8]", because="computed again", **ATEN),
+        declines(lambda a, b: a @ b, "f32[64, 16]", "f32[16, 8]", **ALWAYS),
+        declines(lambda a, b: a @ b, "f32[64, 0]", "f32[0, 8]", **ALWAYS),
+        declines(lambda a, b: a @ b, "f32[64, 4]", "f32[4, 8]", dynamic=True, **ALWAYS),
+        declines(lambda c, a, b: torch.addmm(c, a, b, beta=0), "f32[8]", "f32[64, 4]", "f32[4, 8]", **ALWAYS),
+        declines(lambda a, b: a @ b, "i64[64, 4]", "i64[4, 8]", **ALWAYS),
+        declines(lambda a, b: a @ b, "f32[64, 4]", "f32[4, 8]", options={"codegen": "eager"}, **ALWAYS),
+    ]  # fmt: skip
+
+
+def _seconds(m: Match, a: Value, b: Value, c: Value | None) -> tuple[float, float]:
+    model = device_model(a.device)
+    read, written = bytes_of(a.tensor) + bytes_of(b.tensor), bytes_of(m.root.tensor)
+    merged = read_by_pointwise(m.program, m.root.node, reductions=True)
+    # merged: the kernel that reads the result computes it, and nobody writes it
+    before = _product_seconds(model, a, b) + (written / model.bandwidth if merged else 0.0)
+    return before, read / model.bandwidth if merged else model.copy(read + written)
+
+
+def _product_seconds(model: DeviceModel, a: Value, b: Value) -> float:
+    """Seconds for the product: measured on a GPU that is there."""
+    batch = math.prod(size_hint(s) for s in a.shape[:-2])
+    rows, inner, columns = (size_hint(s) for s in (*a.shape[-2:], b.shape[-1]))
+    if can_measure(a.device, 2 * (bytes_of(a.tensor) + bytes_of(b.tensor)) + 4 * batch * rows * columns):
+        strides = tuple(tuple(map(size_hint, v.stride)) for v in (a, b))
+        question = f"mm {batch} x {rows}x{inner}x{columns} {strides} {a.dtype}"
+        seconds = measured(question, a.device, lambda: _product(a, b))
+        if seconds is not None:
+            return seconds
+    tiles = batch * math.ceil(rows / TILE) * math.ceil(columns / TILE)
+    arithmetic = 2.0 * tiles * TILE * TILE * max(inner, DEPTH) / model.flops(a.dtype)
+    padded = model.launch + arithmetic if a.device.type == "cuda" else 0.0
+    return max(model.gemm(rows, columns, inner, a.dtype, batch), padded)
+
+
+def _product(a: Value, b: Value) -> Callable[[], Any]:
+    left, right = (
+        torch.empty_strided(
+            tuple(map(size_hint, v.shape)), tuple(map(size_hint, v.stride)), dtype=v.dtype, device=v.device
+        ).normal_()
+        for v in (a, b)
+    )
+    return lambda: torch.matmul(left, right)
