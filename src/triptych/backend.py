@@ -159,8 +159,12 @@ def compile_flow(
     def post_grad_stage(gm: GraphModule, inputs: Sequence[Any], graph: str) -> Compiled:
         is_inference = graph == "inference"
         gm = run_stage("post_grad", gm, session, graph=graph, example_inputs=inputs, is_inference=is_inference)
+        # what the stage made of weights
+        frozen = freeze(gm, inputs, session, again=True) if options.freeze and is_inference else None
         keep(session, "backward" if graph == "backward" else "forward", gm)
-        return emit(gm, inputs, graph)
+        if frozen is None:
+            return emit(gm, inputs, graph)
+        return frozen.call(emit(gm, frozen.inputs, graph))
 
     def emit(gm: GraphModule, inputs: Sequence[Any], graph: str) -> Compiled:
         before_codegen(gm, graph, session)

@@ -1,4 +1,4 @@
-"""`addmm` and `unfuse_bias_add_to_pointwise`: whether a bias is added by the GEMM or by the kernel that reads its result.
+"""`addmm` and `unfuse_bias_add_to_pointwise`: is a bias added by the GEMM or by the kernel that reads its result?
 
 Generated code makes one kernel of the pointwise operations and reductions that follow a GEMM: there a sum costs
 nothing. Elsewhere it is a kernel of its own, which reads and writes the whole result, and the GEMM adds it for less: on
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..cost import DeviceModel, bytes_of, device_model, size_hint
-from ..ir.facts import known, known_equal
+from ..ir.facts import known, known_equal, tensor_of
 from ..ir.program import Value
 from ..match.pattern import Tensor
 from ..rewrite.examples import declines, fires
@@ -25,8 +25,8 @@ ATEN: dict[str, Any] = {"dialects": ("aten",)}
 EAGER: dict[str, Any] = {"options": {"codegen": "eager"}}
 HALF = (torch.float16, torch.bfloat16)
 LAST_STEP = 1e-6
-"""Seconds that a bias of one row takes in the last step of a GEMM on a GPU in other than half precision, for which there
-are fewer kernels; on an H200 it is 1 to 14 us, against none in bfloat16."""
+"""Seconds that a bias of one row takes in the last step of a GEMM on a GPU in other than half precision, for which
+there are fewer kernels: 1 to 14 us on an H200, and none in bfloat16."""
 
 
 class Addmm(Rule):
@@ -84,7 +84,8 @@ class Addmm(Rule):
         declines(lambda a, b, c: a @ b + c, "f32[1, 5]", "f32[5, 6]", "f32[4, 6]", because="larger than the product"),
         declines(lambda a, b, c: (a @ b).view(2, 2, 6) + c, "f32[4, 5]", "f32[5, 6]", "f32[2, 1, 6]",
                  because="no row", **ATEN),
-        declines(lambda a, b, c: (y := a @ b, y + c), "f32[4, 5]", "f32[5, 6]", "f32[6]", because="outside the pattern"),
+        declines(lambda a, b, c: (y := a @ b, y + c), "f32[4, 5]", "f32[5, 6]", "f32[6]",
+                 because="outside the pattern"),
         declines(lambda a, b: a @ b + 1, "f32[4, 5]", "f32[5, 6]"),
         declines(lambda a, b, c: a @ b + c, "i64[4, 5]", "i64[5, 6]", "i64[6]"),
         declines(lambda a, b, c: (y := a @ b, c.add_(1), y + c)[2], "f32[4, 5]", "f32[5, 6]", "f32[6]",
@@ -154,6 +155,6 @@ def bias_seconds(model: DeviceModel, bias: Value, sum_bytes: int) -> float:
     """Seconds that `addmm` takes on top of the product."""
     is_row = bias.rank == 1 and not known(bias.shape[0] == 1) and known(bias.stride[0] == 1)
     if bias.device.type == "cuda" and is_row:
-        return bytes_of(bias.tensor) / model.bandwidth + (0.0 if bias.dtype in HALF else LAST_STEP)
-    copied = bytes_of(bias.tensor) + 2 * sum_bytes
+        return bytes_of(tensor_of(bias.node)) / model.bandwidth + (0.0 if bias.dtype in HALF else LAST_STEP)
+    copied = bytes_of(tensor_of(bias.node)) + 2 * sum_bytes
     return copied / model.bandwidth + (model.launch if bias.device.type == "cuda" else 0.0)

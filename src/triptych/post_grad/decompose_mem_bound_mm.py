@@ -16,7 +16,7 @@ import torch
 
 from .. import _private
 from ..cost import DeviceModel, bytes_of, can_measure, device_model, measured, size_hint
-from ..ir.facts import known_equal
+from ..ir.facts import known_equal, tensor_of
 from ..ir.program import Value
 from ..match.pattern import Tensor
 from ..rewrite.examples import declines, fires
@@ -53,8 +53,8 @@ class DecomposeMemBoundMm(Rule):
         if self.always:
             return
         for value, times in ((a, b.shape[-1]), (b, a.shape[-2])):
-            again = "{at} would be computed again for each of {found} elements"
-            m.require(not made_by_pointwise(m.program, value.node) or known_equal(times, 1), again, at=value, found=times)
+            read_once = known_equal(times, 1) or not made_by_pointwise(m.program, value.node)
+            m.require(read_once, "{at} would be computed again for each of {found} elements", at=value, found=times)
         m.pays(*_seconds(m, a, b, c))
 
     def rewrite(self, op, a, b, c):
@@ -88,7 +88,7 @@ class DecomposeMemBoundMm(Rule):
 
 def _seconds(m: Match, a: Value, b: Value, c: Value | None) -> tuple[float, float]:
     model = device_model(a.device)
-    read, written = bytes_of(a.tensor) + bytes_of(b.tensor), bytes_of(m.root.tensor)
+    read, written = bytes_of(tensor_of(a.node)) + bytes_of(tensor_of(b.node)), bytes_of(tensor_of(m.root.node))
     merged = read_by_pointwise(m.program, m.root.node, reductions=True)
     # merged: the kernel that reads the result computes it, and nobody writes it
     before = _product_seconds(model, a, b) + (written / model.bandwidth if merged else 0.0)
@@ -99,7 +99,8 @@ def _product_seconds(model: DeviceModel, a: Value, b: Value) -> float:
     """Seconds for the product: measured on a GPU that is there."""
     batch = math.prod(size_hint(s) for s in a.shape[:-2])
     rows, inner, columns = (size_hint(s) for s in (*a.shape[-2:], b.shape[-1]))
-    if can_measure(a.device, 2 * (bytes_of(a.tensor) + bytes_of(b.tensor)) + 4 * batch * rows * columns):
+    operands = bytes_of(tensor_of(a.node)) + bytes_of(tensor_of(b.node))
+    if can_measure(a.device, operands + 4 * batch * rows * columns):
         strides = tuple(tuple(map(size_hint, v.stride)) for v in (a, b))
         question = f"mm {batch} x {rows}x{inner}x{columns} {strides} {a.dtype}"
         seconds = measured(question, a.device, lambda: _product(a, b))

@@ -60,7 +60,8 @@ class MmPlusMm(Rule):
                  because="would cost", **ATEN),
         declines(lambda a, b, c, d: torch.add(a @ b, c @ d, alpha=3), *LONG, *WIDE, **ATEN),
         declines(lambda a, b, c, d: (y := a @ b, y + c @ d), *LONG, *WIDE, because="outside the pattern", **ATEN),
-        declines(lambda a, b, c, d: a @ b + c @ d, *LONG, "f32[1, 4]", "f32[4, 2048]", because="different shapes", **ATEN),
+        declines(lambda a, b, c, d: a @ b + c @ d, *LONG, "f32[1, 4]", "f32[4, 2048]", because="different shapes",
+                 **ATEN),
         declines(lambda a, b, c, d: a @ b + c @ d, *LONG, "f64[2048, 4]", "f64[4, 2048]", because="different dtypes",
                  **ATEN),
     ]  # fmt: skip

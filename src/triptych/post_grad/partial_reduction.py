@@ -32,8 +32,8 @@ class _Reduction:
 class PartialReduction(Rule):
     """amax(x, d), amax(x, d and more) -> p = amax(x, d), amax(p, more); so amin and sum; up to rounding
 
-    x is read once less. A maximum or minimum has the same bits, except that of 0.0 and -0.0 either may be taken. A sum in
-    half precision is left alone: the first sums would be rounded before they are added.
+    x is read once less. A maximum or minimum has the same bits, except that of 0.0 and -0.0 either may be taken. A sum
+    in half precision is left alone: the first sums would be rounded before they are added.
     """
 
     exact = False

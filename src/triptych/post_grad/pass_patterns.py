@@ -13,6 +13,7 @@ from ..pre_grad.merge_concats_pass import CatOfCat
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
 from .addmm import Addmm, UnfuseBiasAddToPointwise
+from .binary_folding import BinaryFolding
 from .decompose_mem_bound_mm import DecomposeMemBoundMm
 from .mm_plus_mm import MmPlusMm
 from .partial_reduction import PartialReduction
@@ -34,6 +35,7 @@ class PostGradPatterns(Pass):
 RULES: list[Rule] = [
     SplitwithsizesCatReplace(), CatSplitwithsizesReplace(), CatSliceCat(), CatOfCat(),
     PointlessCumsumReplacement(), PrepareSoftmax(),
+    BinaryFolding(),  # before what makes other calls of the products
     DecomposeMemBoundMm(), MmPlusMm(),  # before `addmm`, which takes one of the two products
     Addmm(), UnfuseBiasAddToPointwise(),
     PartialReduction(),

@@ -1,8 +1,8 @@
 """`prepare_softmax`: the maximum of a row and the sum of its exponentials in one pass, for rows that no cache holds.
 
 A softmax reads each row for its maximum, for its sum, and for its result. Rows that fit into the cache of the GPU are
-read from memory once, whatever is done with them. Of longer ones, such as logits of a vocabulary, each pass is paid for,
-and the pass that keeps a running maximum and rescales the sum saves one.
+read from memory once, whatever is done with them. Of longer ones, such as logits of a vocabulary, each pass is paid
+for, and the pass that keeps a running maximum and rescales the sum saves one.
 """
 
 from __future__ import annotations

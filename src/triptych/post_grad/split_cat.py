@@ -1,6 +1,7 @@
-"""`splitwithsizes_cat_replace`, `cat_splitwithsizes_replace`, `cat_slice_cat`: what autograd takes apart and puts together.
+"""`splitwithsizes_cat_replace`, `cat_splitwithsizes_replace`, `cat_slice_cat`: what autograd splits and concatenates.
 
-The rules are those of stage 1, on what the backward writes: the gradient of a cat is a split, and that of a split a cat.
+The rules are those of stage 1, on what the backward writes: the gradient of a cat is a split, and that of a split is a
+cat.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class CatSplitwithsizesReplace(PieceOfACat):
 
     examples = [
         fires(lambda x, y: [p * 2 for p in torch.cat([x, y]).split([2, 3])], "f32[2, 4]", "f32[3, 4]", **ATEN),
-        fires(lambda x, y: [p * 2 for p in torch.cat([x, y], 1).split([1, 1, 4], -1)], "f32[3, 2]", "f32[3, 4]", **ATEN),
+        fires(lambda x, y: [p * 2 for p in torch.cat([x, y], 1).split([1, 1, 4], -1)], "f32[3, 2]", "f32[3, 4]",
+              **ATEN),
         fires(lambda x, y: torch.cat([x, y]).split([x.shape[0], y.shape[0]])[1] * 2, "f32[2, 4]", "f32[3, 4]",
               dynamic=True, **ATEN),
         declines(lambda x, y: [p * 2 for p in torch.cat([x, y, x]).split([3, 3])], "f32[2, 4]", "f32[2, 4]", **ATEN),
