@@ -46,7 +46,8 @@ class BinaryFolding(Rule):
         return op.one_of(("add", "sub", "mul", "div"), y, c)
 
     def check(self, m, y, c):
-        m.applies(m.program.options.freeze and m.root.known and m.root.call.args["self"] is y.node)
+        m.applies(m.program.options.freeze and m.root.known)
+        m.applies(m.root.op in ("add", "mul") or m.root.call.args["self"] is y.node, "the product is subtracted")
         linear = _linear(m, y)
         m.applies(linear is not None, "no product or convolution before it")
         call, scales = linear.call, m.root.op in ("mul", "div")

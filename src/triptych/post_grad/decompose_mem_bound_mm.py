@@ -25,6 +25,8 @@ from .neighbours import made_by_pointwise, read_by_pointwise
 
 TILE, DEPTH = 64, 32
 """A GEMM kernel computes tiles of at least this many rows and columns, of at least so many terms each."""
+PLAIN_RATE = 0.25
+"""The share of a GEMM's rate in float32 that pointwise kernels multiply and add at."""
 WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 """The dtype in which a GEMM adds up."""
 
@@ -92,7 +94,9 @@ def _seconds(m: Match, a: Value, b: Value, c: Value | None) -> tuple[float, floa
     merged = read_by_pointwise(m.program, m.root.node, reductions=True)
     # merged: the kernel that reads the result computes it, and nobody writes it
     before = _product_seconds(model, a, b) + (written / model.bandwidth if merged else 0.0)
-    return before, read / model.bandwidth if merged else model.copy(read + written)
+    arithmetic = 2.0 * written / m.root.dtype.itemsize * a.shape[-1] / (PLAIN_RATE * model.single)
+    moved = read if merged else read + written
+    return before, (0.0 if merged else model.launch) + max(moved / model.bandwidth, arithmetic)
 
 
 def _product_seconds(model: DeviceModel, a: Value, b: Value) -> float:

@@ -24,7 +24,10 @@ from .split_cat import CatSliceCat, CatSplitwithsizesReplace, SplitwithsizesCatR
 
 @dataclass(frozen=True)
 class PostGradPatterns(Pass):
-    """Rewrites of products, sums, reductions and concatenations for the kernels that will run them."""
+    """Rewrites of products, sums, reductions and concatenations for the kernels that will run them.
+
+    Three rounds: what there is less of, then reductions, then the form in which the products that are left are called.
+    """
 
     name = "pass_patterns"
 
@@ -34,9 +37,7 @@ class PostGradPatterns(Pass):
 
 RULES: list[Rule] = [
     SplitwithsizesCatReplace(), CatSplitwithsizesReplace(), CatSliceCat(), CatOfCat(),
-    PointlessCumsumReplacement(), PrepareSoftmax(),
-    BinaryFolding(),  # before what makes other calls of the products
-    DecomposeMemBoundMm(), MmPlusMm(),  # before `addmm`, which takes one of the two products
-    Addmm(), UnfuseBiasAddToPointwise(),
-    PartialReduction(),
+    PointlessCumsumReplacement(), PrepareSoftmax(), BinaryFolding(), MmPlusMm(),
+    PartialReduction(),  # finds its sites itself, so what stands before it is done first
+    DecomposeMemBoundMm(), Addmm(), UnfuseBiasAddToPointwise(),
 ]  # fmt: skip
