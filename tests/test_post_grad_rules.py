@@ -17,6 +17,7 @@ from triptych.joint.pass_patterns import PassPatterns
 from triptych.passes.catalogue import list_passes, rules_of
 from triptych.passes.session import watching
 from triptych.pipeline import steps
+from triptych.post_grad.group_batch_fusion_passes import BatchFusionOnAten
 from triptych.post_grad.pass_patterns import PostGradPatterns
 from triptych.testing.capture import capture_aten
 from triptych.testing.check import compare_graphs, run_pass
@@ -298,3 +299,33 @@ def test_custom_passes_are_told_whether_a_backward_follows():
     assert told == [True, True]
     compiled(torch.randn(3, requires_grad=True)).sum().backward()
     assert told == [True, True] + [False] * 4
+
+
+# ---- batch fusion ----
+
+
+class Towers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.ModuleList([nn.Linear(16, 16) for _ in range(8)]) for _ in range(2))
+
+    def forward(self, x):
+        return torch.cat([second(first(x).tanh()).relu() for first, second in zip(self.first, self.second)], 1)
+
+
+@pytest.mark.parametrize("codegen", CODEGENS)
+def test_batch_fusion_in_parts(codegen):
+    wanted = "batch_linear_post_grad,batch_aten_tanh"
+    options = {"add_passes": wanted, "remove_passes": "batch_operations,fuse_parallel_linear_pass"}
+    fired = check(Towers(), torch.randn(4, 16), codegen=codegen, **options)
+    assert fired["batch_linear_post_grad"] == 2 and fired["batch_aten_tanh"] == 1 and not fired["batch_aten_relu"]
+
+
+def test_batch_fusion_runs_only_if_it_is_added():
+    names = {p.name: p for p in list_passes("post_grad")}
+    for name in ("group_batch_fusion_passes", "batch_linear_post_grad", "group_linear", "batch_aten_div"):
+        assert not names[name].default
+    assert BatchFusionOnAten not in steps("post_grad", Options())
+    for name in ("group_batch_fusion_passes", "batch_aten_add"):
+        assert BatchFusionOnAten in steps("post_grad", Options(add_passes=(name,)))
+    assert {rule.name for rule in rules_of("batch_aten_mul")} == {"batch_aten"}

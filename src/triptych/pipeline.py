@@ -23,6 +23,7 @@ from .post_grad.cat_in_one_launch import CatInOneLaunchPass
 from .post_grad.compute_masks_again import ComputeMasksAgainPass
 from .post_grad.draw_into_empty_memory import DrawIntoEmptyMemoryPass
 from .post_grad.eliminate_dead_code import EliminateDeadCode
+from .post_grad.group_batch_fusion_passes import BatchFusionOnAten
 from .post_grad.lift_constants import LiftConstantsPass
 from .post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
 from .post_grad.pass_patterns import PostGradPatterns
@@ -179,6 +180,7 @@ POST_GRAD: list[Entry] = [
     EliminateDeadCode,  # first: nothing dead is moved or matched
     ReorderForLocality,
     Hook("post_grad_custom_pre_pass"),
+    BatchFusionOnAten,  # by the name of stage 1's; only if it is added, whole or in parts
     RemoveNoopOps,
     Hook(ADD_RULES),
     RemoveAssertOps,
@@ -222,13 +224,14 @@ def steps(stage: str, options: Options) -> list[Entry]:
         entry
         for entry in stage_entries(stage)
         if entry.name not in options.remove_passes
-        and (isinstance(entry, Hook) or entry.default or entry.name in options.add_passes)
+        and (isinstance(entry, Hook) or entry.default or not {entry.name, *entry.parts}.isdisjoint(options.add_passes))
     ]
 
 
 @functools.cache
 def pass_names() -> frozenset[str]:
-    return frozenset(entry.name for entries in STAGES.values() for entry in entries)
+    entries = [entry for entries in STAGES.values() for entry in entries]
+    return frozenset(name for e in entries for name in (e.name, *(() if isinstance(e, Hook) else e.parts)))
 
 
 @functools.cache

@@ -10,8 +10,8 @@ from torch.fx import Node
 
 from ..cost import DeviceModel, bytes_of
 from ..ir.calls import Call
-from ..ir.facts import tensor_fact, tensor_of
-from ..ir.program import Program, Value
+from ..ir.facts import known_equal, tensor_fact, tensor_of
+from ..ir.program import ATEN, Program, Value
 from ..ir.sizes import elements, size_hint
 from ..ir.text import type_of
 from ..ir.traits import is_pointwise, is_random
@@ -66,6 +66,37 @@ def signature(
     return (of, call.op, type_of(tensor_fact(node)), kinds, repr(plain), devices.pop())
 
 
+LINEAR_PARAMETERS = {
+    "linear": ("input", "weight", "bias"), "addmm": ("mat1", "mat2", "self"), "matmul": ("self", "other"),
+}  # fmt: skip
+"""How the operations that a linear layer is written as call its input, its weight and its bias."""
+
+
+def linear_operands(program: Program, call: Call) -> tuple[Node, Node, Node | None] | None:
+    """Input, weight and bias of a linear layer; of an ATen graph, of a product with a transposed matrix."""
+    parameters = LINEAR_PARAMETERS.get(call.op)
+    if parameters is None or not all(isinstance(call.args.get(key), Node) for key in parameters[:2]):
+        return None
+    x, w, b = (call.args.get(key) for key in (*parameters, "bias")[:3])
+    if call.op == "linear":
+        return x, w, b
+    turned = program.call(w)
+    if program.dialect != ATEN or call.args.keys() - set(parameters) or turned is None or turned.op != "permute":
+        return None
+    if list(turned.args["dims"]) != [1, 0] or (b is not None and tensor_of(b).dim() != 1):
+        return None
+    weight = turned.args["self"]
+    fits = b is None or known_equal(tensor_of(b).shape[0], tensor_of(weight).shape[0])
+    return (x, weight, b) if fits else None
+
+
+def _linear(op: Emitter, x: Value, weight: Value, bias: Value | None) -> Value:
+    if op.program.dialect != ATEN:
+        return op.linear(x, weight, bias=bias)
+    turned = op.permute(weight, [1, 0])
+    return op.matmul(x, turned) if bias is None else op.addmm(bias, x, turned)
+
+
 @dataclass(frozen=True)
 class BatchLinear(Recipe):
     """linear(x_i, W_i, b_i) -> baddbmm(b, x, W^T) over the stack; of one x -> linear(x, cat(W), cat(b))"""
@@ -74,10 +105,11 @@ class BatchLinear(Recipe):
         return "batch_linear"
 
     def member(self, program: Program, node: Node, call: Call) -> Member | None:
-        if call.op != "linear" or call.mutates:
+        operands = linear_operands(program, call)
+        if operands is None or call.mutates:
             return None
-        x, w, b = call.args["input"], call.args["weight"], call.get("bias")
-        key = signature(node, call, (x, w, b), ("input", "weight", "bias"), self)
+        x, w, b = operands
+        key = signature(node, call, operands, LINEAR_PARAMETERS[call.op], self)
         if key is None or tensor_of(x).dim() < 2 or tensor_of(w).dim() != 2:
             return None
         return Member(node, self, key, (x,), (w, b))
@@ -89,7 +121,7 @@ class BatchLinear(Recipe):
         has_bias = biases[0] is not None
         if x.axis is None:
             bias = join(op, biases) if has_bias else None  # type: ignore[arg-type]
-            made = op.linear(x.value, join(op, weights), bias=bias)  # type: ignore[arg-type]
+            made = _linear(op, x.value, join(op, weights), bias)  # type: ignore[arg-type]
             *lead, width = made.shape
             return Stacked(op.reshape(made, [*lead, len(group), width // len(group)]), len(lead))
         rows, lead = flat_rows(op, x)

@@ -9,7 +9,7 @@ from typing import Any
 from torch.fx import Node
 
 from ..ir.facts import numel
-from ..ir.program import Value
+from ..ir.program import ATEN, Value
 from ..rewrite.emit import Emitter
 
 
@@ -41,6 +41,8 @@ def move_axis(op: Emitter, value: Value, source: int, to: int) -> Value:
 
 
 def stack(op: Emitter, nodes: Sequence[Node]) -> Stacked:
+    if op.program.dialect == ATEN:  # where AOTAutograd has taken `stack` apart
+        return Stacked(op.cat([op.unsqueeze(node, 0) for node in nodes], dim=0), 0)
     return Stacked(op.stack(list(nodes), dim=0), 0)
 
 

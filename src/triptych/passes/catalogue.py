@@ -46,11 +46,19 @@ def list_passes(stage: str | None = None) -> list[PassInfo]:
     if stage is not None and stage not in STAGES:
         raise UnknownName("stage", stage, STAGES)
     return [
-        _info(entry, name, step)
+        info
         for name, entries in STAGES.items()
         if stage in (None, name)
         for step, entry in enumerate(entries, 1)
+        for info in (_info(entry, name, step), *_parts(entry, name, step))
     ]
+
+
+def _parts(entry: Entry, stage: str, step: int) -> list[PassInfo]:
+    """The names under which parts of a pass can be added."""
+    if isinstance(entry, Hook):
+        return []
+    return [PassInfo(part, stage, step, False, f"that part of `{entry.name}` alone") for part in entry.parts]
 
 
 def _info(entry: Entry, stage: str, step: int) -> PassInfo:
@@ -99,7 +107,7 @@ def rules_of(wanted: Rule | type[Rule] | Pass | type[Pass] | str) -> list[Rule]:
             return [rules[wanted]]
         if wanted in passes:
             return [rule for pass_ in passes[wanted] for rule in pass_().rules()]
-        counted = [rule for rule in rules.values() if rule.counts_as(wanted)]
+        counted = [rule for rule in rules.values() if rule.counts_as(wanted)]  # parts of passes too
         if not counted:
             raise UnknownName("rule or pass", wanted, [*rules, *passes])
         return counted

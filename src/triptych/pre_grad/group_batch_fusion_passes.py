@@ -165,7 +165,8 @@ class BatchOperations(BatchRule):
     operations and views; up to rounding"""
 
     def counts_as(self, name: str) -> bool:
-        return name.startswith("batch_")
+        of_the_last_stage = name.startswith("batch_aten") or name.endswith("_post_grad")
+        return name.startswith("batch_") and not of_the_last_stage
 
     def recipes(self, program: Program) -> Sequence[Recipe]:
         pointwise = BatchPointwise(draws=_may_draw_otherwise(program))
@@ -180,7 +181,7 @@ class GroupLinears(BatchRule):
         return name in (self.name, "group_linear")
 
     def recipes(self, program: Program) -> Sequence[Recipe]:
-        return (GroupLinear(),) if self.always or _kernel_runs(program) else ()
+        return (GroupLinear(),) if self.always or kernel_runs(program) else ()
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,7 @@ def _member(program: Program, node: Node, recipes: Sequence[Recipe]) -> Member |
     return replace(member, written=True) if member is not None and program.aliasing.written(node) else member
 
 
-def _kernel_runs(program: Program) -> bool:
+def kernel_runs(program: Program) -> bool:
     """Our own kernels need Triton, and somebody to call them from generated code."""
     on_gpu = any(t.device.type == "cuda" for n in program.graph.nodes if (t := tensor_fact(n)) is not None)
     return program.options.codegen == "inductor" and on_gpu and triton_is_there()

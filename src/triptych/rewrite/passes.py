@@ -20,6 +20,8 @@ class Pass:
     name: ClassVar[str] = ""
     default: ClassVar[bool] = True
     """Runs unless removed; False: runs only if added by name."""
+    parts: ClassVar[tuple[str, ...]] = ()
+    """Names that, added in place of the pass's own, run a part of it; each can be removed, too."""
     required: ClassVar[bool] = False
     """What follows cannot do without it: it runs with all passes off and beyond a limit of rewrites, a bisection does
     not count it, and it cannot be removed."""
