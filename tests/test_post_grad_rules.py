@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,6 +21,7 @@ from triptych.passes.session import watching
 from triptych.pipeline import steps
 from triptych.post_grad.group_batch_fusion_passes import BatchFusionOnAten
 from triptych.post_grad.pass_patterns import PostGradPatterns
+from triptych.post_grad.post_grad_fusions import PadAtenMmPass
 from triptych.testing.capture import capture_aten
 from triptych.testing.check import compare_graphs, run_pass
 
@@ -241,9 +244,7 @@ def test_a_cat_that_holds_a_slice_of_another_is_one_cat():
         return torch.cat([both, both[:, :2]], 1)
 
     gm, inputs = capture_aten(program, [torch.randn(4, 3), torch.randn(4, 5)])
-    before = torch.fx.GraphModule(gm, torch.fx.Graph())
-    before.graph.output(before.graph.graph_copy(gm.graph, {}))
-    before.recompile()
+    before = copy.deepcopy(gm)
     tally = run_pass(PostGradPatterns, gm)
     assert tally.fired == {"cat_slice_cat": 1, "cat_of_cat": 1}
     assert len([n for n in gm.graph.nodes if "cat" in str(n.target)]) == 1
@@ -299,6 +300,39 @@ def test_custom_passes_are_told_whether_a_backward_follows():
     assert told == [True, True]
     compiled(torch.randn(3, requires_grad=True)).sum().backward()
     assert told == [True, True] + [False] * 4
+
+
+# ---- by name only ----
+
+
+@pytest.mark.parametrize(
+    "name, program, rule",
+    [
+        ("decompose_mm_pass", lambda x, y: x[:, :2] @ y[:2], "decompose_mem_bound_mm"),
+        ("unbind_stack_aten_pass", lambda x, y: torch.cat([p.unsqueeze(1) for p in x.unbind()], 1) + y, "unbind_stack_aten"),
+        ("split_cat_aten_pass", lambda x, y: torch.cat([y, *x.split([2, 1, 5])[1:]]), "split_cat_aten"),
+        ("select_cat_aten_pass", lambda x, y: torch.cat([x.select(0, i) for i in range(8)]) * 2, "select_cat_aten"),
+        ("move_view_after_cat_aten_pass", lambda x, y: torch.cat([p.reshape(1, 32) for p in x.split(4)]) * 2,
+         "move_view_after_cat_aten"),
+        ("normalization_aten_pass", lambda x, y: torch.ops.aten.add.Scalar(x, 2), "scalar_overload"),
+    ],
+)  # fmt: skip
+def test_optional_fusions(name, program, rule):
+    inputs = [torch.randn(8, 8), torch.randn(8, 8)]
+    for added in (False, True):
+        gm, given = capture_aten(program, inputs)
+        before = copy.deepcopy(gm)
+        options = Options.make({"add_passes": name} if added else {})
+        fired = [run_pass(p, gm, options={"add_passes": name}).fired for p in steps("post_grad", options) if p.name == name]
+        assert bool(fired) is added and all(counts[rule] for counts in fired)
+        compare_graphs(before, gm, given, exact=False)
+
+
+def test_products_are_padded_once_more():
+    gm, given = capture_aten(lambda a, b: a @ b, [torch.randn(6, 7), torch.randn(7, 10)])
+    before = copy.deepcopy(gm)
+    assert run_pass(PadAtenMmPass, gm, options={"pad_aten_mm_pass.always": True}).fired["pad_mm"] == 1
+    compare_graphs(before, gm, given, exact=False)
 
 
 # ---- batch fusion ----

@@ -27,6 +27,15 @@ from .post_grad.group_batch_fusion_passes import BatchFusionOnAten
 from .post_grad.lift_constants import LiftConstantsPass
 from .post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
 from .post_grad.pass_patterns import PostGradPatterns
+    DecomposeMmPass,
+    MoveViewAfterCatAtenPass,
+    NormalizationAtenPass,
+    PadAtenMmPass,
+    SelectCatAtenPass,
+    SplitCatAtenPass,
+    UnbindStackAtenPass,
+)
+from .post_grad.post_grad_fusions import (
 from .post_grad.reinplace import Reinplace
 from .post_grad.remove_assert_ops import RemoveAssertOps
 from .post_grad.reorder_for_locality import ReorderForLocality
@@ -176,6 +185,17 @@ BEFORE_PARTITION: list[Entry] = [KeepOverwrittenPass]
 AFTER_PARTITION: list[Entry] = [ComputeMasksAgainPass]
 """On the forward, with its backward beside it."""
 
+POST_GRAD_FUSIONS: list[Entry] = [
+    NormalizationAtenPass,  # first: the others then see one form of each operation
+    DecomposeMmPass,
+    UnbindStackAtenPass,
+    SplitCatAtenPass,
+    SelectCatAtenPass,
+    MoveViewAfterCatAtenPass,
+    PadAtenMmPass,
+]
+"""Run only if added by name."""
+
 POST_GRAD: list[Entry] = [
     EliminateDeadCode,  # first: nothing dead is moved or matched
     ReorderForLocality,
@@ -185,6 +205,7 @@ POST_GRAD: list[Entry] = [
     Hook(ADD_RULES),
     RemoveAssertOps,
     PostGradPatterns,  # by the name of the joint stage's: the rules are others
+    *POST_GRAD_FUSIONS,
     Hook("post_grad_custom_post_pass"),
     StableTopologicalSort,
     MoveConstructorsToGpu,  # last: the devices of all users are settled

@@ -77,7 +77,8 @@ def linear_operands(program: Program, call: Call) -> tuple[Node, Node, Node | No
     parameters = LINEAR_PARAMETERS.get(call.op)
     if parameters is None or not all(isinstance(call.args.get(key), Node) for key in parameters[:2]):
         return None
-    x, w, b = (call.args.get(key) for key in (*parameters, "bias")[:3])
+    x, w = (call.args[key] for key in parameters[:2])
+    b = call.args.get(parameters[2]) if len(parameters) == 3 else None
     if call.op == "linear":
         return x, w, b
     turned = program.call(w)

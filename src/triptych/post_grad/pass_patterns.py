@@ -15,6 +15,7 @@ from ..rewrite.rule import Rule
 from .addmm import Addmm, UnfuseBiasAddToPointwise
 from .binary_folding import BinaryFolding
 from .decompose_mem_bound_mm import DecomposeMemBoundMm
+from .fused_int_mm_mul import FusedIntMmMul
 from .mm_plus_mm import MmPlusMm
 from .partial_reduction import PartialReduction
 from .pointless_cumsum_replacement import PointlessCumsumReplacement
@@ -37,7 +38,7 @@ class PostGradPatterns(Pass):
 
 RULES: list[Rule] = [
     SplitwithsizesCatReplace(), CatSplitwithsizesReplace(), CatSliceCat(), CatOfCat(),
-    PointlessCumsumReplacement(), PrepareSoftmax(), BinaryFolding(), MmPlusMm(),
+    PointlessCumsumReplacement(), PrepareSoftmax(), BinaryFolding(), MmPlusMm(), FusedIntMmMul(),
     PartialReduction(),  # finds its sites itself, so what stands before it is done first
     DecomposeMemBoundMm(), Addmm(), UnfuseBiasAddToPointwise(),
 ]  # fmt: skip
