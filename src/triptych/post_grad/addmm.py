@@ -8,6 +8,7 @@ reads.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from .neighbours import read_by_pointwise
 
 NAN = torch.full((4, 6), torch.nan)
 ATEN: dict[str, Any] = {"dialects": ("aten",)}
+ALWAYS: dict[str, Any] = {"settings": {"always": True}, **ATEN}
 EAGER: dict[str, Any] = {"options": {"codegen": "eager"}}
 HALF = (torch.float16, torch.bfloat16)
 LAST_STEP = 1e-6
@@ -93,12 +95,16 @@ class Addmm(Rule):
     ]  # fmt: skip
 
 
+@dataclass(frozen=True)
 class UnfuseBiasAddToPointwise(Rule):
     """addmm(c, a, b) -> mm(a, b) + c, where a pointwise kernel reads the sum and adds for less; up to rounding
 
     With `beta=0` nothing is added: c is not read, whatever NaN it holds. In half precision the product would be rounded
-    before the sum, so it stays whole.
+    before the sum, so it stays whole; and so on a CPU, where neither form is quicker.
     """
+
+    always: bool = False
+    """On every device, whatever it costs: for tests of the rewrite itself."""
 
     exact = False
 
@@ -112,11 +118,13 @@ class UnfuseBiasAddToPointwise(Rule):
         if beta == 0:
             return  # the same product without a look at c
         m.applies(_has_reader(m), "no kernel that reads the sum could add it")
+        m.applies(self.always or a.device.type == "cuda")
         m.require(a.dtype not in HALF, "the product would be rounded to {found} before the sum", found=a.dtype)
         m.applies(known_equal(m.root.shape, (a.shape[0], b.shape[1])))
-        model, product = device_model(a.device), _product_seconds(device_model(a.device), a, b)
-        added_later = product + bytes_of(c.tensor) / model.bandwidth
-        m.pays(product + bias_seconds(model, c, bytes_of(m.root.tensor)), added_later, sure=True)
+        if not self.always:
+            model, product = device_model(a.device), _product_seconds(device_model(a.device), a, b)
+            added_later = product + bytes_of(c.tensor) / model.bandwidth
+            m.pays(product + bias_seconds(model, c, bytes_of(m.root.tensor)), added_later, sure=True)
 
     def rewrite(self, op, c, a, b, beta):
         product = op.matmul(a, b)
@@ -125,20 +133,21 @@ class UnfuseBiasAddToPointwise(Rule):
         return op.add(product, c) if beta == 1 else op.add(product, c, alpha=beta)
 
     examples = [
-        fires(lambda c, a, b: torch.addmm(c, a, b).relu(), "f32[6]", "f32[4, 5]", "f32[5, 6]", **ATEN),
-        fires(lambda c, a, b: torch.addmm(c, a, b, beta=2.5).relu(), "f32[4, 6]", "f32[4, 5]", "f32[5, 6]", **ATEN),
-        fires(lambda c, a, b: torch.addmm(c, a, b).view(2, 12).exp() * 2, "f32[6]", "f32[4, 5]", "f32[5, 6]", **ATEN),
-        fires(lambda c, a, b: torch.addmm(c, a, b).relu(), "f32[6]", "f32[4, 0]", "f32[0, 6]", **ATEN),
-        fires(lambda c, a, b: torch.addmm(c, a, b).relu(), "f32[6]", "f32[4, 5]", "f32[5, 6]", dynamic=True, **ATEN),
+        fires(lambda c, a, b: torch.addmm(c, a, b).relu(), "f32[6]", "f32[4, 5]", "f32[5, 6]", **ALWAYS),
+        fires(lambda c, a, b: torch.addmm(c, a, b, beta=2.5).relu(), "f32[4, 6]", "f32[4, 5]", "f32[5, 6]", **ALWAYS),
+        fires(lambda c, a, b: torch.addmm(c, a, b).view(2, 12).exp() * 2, "f32[6]", "f32[4, 5]", "f32[5, 6]", **ALWAYS),
+        fires(lambda c, a, b: torch.addmm(c, a, b).relu(), "f32[6]", "f32[4, 0]", "f32[0, 6]", **ALWAYS),
+        fires(lambda c, a, b: torch.addmm(c, a, b).relu(), "f32[6]", "f32[4, 5]", "f32[5, 6]", dynamic=True, **ALWAYS),
         fires(lambda c, a, b: torch.addmm(c, a, b, beta=0), NAN, "f32[4, 5]", "f32[5, 6]", **ATEN),
         fires(lambda c, a, b: torch.addmm(c, a, b, beta=0), "bf16[6]", "bf16[4, 5]", "bf16[5, 6]", **ATEN),
-        declines(lambda c, a, b: torch.addmm(c, a, b), "f32[6]", "f32[4, 5]", "f32[5, 6]", **ATEN),
-        declines(lambda c, a, b: torch.addmm(c, a, b).relu(), "f32[6]", "f32[4, 5]", "f32[5, 6]", **ATEN, **EAGER),
-        declines(lambda c, a, b: (y := torch.addmm(c, a, b), y.relu()), "f32[6]", "f32[4, 5]", "f32[5, 6]", **ATEN),
+        declines(lambda c, a, b: torch.addmm(c, a, b).relu(), "f32[6]", "f32[4, 5]", "f32[5, 6]", **ATEN),
+        declines(lambda c, a, b: torch.addmm(c, a, b), "f32[6]", "f32[4, 5]", "f32[5, 6]", **ALWAYS),
+        declines(lambda c, a, b: torch.addmm(c, a, b).relu(), "f32[6]", "f32[4, 5]", "f32[5, 6]", **ALWAYS, **EAGER),
+        declines(lambda c, a, b: (y := torch.addmm(c, a, b), y.relu()), "f32[6]", "f32[4, 5]", "f32[5, 6]", **ALWAYS),
         declines(lambda c, a, b: torch.addmm(c, a, b).relu(), "bf16[6]", "bf16[4, 5]", "bf16[5, 6]",
-                 because="rounded", **ATEN),
+                 because="rounded", **ALWAYS),
         declines(lambda c, a, b: torch.addmm(c, a, b, alpha=2).relu(), "f32[6]", "f32[4, 5]", "f32[5, 6]",
-                 because="scaled by 2", **ATEN),
+                 because="scaled by 2", **ALWAYS),
     ]  # fmt: skip
 
 
