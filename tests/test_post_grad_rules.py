@@ -199,6 +199,8 @@ def test_rows_that_no_cache_holds_are_read_once_less():
     assert tally.fired["prepare_softmax"] == 1 and not any("amax" in str(n.target) for n in long.graph.nodes)
     _, short = on_fake_gpu(softmax, (4096, 4096), dtype=torch.float32)
     assert not short.fired and "would cost" in next(iter(short.declines.values())).reason
+    _, few = on_fake_gpu(softmax, (8, 1 << 24), dtype=torch.float32)
+    assert not few.fired and "split" in next(iter(few.declines.values())).reason
     _, eager = on_fake_gpu(softmax, (1024, 131072), dtype=torch.float32, codegen="eager")
     assert not eager.fired
 

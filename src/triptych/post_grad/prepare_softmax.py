@@ -51,7 +51,7 @@ class PrepareSoftmax(Rule):
     """m = amax(x, d), s = sum(exp(x - m), d) -> m, s in one pass over x; up to rounding
 
     Where m is infinite, x - m has a NaN and so has the sum; the one pass counts such elements as exp(0). Adding m - m,
-    which is 0 or NaN, mends that.
+    which is 0 or NaN, corrects that.
     """
 
     always: bool = False
@@ -69,7 +69,10 @@ class PrepareSoftmax(Rule):
         m.applies(self.always or (x.device.type == "cuda" and m.program.options.codegen == "inductor"))
         largest = _largest(m)
         if not self.always:
-            m.pays(*_seconds(device_model(x.device), m, x, dims[0]))
+            model, rows = device_model(x.device), size_hint(m.root.tensor.numel())
+            enough = rows >= ROWS_A_CORE * model.cores
+            m.require(enough, "of {found} rows each is split over several cores, in two passes", found=rows)
+            m.pays(*_seconds(model, m, x, dims[0]))
         m.roots = (m.root, m.program.value(largest))
         m.before = largest
 

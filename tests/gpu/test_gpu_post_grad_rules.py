@@ -1,0 +1,74 @@
+"""The post-grad patterns on a GPU: equal to eager, by the kernels that they are for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import triptych
+from triptych.passes.session import watching
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+bf16, f32, f64 = torch.bfloat16, torch.float32, torch.float64
+
+
+def compiled(program, *inputs, **options):
+    """What the program gives, compiled, and how often each rule of the stage fired."""
+    torch._dynamo.reset()
+    run = torch.compile(program, backend=triptych.compile_fx, fullgraph=True, options={"on_error": "raise", **options})
+    with torch.no_grad(), watching() as sessions:
+        made = run(*inputs)
+    fired = [r.fired for s in sessions for r in s.records if r.stage == "post_grad" and r.name == "pass_patterns"]
+    return made, fired[0]
+
+
+def test_softmax_of_long_rows_in_one_pass():
+    """Some rows have infinities, which the kernel alone would count as 1."""
+    inf = torch.inf
+    x = torch.randn(1024, 131072, device="cuda")
+    x[1], x[2, 3], x[3, 2], x[4, :5], x[5, 0] = -inf, inf, torch.nan, -inf, inf
+    made, fired = compiled(lambda x: (x.softmax(1), x.log_softmax(1)), x)
+    assert fired["prepare_softmax"]
+    torch.testing.assert_close(made[0], x.softmax(1), equal_nan=True)
+    torch.testing.assert_close(made[1], x.log_softmax(1), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16])
+def test_products_of_few_columns(dtype):
+    a, b = torch.randn(1 << 20, 4, device="cuda", dtype=dtype), torch.randn(4, 4, device="cuda", dtype=dtype)
+    made, fired = compiled(lambda a, b: (a @ b).relu(), a, b)
+    assert fired["decompose_mem_bound_mm"] == 1
+    torch.testing.assert_close(made, (a.to(f64) @ b.to(f64)).relu().to(dtype), atol=1e-5, rtol=1.6e-2)
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16])
+def test_sums_of_products(dtype):
+    shapes = (4096, 64), (64, 4096), (4096, 64), (64, 4096)
+    a, b, c, d = (torch.randn(s, device="cuda", dtype=dtype) for s in shapes)
+    made, fired = compiled(lambda a, b, c, d: a @ b + c @ d, a, b, c, d)
+    assert fired["mm_plus_mm"] == 1
+    exact = a.to(f64) @ b.to(f64) + c.to(f64) @ d.to(f64)
+    assert (made.to(f64) - exact).abs().max() <= 2 * (a @ b + c @ d - exact).abs().max() + 1e-4
+
+
+def test_nested_reductions():
+    x = torch.randn(4096, 4096, device="cuda", dtype=bf16)
+    (rows, largest), fired = compiled(lambda x: (x.abs().amax(1), x.abs().amax()), x)
+    assert fired["partial_reduction"] == 1
+    assert torch.equal(rows, x.abs().amax(1)) and torch.equal(largest, x.abs().amax())
+
+
+@pytest.mark.parametrize("beta", [1, 2.5, 0])
+def test_biases(beta):
+    a, b = torch.randn(64, 512, device="cuda"), torch.randn(512, 256, device="cuda")
+    t = torch.full((256,), torch.nan, device="cuda") if beta == 0 else torch.randn(256, device="cuda")
+    made, fired = compiled(lambda t, a, b: torch.addmm(t, a, b, beta=beta).relu(), t, a, b)
+    assert fired["unfuse_bias_add_to_pointwise"] == 1
+    torch.testing.assert_close(made, torch.addmm(t, a, b, beta=beta).relu(), atol=1e-4, rtol=1e-4)
+    made, fired = compiled(lambda t, a, b: torch.add(a @ b, t, alpha=3), torch.randn(256, device="cuda", dtype=bf16),
+                           a.to(bf16), b.to(bf16))  # fmt: skip
+    assert fired["addmm"] == 1
