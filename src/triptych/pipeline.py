@@ -18,6 +18,7 @@ from .joint.pass_patterns import PassPatterns
 from .joint.remove_noop_ops import RemoveNoopOps
 from .joint.replace_random_passes import ReplaceRandomPasses
 from .options import ADD_RULES, NAMES, Options
+from .post_grad.b2b_gemm_pass import B2bGemmPass
 from .post_grad.cast_by_aten import CastByAtenPass
 from .post_grad.cat_in_one_launch import CatInOneLaunchPass
 from .post_grad.compute_masks_again import ComputeMasksAgainPass
@@ -27,6 +28,7 @@ from .post_grad.group_batch_fusion_passes import BatchFusionOnAten
 from .post_grad.lift_constants import LiftConstantsPass
 from .post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
 from .post_grad.pass_patterns import PostGradPatterns
+from .post_grad.post_grad_fusions import (
     DecomposeMmPass,
     MoveViewAfterCatAtenPass,
     NormalizationAtenPass,
@@ -35,7 +37,6 @@ from .post_grad.pass_patterns import PostGradPatterns
     SplitCatAtenPass,
     UnbindStackAtenPass,
 )
-from .post_grad.post_grad_fusions import (
 from .post_grad.reinplace import Reinplace
 from .post_grad.remove_assert_ops import RemoveAssertOps
 from .post_grad.reorder_for_locality import ReorderForLocality
@@ -206,6 +207,7 @@ POST_GRAD: list[Entry] = [
     RemoveAssertOps,
     PostGradPatterns,  # by the name of the joint stage's: the rules are others
     *POST_GRAD_FUSIONS,
+    B2bGemmPass,  # after the patterns, which settle products and biases
     Hook("post_grad_custom_post_pass"),
     StableTopologicalSort,
     MoveConstructorsToGpu,  # last: the devices of all users are settled

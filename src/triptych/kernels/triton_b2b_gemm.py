@@ -1,0 +1,111 @@
+"""The kernel of triptych::b2b_gemm, one for each pointwise function. Imports Triton: only to be imported where it is
+wanted."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import linecache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from .pointwise import Pointwise
+from .registry import dot_precision
+from .tuning import bucket, configs, run_tuned
+
+
+@triton.jit
+def erf(x, SHORT: tl.constexpr):
+    """Off by at most 1.5e-7 where that is lost in rounding (Abramowitz and Stegun, 7.1.26): one exp instead of two
+    polynomials of which each element needs one."""
+    if not SHORT:
+        return tl.erf(x)
+    size = tl.abs(x)
+    t = 1.0 / (1.0 + 0.3275911 * size)
+    polynomial = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    value = 1.0 - polynomial * tl.exp(-size * size)
+    return tl.where(x < 0, -value, value)
+
+
+SOURCE = '''
+def b2b_gemm_kernel(
+    a, b, c, bias, y, m, k, n, p,
+    a_m, a_k, b_k, b_n, c_n, c_p, bias_n, y_m, y_p,
+    m_bucket, n_bucket,
+    HAS_BIAS: tl.constexpr, EVEN_N: tl.constexpr, SHORT: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):
+    """BLOCK_M rows of the result: the middle matrix is made, used and forgotten BLOCK_N columns at a time."""
+    rows = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    inner = tl.arange(0, BLOCK_K)
+    columns = tl.arange(0, BLOCK_P)
+    steps = tl.arange(0, BLOCK_N)
+    left = tl.load(a + rows[:, None] * a_m + inner[None, :] * a_k,
+                   mask=(rows < m)[:, None] & (inner < k)[None, :], other=0.0)
+    sums = tl.zeros((BLOCK_M, BLOCK_P), dtype=tl.float32)
+    for start in range(0, n, BLOCK_N):
+        middle = (start + steps).to(tl.int64)
+        in_n = middle < n
+        right = tl.load(b + inner[:, None] * b_k + middle[None, :] * b_n,
+                        mask=(inner < k)[:, None] & in_n[None, :], other=0.0)
+        v0 = tl.dot(left, right, input_precision=PRECISION)
+        if HAS_BIAS:
+            v0 += tl.load(bias + middle * bias_n, mask=in_n, other=0.0).to(tl.float32)[None, :]
+BODY
+        if not EVEN_N:
+            result = tl.where(in_n[None, :], result, 0.0)  # f(0) may be anything
+        after = tl.load(c + middle[:, None] * c_n + columns[None, :] * c_p,
+                        mask=in_n[:, None] & (columns < p)[None, :], other=0.0)
+        sums = tl.dot(result.to(c.dtype.element_ty), after, sums, input_precision=PRECISION)
+    tl.store(y + rows[:, None] * y_m + columns[None, :] * y_p, sums.to(y.dtype.element_ty),
+             mask=(rows < m)[:, None] & (columns < p)[None, :])
+'''
+
+CONFIGS = [
+    ({"BLOCK_M": 64, "BLOCK_N": 64}, 4, 3),
+    ({"BLOCK_M": 128, "BLOCK_N": 64}, 4, 3),
+    ({"BLOCK_M": 128, "BLOCK_N": 64}, 8, 3),
+    ({"BLOCK_M": 64, "BLOCK_N": 128}, 4, 3),
+    ({"BLOCK_M": 64, "BLOCK_N": 32}, 4, 2),
+    ({"BLOCK_M": 32, "BLOCK_N": 32}, 4, 2),
+]
+
+
+@functools.cache
+def kernel_for(f: Pointwise) -> Any:
+    """The kernel with f written into it. Triton reads the source of a function: it is kept in memory, in no file."""
+    source = SOURCE.replace("BODY", f.in_triton(8 * " "))
+    name = f"<b2b_gemm {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    names: dict[str, Any] = {"tl": tl, "erf": erf, "__name__": __name__}
+    exec(compile(source, name, "exec"), names)
+    kernel = triton.jit(names["b2b_gemm_kernel"])
+    return triton.autotune(configs=configs(CONFIGS), key=["m_bucket", "n_bucket", "BLOCK_K", "BLOCK_P"])(kernel)
+
+
+def launch(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None, f: Pointwise, y: torch.Tensor
+) -> torch.Tensor:
+    (m, k), (n, p) = a.shape, c.shape
+    if y.numel() == 0:
+        return y
+    block_k, block_p = max(16, bucket(k)), max(16, bucket(p))
+    given = a if bias is None else bias
+
+    def grid(meta):
+        return (triton.cdiv(m, meta["BLOCK_M"]),)
+
+    kernel = kernel_for(f)
+    key = (bucket(m), bucket(n), block_k, block_p, a.dtype, a.device)
+    run_tuned(
+        kernel, key, grid,
+        a, b, c, given, y, m, k, n, p,
+        *a.stride(), *b.stride(), *c.stride(), given.stride(0), *y.stride(),
+        bucket(m), bucket(n),
+        HAS_BIAS=bias is not None, EVEN_N=n % 128 == 0, SHORT=a.dtype.itemsize == 2,
+        PRECISION=dot_precision(a.dtype), BLOCK_K=block_k, BLOCK_P=block_p,
+    )  # fmt: skip
+    return y

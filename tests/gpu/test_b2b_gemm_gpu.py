@@ -1,0 +1,118 @@
+"""Two products in one kernel: equal results, whatever the sizes, strides and function, and quicker where it is taken."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import triptych
+from triptych.cost import measure
+from triptych.cost.timing import seconds
+from triptych.passes.session import watching
+from triptych.post_grad import b2b_gemm_pass
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+FUNCTIONS = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "hardswish": F.hardswish,
+    "leaky_relu": F.leaky_relu,
+    "squared": lambda x: F.relu(x).square() + 1,  # not 0 at 0
+    "sigmoid": torch.sigmoid,
+    "reciprocal": lambda x: 1 / x.abs().clamp(min=0.1),
+}
+SIZES = [(1000, 50, 777, 33), (64, 16, 4096, 256), (1, 1, 300, 1), (513, 256, 2048, 3)]
+
+
+@pytest.fixture
+def own_measurements(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(measure, "_known", {})
+
+
+@pytest.fixture
+def always(monkeypatch):
+    monkeypatch.setattr(b2b_gemm_pass, "FAR_LARGER", 0)
+    monkeypatch.setattr(b2b_gemm_pass, "_costs", lambda site: (1.0, 0.5))
+
+
+def compiled(program, *inputs):
+    torch._dynamo.reset()
+    run = torch.compile(program, backend=triptych.compile_fx, fullgraph=True)
+    with torch.no_grad(), watching() as sessions:
+        result = run(*inputs)
+    return run, result, sum(r.fired["fused_products"] for s in sessions for r in s.records)
+
+
+def check(program, *inputs, fires=1):
+    with torch.no_grad():
+        _, actual, fired = compiled(program, *inputs)
+        exact = program(*(x.double() for x in inputs))
+        eager = program(*inputs)
+    assert fired == fires
+    assert actual.dtype == eager.dtype and actual.stride() == eager.stride()
+    assert (actual - exact).abs().max() <= 2 * (eager - exact).abs().max() + 1e-5 * exact.abs().max()
+
+
+def matrices(m, k, n, p, dtype):
+    torch.manual_seed(0)
+    sizes = (m, k), (k, n), (n, p)
+    a, b, c = (torch.randn(size, device="cuda", dtype=dtype) for size in sizes)
+    return a, b / math.sqrt(k), c / math.sqrt(n)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_functions(always, function, dtype):
+    f = FUNCTIONS[function]
+    check(lambda a, b, c: f(a @ b) @ c, *matrices(*SIZES[0], dtype))
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_sizes(always, sizes, dtype):
+    a, b, c = matrices(*sizes, dtype)
+    check(lambda a, b, c: F.silu(a @ b) @ c, a, b, c)
+    check(lambda a, b, c: c.t() @ F.silu(b.t() @ a.t()), a, b, c)
+
+
+def test_strides(always):
+    a, b, c = matrices(256, 64, 512, 48, torch.bfloat16)
+    check(lambda a, b, c: F.relu(a @ b) @ c, a.t().contiguous().t(), b.t().contiguous().t(), c.t().contiguous().t())
+    check(lambda a, b, c: F.relu(a[::2] @ b[:, ::2]) @ c[::2], a, b, c)
+
+
+def test_biases(always):
+    a, b, c = matrices(256, 64, 512, 48, torch.bfloat16)
+    first, second = torch.randn(512, device="cuda").bfloat16(), torch.randn(48, device="cuda").bfloat16()
+    check(lambda x, w, v, c, d: F.linear(F.relu(F.linear(x, w, v)), c, d), a, b.t(), first, c.t(), second)
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("function, least", [("relu", 3.0), ("gelu", 1.7)])
+def test_quicker_than_inductor(own_measurements, function, least, capsys):
+    f = FUNCTIONS[function]
+    inputs = matrices(65536, 64, 4096, 64, torch.bfloat16)
+
+    def program(a, b, c):
+        return f(a @ b) @ c
+
+    with torch.no_grad():
+        ours, _, fired = compiled(program, *inputs)
+        inductor = torch.compile(program, backend="inductor")
+        best = [math.inf, math.inf]
+        for _ in range(4):
+            for i, run in enumerate((inductor, ours)):
+                best[i] = min(best[i], seconds(lambda run=run: run(*inputs), rounds=2))
+    with capsys.disabled():
+        print(f"\n{function}: Inductor {1e3 * best[0]:.3f} ms, ours {1e3 * best[1]:.3f} ms, {best[0] / best[1]:.2f}x")
+    assert fired == 1 and best[0] / best[1] >= least
