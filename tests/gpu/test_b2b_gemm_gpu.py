@@ -30,7 +30,7 @@ FUNCTIONS = {
     "sigmoid": torch.sigmoid,
     "reciprocal": lambda x: 1 / x.abs().clamp(min=0.1),
 }
-SIZES = [(1000, 50, 777, 33), (64, 16, 4096, 256), (1, 1, 300, 1), (513, 256, 2048, 3)]
+SIZES = [(1000, 50, 777, 33), (64, 16, 4096, 256), (17, 3, 300, 5), (513, 256, 2048, 3)]
 
 
 @pytest.fixture
@@ -60,7 +60,8 @@ def check(program, *inputs, fires=1):
         eager = program(*inputs)
     assert fired == fires
     assert actual.dtype == eager.dtype and actual.stride() == eager.stride()
-    assert (actual - exact).abs().max() <= 2 * (eager - exact).abs().max() + 1e-5 * exact.abs().max()
+    ours, theirs = ((result - exact).abs().max().item() for result in (actual, eager))
+    assert ours <= 2 * theirs + 1e-5 * exact.abs().max().item()
 
 
 def matrices(m, k, n, p, dtype):

@@ -19,15 +19,21 @@ from .tuning import bucket, configs, run_tuned
 
 @triton.jit
 def erf(x, SHORT: tl.constexpr):
-    """Off by at most 1.5e-7 where that is lost in rounding (Abramowitz and Stegun, 7.1.26): one exp instead of two
-    polynomials of which each element needs one."""
+    """Where the result is rounded to 16 bits, a polynomial that is off by at most 3e-5: every element has one, and the
+    exact function takes several times as long as the products. Fitted to erf(x) / x over x * x from 0 to 9."""
     if not SHORT:
         return tl.erf(x)
-    size = tl.abs(x)
-    t = 1.0 / (1.0 + 0.3275911 * size)
-    polynomial = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
-    value = 1.0 - polynomial * tl.exp(-size * size)
-    return tl.where(x < 0, -value, value)
+    x = tl.clamp(x, -3.0, 3.0)
+    u = x * x
+    value = 4.074185611102621e-08 * u - 1.944813220688957e-06
+    value = value * u + 4.106037158635445e-05
+    value = value * u - 0.0005110356141813099
+    value = value * u + 0.004235421307384968
+    value = value * u - 0.025102844461798668
+    value = value * u + 0.11107931286096573
+    value = value * u - 0.375314861536026
+    value = value * u + 1.1282684803009033
+    return value * x
 
 
 SOURCE = '''
