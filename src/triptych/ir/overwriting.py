@@ -52,6 +52,10 @@ LAZY_COPIES = frozenset((aten.flip.default, aten.repeat.default))
 was computed from a buffer before the buffer is written, and takes these for the buffer itself."""
 
 
+MOST_INLINED = 500
+"""Search budget: how many values that Inductor may compute inside the kernel of a write are looked at."""
+
+
 @dataclass(frozen=True)
 class Overwrite:
     """A value that may be written into the memory of `destination`."""
@@ -69,7 +73,7 @@ class LaterUses:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.inductor = _is_for_inductor(program)
-        self._lazy_writes: list[tuple[Node, list[Node]]] = []
+        self._lazy_writes: list[tuple[Node, list[Node | None]]] = []
         """For Inductor: writes, with what may be read inside their kernels in another order."""
         self._touches: dict[Node, list[Node]] = {}
         """By memory, as heaps: values come to share memory, and a heap of few is put into one of many."""
@@ -135,7 +139,7 @@ class LaterUses:
         for node, reads in self._lazy_writes:
             if node is besides or node._erased or shared.isdisjoint(map(memory, effects(node).writes)):
                 continue
-            if not shared.isdisjoint(map(memory, reads)):
+            if any(read is None or memory(read) in shared for read in reads):
                 return node
         return None
 
@@ -150,7 +154,7 @@ class LaterUses:
         self._synced = len(joined)
 
 
-def _reads_of_write(program: Program, node: Node) -> list[Node]:
+def _reads_of_write(program: Program, node: Node) -> list[Node | None]:
     """What Inductor may read inside the kernel of a write, other than the elements that it writes in turn."""
     written = program.aliasing.effects(node).writes
     if not isinstance(node.target, _private.OpOverload) or node.target.namespace not in ("aten", "prims"):
@@ -247,15 +251,15 @@ class Operands:
         for node in (*node_operands(list(destinations)), *others):
             self._operands.setdefault(self._memory(node), []).append(node)
         reads = _inlined_reads(program, others, written) if inlines and _is_for_inductor(program) else ()
-        self._inlined = {self._memory(read): operand for read, operand in reads}
+        self._inlined = {read and self._memory(read): operand for read, operand in reads}
 
     def problem(self, destination: Node) -> Refusal | None:
         memory = self._memory(destination)
         if len(same := self._operands[memory]) > 1:
             other = next((n for n in same if n is not destination), destination)
             return Refusal("{found} may share memory with {at}", at=destination, found=other)
-        if (lazy := self._inlined.get(memory)) is not None:
-            sentence = "{found} reads {at}, and Inductor may compute it inside the write"
+        if (lazy := self._inlined.get(memory, self._inlined.get(None))) is not None:
+            sentence = "{found} may read {at}, and Inductor may compute it inside the write"
             return Refusal(sentence, at=destination, found=lazy)
         return None
 
@@ -264,8 +268,11 @@ def _is_for_inductor(program: Program) -> bool:
     return program.options.codegen == "inductor"
 
 
-def _inlined_reads(program: Program, operands: Collection[Node], written: Place | None) -> Iterator[tuple[Node, Node]]:
+def _inlined_reads(
+    program: Program, operands: Collection[Node], written: Place | None
+) -> Iterator[tuple[Node | None, Node]]:
     """Values that Inductor may read inside the kernel that writes, when it computes an operand there, and the operand.
+    None stands for any value, where there are too many to look at.
 
     Left out are reads of the very elements that are written, each before its own write: pointwise operations on
     `written` itself.
@@ -277,6 +284,9 @@ def _inlined_reads(program: Program, operands: Collection[Node], written: Place 
         if in_order and written is not None and _lies_at(program, node, written):
             continue
         yield node, operand
+        if len(seen) > MOST_INLINED + len(operands):
+            yield None, operand
+            return
         if _is_materialised(program, node):
             continue
         call = program.call(node)
