@@ -541,6 +541,28 @@ def test_inductors_own_reinplacing_is_off(monkeypatch):
     torch.compile(foreach_with_flip, backend=triptych.compile_fx)(*[t.clone() for t in TWO])
 
 
+def test_very_many_writes_of_one_tensor_take_linear_work(monkeypatch):
+    """Whoever reads a result is told of its new memory: not all readers, again for every write."""
+    from triptych.rewrite.rewriter import Rewriter
+
+    moved = 0
+    swap = Rewriter._swap
+
+    def counted(self, was, now, users=None, past_writes=True):
+        nonlocal moved
+        moved += len(was.users if users is None else users)
+        swap(self, was, now, users, past_writes)
+
+    monkeypatch.setattr(Rewriter, "_swap", counted)
+
+    def fill(x):
+        for i in range(200):
+            x[i % 4] = x[(i + 1) % 4] * 0.5
+
+    graph, _ = final_graph(monkeypatch, fill, ONE, "eager")
+    assert moved < 100 * len(graph)
+
+
 def test_removed_by_name_nothing_is_written(monkeypatch):
     options = {"codegen": "eager", "remove_passes": "reinplace", "on_error": "raise"}
     with watching() as sessions:

@@ -56,6 +56,11 @@ MOST_INLINED = 500
 """Search budget: how many values that Inductor may compute inside the kernel of a write are looked at."""
 
 
+MOST_USERS = 256
+"""A value with more users stays where it is, since each of them is told of the other memory: keeps the work linear where
+a tensor is written very often."""
+
+
 @dataclass(frozen=True)
 class Overwrite:
     """A value that may be written into the memory of `destination`."""
@@ -339,6 +344,8 @@ def overwrite(later: LaterUses, value: Node | None, destination: Any, operands: 
         return Refusal("{found} writes {at} too, and may read it in another order", at=destination, found=lazy)
     if value is None:
         return Overwrite(None, destination, None)
+    if len(value.users) > MOST_USERS:
+        return Refusal("the new value has more than {wanted} users", wanted=MOST_USERS, found=len(value.users))
     result = tensor_fact(value)
     if result is None or not _is_plain(result) or result.dtype != there.tensor.dtype:
         return Refusal("shape and dtype are not known", at=value)
