@@ -223,6 +223,38 @@ def unfolded_destination(x):
     return x.unfold(0, 2, 1).index_fill(0, I([0]), 2.0).sum(0)
 
 
+def row_from_a_column(x):
+    x[3] = (x + 1).t()[2]
+    return x.sum()
+
+
+def columns_from_rows_after_a_write(x, y):
+    x[1:3] = y.sin()[:2]
+    x.t()[1:3] = x[I([1, 0, 3, 2])][:2]
+    return y, x
+
+
+def flip_added_after_a_write(x, y):
+    x.index_add_(0, I([0, 1, 1]), y[:3])
+    x.add_(x.flip(1) + y)
+    return x[1]
+
+
+def flip_copied_after_writes(x, y):
+    x.index_add_(0, I([0, 1, 1]), (y @ x)[:3])
+    z = x.index_fill(0, I([1]), 2.0)
+    x.copy_(z.flip(0))
+    x.mul_(0.5)
+    z[1] = x.flip(0)[0]
+    return x.sum(), z
+
+
+def part_scaled_in_place(x):
+    x[1:3] *= 2
+    x[:, 1] += x[:, 1].sin()
+    return x.sum()
+
+
 def several_layers(cache, k):
     cache[0].index_copy_(0, I([1]), k)
     inner = cache[0].softmax(0).sum(0, keepdim=True)
@@ -341,7 +373,8 @@ SITUATIONS = {
     custom_operator_on_inputs: TWO, custom_operator_on_one_tensor_twice: ONE, custom_operator_on_two_views: ONE,
     custom_operator_on_overlapping_views: ONE, custom_operator_on_temporaries: TWO,
     custom_operator_on_a_used_temporary: TWO, custom_operator_with_result: TWO, custom_operator_on_a_list: TWO,
-    custom_operator_reads_what_it_writes: ONE,
+    custom_operator_reads_what_it_writes: ONE, row_from_a_column: ONE, columns_from_rows_after_a_write: TWO,
+    flip_added_after_a_write: TWO, flip_copied_after_writes: TWO, part_scaled_in_place: ONE,
 }  # fmt: skip
 
 @pytest.mark.parametrize("codegen", CODEGENS)
@@ -511,6 +544,13 @@ def test_a_cache_is_written_and_not_copied(update, codegen, dynamic, monkeypatch
 @pytest.mark.parametrize("update", UPDATES, ids=lambda p: p.__name__)
 def test_a_cache_gets_the_values_of_eager(update, codegen):
     check_inference(update, cache_and_rows(), backend=triptych.compile_fx, options={"codegen": codegen})
+
+
+@pytest.mark.parametrize("codegen", CODEGENS)
+def test_a_part_that_is_scaled_is_not_copied(codegen, monkeypatch):
+    """Each element is read before its own write: here Inductor may read inside the kernel that writes."""
+    graph, _ = final_graph(monkeypatch, part_scaled_in_place, [t.clone() for t in ONE], codegen)
+    assert not [name for name in graph if "_scatter" in name]
 
 
 @pytest.mark.parametrize("codegen", CODEGENS)

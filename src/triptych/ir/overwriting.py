@@ -57,8 +57,8 @@ MOST_INLINED = 500
 
 
 MOST_USERS = 256
-"""A value with more users stays where it is, since each of them is told of the other memory: keeps the work linear where
-a tensor is written very often."""
+"""A value with more users stays where it is, since each of them is told of the other memory: keeps the work linear
+where a tensor is written very often."""
 
 
 @dataclass(frozen=True)
@@ -247,12 +247,12 @@ class Operands:
         inlines: bool = True,
         written: Place | None = None,
     ) -> None:
-        """`inlines`: Inductor may compute the other operands inside the kernel that writes; `written` is then the place
-        that it writes in the order of the operands' elements, if it does."""
+        """`written`: the place that is written in the order of the operands' elements, if it is: an operand may be that
+        very place. `inlines`: Inductor may compute the other operands inside the kernel that writes."""
         self._memory = program.aliasing.memory
         self._operands: dict[Node, list[Node]] = {}
         """By memory."""
-        others = list(others)
+        others = [n for n in others if written is None or not _lies_at(program, n, written)]
         for node in (*node_operands(list(destinations)), *others):
             self._operands.setdefault(self._memory(node), []).append(node)
         reads = _inlined_reads(program, others, written) if inlines and _is_for_inductor(program) else ()

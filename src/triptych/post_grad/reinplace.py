@@ -100,12 +100,12 @@ def _expanded(x: Any, rows: Any) -> Any:
 
 
 def _decayed(x: Any, y: Any) -> Any:
-    torch._foreach_mul_([x, y], 0.5)
+    aten._foreach_mul_.Scalar([x, y], 0.5)
     return x.sum() + y.sum()
 
 
 def _crossed(x: Any, y: Any) -> Any:
-    torch._foreach_add_([x, y], [y.flip(0), x.flip(0)])
+    aten._foreach_add_.List([x, y], [y.flip(0), x.flip(0)])
     return x.sum() + y.sum()
 
 
@@ -133,8 +133,7 @@ class ReinplaceSliceAssignment(Rule):
                 problem = Refusal("Inductor computes the assignment together with {at}", at=destination)
                 yield Match.at(program, node, problem=problem)
                 continue
-            written = written_part(program, node, destination) if later.inductor else None
-            operands = Operands(program, [destination], [source], written=written)
+            operands = Operands(program, [destination], [source], written=written_part(program, node, destination))
             yield _site(program, node, overwrite(later, node, destination, operands))
 
     def rewrite(self, op, m):
@@ -257,7 +256,7 @@ class ReinplaceForeach(Rule):
         fires(_decayed, "f32[4]", "f32[8]", **ATEN),
         fires(_decayed, "f32[4]", "f32[8]", **KERNELS),
         declines(_crossed, "f32[4]", "f32[4]", because="may share memory", **KERNELS),
-        declines(lambda x, y: torch._foreach_mul([x, y], 0.5), "f32[4]", "f32[8]", because="is an input", **ATEN),
+        declines(lambda x, y: aten._foreach_mul.Scalar([x, y], 0.5), "f32[4]", "f32[8]", because="is an input", **ATEN),
     ]
 
 
