@@ -165,7 +165,7 @@ PRE_GRAD: list[Entry] = [
 
 FREEZE: list[Entry] = [Freeze]
 """With the option `freeze`, in inference: before the joint stage, whose passes then see the graph without the work on
-weights, and again after it, for what they make of weights."""
+weights, and again after it and after the post-grad stage, for what their passes make of weights."""
 
 JOINT: list[Entry] = [
     CanonicalizeAtenIrPasses,  # first: operand order and dims are settled before anything is matched

@@ -47,7 +47,7 @@ class Frozen:
 def freeze(gm: GraphModule, inputs: Sequence[Any], session: Session, again: bool = False) -> Frozen | None:
     """Take out of an inference graph what is computed from weights alone, in place; None if there is nothing such.
 
-    `again`: after the joint stage, for what its passes make of weights (padding); told only if there is something.
+    `again`: after a later stage, for what its passes make of weights (padding); told only if there is something.
     """
     mark_weights(gm, session)
     run_stage("freeze", gm, session, graph="joint", example_inputs=inputs, is_inference=True)

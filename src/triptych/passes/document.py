@@ -9,7 +9,7 @@ from .catalogue import PassInfo, RuleInfo, list_passes
 
 TITLES = {
     "pre_grad": "Stage 1: pre-grad, on the torch-level graph",
-    "freeze": "Freezing, in inference before the joint stage and again after it",
+    "freeze": "Freezing, in inference before the joint stage, after it and after stage 3",
     "joint": "Stage 2: joint, forward and backward in one ATen graph",
     "before_partition": "Before the partition of the joint graph",
     "after_partition": "After the partition, on forward and backward together",
