@@ -60,6 +60,7 @@ class BinaryFolding(Rule):
         m.require(m.root.dtype == y.dtype, "{found} becomes {wanted}", wanted=m.root.dtype, found=y.dtype)
         if isinstance(c, Value):
             m.require(m.program.computed_once(c.node), "{at} is not frozen", at=c)
+            m.require(c.device == y.device, "the operands are on different devices", at=c)
             m.require(m.root.op != "div", "a divisor may be 0", at=c)
             m.require(c.dtype == y.dtype, "different dtypes {wanted} and {found}", at=c, wanted=y.dtype, found=c.dtype)
             m.require(_channels(linear, y, c) is not None, "{at} is not one number a channel", at=c)

@@ -46,9 +46,10 @@ class PartialReduction(Rule):
                 kind = node.all_input_nodes[0], reduction.name, tensor_of(node).dtype
                 reductions.setdefault(kind, []).append(reduction)
         for (x, _, _), several in reductions.items():
+            first = {r.dims: r for r in reversed(several)}
             for whole in sorted(several, key=lambda r: -len(r.dims)):  # so that no other begins with it any more
-                inner = [r for r in several if r.dims < whole.dims]
-                if inner:
+                inner = [r for r in first.values() if r.dims < whole.dims and not r.node._erased]
+                if inner and not whole.node._erased:
                     partial = max(inner, key=lambda r: len(r.dims))
                     is_there = partial.node < whole.node
                     roots = [whole.node] if is_there else [whole.node, partial.node]
@@ -82,6 +83,7 @@ class PartialReduction(Rule):
         fires(lambda x: (x.amin([1], keepdim=True), x.amin([0, 1], keepdim=True)), "f32[64, 512]", **ATEN),
         fires(lambda x: (x.max(), x.amax(1)), "i64[64, 512]", **ATEN),
         fires(lambda x: (x.sum(2), x.sum([1, 2]), x.sum([0, 1, 2], keepdim=True)), "f32[8, 32, 256]", **ATEN),
+        fires(lambda x: (x.sum(), x.sum([1, 2]), x.sum(2)), "f32[8, 32, 256]", **ATEN),
         fires(lambda x: (x.sum(1), x.sum(dtype=torch.int64)), "i32[64, 512]", **ATEN),
         fires(lambda x: (x.amax(1), x.amax()), torch.full((64, 512), torch.nan), **ATEN),
         fires(lambda x: (x.amax(1), x.amax()), "f32[64, 512]", dynamic=True, **ATEN),
