@@ -16,7 +16,9 @@ from torch.fx import Node
 from .. import _private
 from ..cost import DeviceModel, bytes_of, device_model, size_hint
 from ..match.pattern import Tensor
+from ..rewrite.edits import ReplaceAll
 from ..rewrite.examples import declines, fires
+from ..rewrite.rewriter import Replacement
 from ..rewrite.rule import Match, Rule
 from .neighbours import readers
 
@@ -67,19 +69,24 @@ class PrepareSoftmax(Rule):
     def check(self, m, x, dims):
         m.applies(m.root.known and x.known and x.is_float and len(dims) == 1)
         m.applies(self.always or (x.device.type == "cuda" and m.program.options.codegen == "inductor"))
-        largest = _largest(m)
         if not self.always:
             model, rows = device_model(x.device), size_hint(m.root.tensor.numel())
             enough = rows >= ROWS_A_CORE * model.cores
             m.require(enough, "of {found} rows each is split over several cores, in two passes", found=rows)
             m.pays(*_seconds(model, m, x, dims[0]))
-        m.roots = (m.root, m.program.value(largest))
-        m.before = largest
 
-    def rewrite(self, op, x, dims):
-        both = op.call(_private.prepare_softmax_online, x, dims[0])
-        largest, total = op.getitem(both, 0), op.getitem(both, 1)
-        return op.add(total, op.sub(largest, largest)), largest
+    def rewrite(self, op, m, x, dims):
+        was = _made_by(m, "amax")
+        first = op.at(was)
+        both = first.call(_private.prepare_softmax_online, x, dims[0])
+        largest, total = first.getitem(both, 0), first.getitem(both, 1)
+        corrected = op.add(total, op.sub(largest, largest))
+        return ReplaceAll(
+            [
+                Replacement((was,), (largest,), first, (was,), self),
+                Replacement((m.root.node,), (corrected,), op, m.nodes, self),
+            ]
+        )
 
     examples = [
         fires(lambda x: _softmax(x, 1), "f32[4, 6]", **ALWAYS),
@@ -95,8 +102,8 @@ class PrepareSoftmax(Rule):
     ]  # fmt: skip
 
 
-def _largest(m: Match) -> Node:
-    return next(node for node in m.nodes if (call := m.program.call(node)) is not None and call.op == "amax")
+def _made_by(m: Match, op: str) -> Node:
+    return next(node for node in m.nodes if (call := m.program.call(node)) is not None and call.op == op)
 
 
 def _seconds(model: DeviceModel, m: Match, x: Any, dim: int) -> tuple[float, float]:
@@ -104,7 +111,6 @@ def _seconds(model: DeviceModel, m: Match, x: Any, dim: int) -> tuple[float, flo
     once = bytes_of(x.tensor) / model.bandwidth
     row = size_hint(x.shape[dim]) * x.dtype.itemsize
     cached = row * model.cores * ROWS_A_CORE < CACHE
-    exponential = next(node for node in m.nodes if (call := m.program.call(node)) is not None and call.op == "exp")
-    read_again = any(reader is not m.root.node for reader in readers(m.program, exponential))
+    read_again = any(reader is not m.root.node for reader in readers(m.program, _made_by(m, "exp")))
     later = 2 * once if read_again else 0.0
     return model.launch + (1 if cached else 2) * once + later, model.launch + RESCALING * once + later
