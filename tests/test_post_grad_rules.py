@@ -91,7 +91,7 @@ def test_counts_have_the_dtype_asked_for(codegen, dtype):
         return ones.cumsum(0, dtype=dtype) + 0, torch.ones(()).cumsum(0) * x, torch.ones(0, 2).cumsum(-1) + x.sum()
 
     fired = check(program, torch.randn(3), codegen=codegen)
-    assert fired["pointless_cumsum_replacement"] == 3
+    assert fired["pointless_cumsum_replacement"] == (2 if dtype == torch.int8 else 3)  # 300 is no int8
 
 
 @pytest.mark.parametrize("codegen", CODEGENS)

@@ -11,8 +11,12 @@ from ..match.pattern import Int
 from ..rewrite.examples import declines, fires
 from ..rewrite.rule import FirstOf, Rule
 
-COUNTED_TO = {torch.float64: 2**53, torch.float32: 2**24, torch.float16: 2**11, torch.bfloat16: 2**8}
-"""Up to this number each sum is exact, in whatever order and width the scan adds."""
+COUNTED_TO = {
+    torch.float64: 2**53, torch.float32: 2**24, torch.float16: 2**11, torch.bfloat16: 2**8,
+    torch.int8: 2**7 - 1, torch.uint8: 2**8 - 1, torch.int16: 2**15 - 1,
+}  # fmt: skip
+"""Up to this number each sum is exact, in whatever order and width the scan adds. Beyond it narrow integers wrap, and
+code that Inductor generates for a count keeps them wide."""
 
 ATEN: dict[str, Any] = {"dialects": ("aten",)}
 
@@ -20,8 +24,7 @@ ATEN: dict[str, Any] = {"dialects": ("aten",)}
 class PointlessCumsumReplacement(Rule):
     """cumsum(full(shape, 1), dim) -> arange(1, size + 1), expanded to the shape
 
-    Integers wrap in both forms alike. Of floats each sum must be exact, whatever the width in which a device adds: a
-    scan in bfloat16 stays at 256.
+    Each sum must be exact, whatever the width in which a device adds: a scan in bfloat16 stays at 256.
     """
 
     def pattern(self, op, size, one, dim: Int, dtype, own_dtype, layout, device, pin_memory):
@@ -32,9 +35,10 @@ class PointlessCumsumReplacement(Rule):
         m.applies(m.root.known and isinstance(one, (bool, int, float)) and one == 1)
         counts = m.root.dtype
         m.applies(not counts.is_complex and counts != torch.bool)
-        if m.root.rank and counts.is_floating_point:
-            most, length = COUNTED_TO.get(counts, 0), m.root.shape[dim]
-            m.require(known(length <= most), "a sum beyond {wanted} is rounded", wanted=most, found=length)
+        m.applies(counts in COUNTED_TO or not counts.is_floating_point)
+        if m.root.rank and counts in COUNTED_TO:
+            most, length = COUNTED_TO[counts], m.root.shape[dim]
+            m.require(known(length <= most), "a sum beyond {wanted} is rounded or wraps", wanted=most, found=length)
 
     def rewrite(self, op, m, dim):
         root = m.root
@@ -58,7 +62,7 @@ class PointlessCumsumReplacement(Rule):
         fires(lambda x: torch.ones(4, 5).cumsum(1) + x, "f32[4, 5]", **ATEN),
         fires(lambda x: (torch.ones(4, 5).cumsum(-2), x * 2), "f32[4, 5]", **ATEN),
         fires(lambda x: torch.cumsum(torch.full((5,), True), 0) + x, "f32[5]", **ATEN),
-        fires(lambda x: torch.ones(300, dtype=torch.bool).cumsum(0, dtype=torch.int8) + x, "i64[300]", **ATEN),
+        fires(lambda x: torch.ones(100, dtype=torch.bool).cumsum(0, dtype=torch.int8) + x, "i64[100]", **ATEN),
         fires(lambda x: torch.ones(5, dtype=torch.int32).cumsum(0, dtype=torch.float16) + x, "f16[5]", **ATEN),
         fires(lambda x: torch.ones(()).cumsum(0) + x, "f32[3]", **ATEN),
         fires(lambda x: torch.ones(0, 3).cumsum(0), "f32[3]", **ATEN),
@@ -67,6 +71,8 @@ class PointlessCumsumReplacement(Rule):
         declines(lambda x: torch.full((4, 5), 2.0).cumsum(1) + x, "f32[4, 5]", **ATEN),
         declines(lambda x: torch.ones(300, dtype=torch.bfloat16).cumsum(0) + x, "bf16[300]", because="beyond 256",
                  **ATEN),
+        declines(lambda x: torch.ones(300, dtype=torch.bool).cumsum(0, dtype=torch.int8) + x, "i64[300]",
+                 because="or wraps", **ATEN),
         declines(lambda x: torch.ones(x.shape).cumsum(1) + x, "f32[4, 5]", dynamic=True, because="is rounded", **ATEN),
         declines(lambda x: (y := torch.ones(4), y.cumsum(0) + x), "f32[4]", because="outside the pattern", **ATEN),
         declines(lambda x: torch.ones(4).cumprod(0) + x, "f32[4]", **ATEN),
