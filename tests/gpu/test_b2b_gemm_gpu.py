@@ -47,7 +47,8 @@ def always(monkeypatch):
 
 def compiled(program, *inputs):
     torch._dynamo.reset()
-    run = torch.compile(program, backend=triptych.compile_fx, fullgraph=True)
+    # padding, where it is measured to be quicker, leaves a slice between the products
+    run = torch.compile(program, backend=triptych.compile_fx, fullgraph=True, options={"remove_passes": "pad_mm"})
     with torch.no_grad(), watching() as sessions:
         result = run(*inputs)
     return run, result, sum(r.fired["fused_products"] for s in sessions for r in s.records)
