@@ -9,6 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from triptych.codegen.eager import EagerCodegen
+from triptych.codegen.inductor import InductorCodegen
+from triptych.explaining.demo import run_demo
+from triptych.explaining.phrases import summary
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -61,3 +66,17 @@ def test_the_catalogue_is_current():
     from triptych.passes.document import document
 
     assert (ROOT / "docs" / "passes.md").read_text() == document(), "docs/passes.md is stale: run make docs"
+
+
+ROW = re.compile(r"● (\w+) .*? {2,}(\d+)(?: {2,}\d+)? {2,}(\d+) -> (\d+) +[\d.]+ ms$", re.MULTILINE)
+
+
+def test_the_table_of_the_readme_is_what_explain_prints(monkeypatch):
+    """But for times, and for rows that are left out."""
+    monkeypatch.setattr(InductorCodegen, "emit", lambda self, *given: EagerCodegen().emit(*given))  # passes, no kernels
+    explanation = run_demo().training
+    told = (ROOT / "README.md").read_text().split("```text\n")[1]
+    rows = [(p.name, p.rewrites, p.nodes_before, p.nodes_after) for p in explanation.passes if p.changed]
+    shown = [(name, *map(int, numbers)) for name, *numbers in ROW.findall(told)]
+    assert len(shown) > 5 and [row for row in rows if row in shown] == shown
+    assert told.splitlines()[0].rpartition(";")[0] == summary(explanation).rpartition(";")[0]

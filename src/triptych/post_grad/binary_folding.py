@@ -41,6 +41,7 @@ class BinaryFolding(Rule):
     """
 
     exact = False
+    mixed_dtypes = True  # `check` looks at them, once it is known that there is a frozen product
 
     def pattern(self, op, y: Tensor, c):
         return op.one_of(("add", "sub", "mul", "div"), y, c)
