@@ -253,6 +253,17 @@ def test_a_cat_that_holds_a_slice_of_another_is_one_cat():
     compare_graphs(before, gm, inputs)
 
 
+@pytest.mark.parametrize("codegen", CODEGENS)
+def test_pieces_put_together_along_another_dim(codegen):
+    """No view of the whole has them in this order. That it has not is found out while AOTAutograd is tracing."""
+
+    def program(x):
+        first, second = torch.tensor_split(x, 2)
+        return torch.hstack([first.relu(), second.relu()]), second
+
+    check(program, torch.randn(6, 2), codegen=codegen)  # an error in a rule would be raised
+
+
 def test_a_split_of_the_gradient_is_no_split():
     """The gradient of a cat is a split, whose pieces a second cat puts together."""
     def program(x, w):

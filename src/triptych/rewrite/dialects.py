@@ -135,7 +135,7 @@ def _surely_no_view(value: Any, shape: list[Any]) -> bool:
     with _private.without_dispatch_modes():
         try:
             torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta").view(shape)
-        except RuntimeError:
+        except (RuntimeError, ValueError):  # the latter while AOTAutograd is tracing
             return True
     return False
 
