@@ -40,6 +40,7 @@ from .post_grad.post_grad_fusions import (
 from .post_grad.reinplace import Reinplace
 from .post_grad.remove_assert_ops import RemoveAssertOps
 from .post_grad.reorder_for_locality import ReorderForLocality
+from .post_grad.slice_scatter_chunking import SliceScatterChunking
 from .post_grad.spell_out_complex_numbers import SpellOutComplexNumbersPass
 from .pre_grad.apply_gumbel_max_trick import ApplyGumbelMaxTrick
 from .pre_grad.attention_heads import AttentionHeads
@@ -206,6 +207,7 @@ POST_GRAD: list[Entry] = [
     Hook(ADD_RULES),
     RemoveAssertOps,
     PostGradPatterns,  # by the name of the joint stage's: the rules are others
+    SliceScatterChunking,
     *POST_GRAD_FUSIONS,
     B2bGemmPass,  # after the patterns, which settle products and biases
     Hook("post_grad_custom_post_pass"),
