@@ -9,6 +9,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.graph import CodeGen
 
 from . import _private
+from .ir.calls import read
 from .ir.facts import is_static, storage, tensor_fact
 
 Compile = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -58,13 +59,19 @@ def keep_identities(gm: GraphModule) -> Callable[[Callable[..., Any]], Callable[
     returned = output.args[0]
     if not isinstance(returned, (tuple, list)):
         return lambda compiled: compiled
-    nodes = list(dict.fromkeys(r for r in returned if isinstance(r, Node)))
+    objects: dict[Node, Node] = {}
+    for value in returned:
+        if isinstance(value, Node):
+            objects.setdefault(_written_object(value), value)
+    nodes = list(objects.values())
     alike = _alike(nodes)
     if len(nodes) == sum(isinstance(r, Node) for r in returned) and not alike:
         return lambda compiled: compiled
     once = [*nodes, *(r for r in returned if not isinstance(r, Node))]
     others = iter(range(len(nodes), len(once)))
-    places = [nodes.index(r) if isinstance(r, Node) else next(others) for r in returned]
+    places = [
+        nodes.index(objects[_written_object(r)]) if isinstance(r, Node) else next(others) for r in returned
+    ]
     output.args = (tuple(once),)
     gm.recompile()
 
@@ -79,6 +86,16 @@ def keep_identities(gm: GraphModule) -> Callable[[Callable[..., Any]], Callable[
         return call
 
     return with_identities
+
+
+def _written_object(node: Node) -> Node:
+    """The tensor that an operation returns because it wrote it: `y.add_(1)` is y."""
+    while (call := read(node)) is not None and call.mutates and call.op.endswith("_"):
+        written = call.args.get("self")
+        if not isinstance(written, Node):
+            break
+        node = written
+    return node
 
 
 def _alike(nodes: Sequence[Node]) -> list[tuple[int, int]]:

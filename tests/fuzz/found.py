@@ -82,6 +82,12 @@ FOUND: dict[str, Program] = {
         returned=("v2", "v1"),
         route="compile",
     ),
+    "a tensor and what wrote it are one object": Program(
+        seed=920195,
+        setup=("x0 = torch.randn(3)",),
+        body=("v0 = x0.double()", "v5 = v0.zero_()"),
+        returned=("v5", "v0"),
+    ),
     "a tensor returned twice is one object": Program(
         seed=3018566,
         setup=("x0 = torch.randn(2, 2, 2).requires_grad_()",),
