@@ -300,7 +300,7 @@ def test_the_cost_model_says_what_was_wanted():
 
     decline = declined(TooDear(None), lambda x: x.abs(), X)
     assert (decline.wanted, decline.found) == ("less than 1.9 us", "3.0 us")
-    assert decline.reason == "would cost 3.0 us instead of 2.0 us"
+    assert decline.reason == "would cost 3.0 us instead of 2.0 us, modelled"
 
 
 # ---- the matcher ----

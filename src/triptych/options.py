@@ -16,6 +16,7 @@ CustomPasses = CustomPass | Sequence[CustomPass] | None
 CODEGENS = ("inductor", "eager")
 VERIFY_LEVELS = ("off", "final", "each")
 ON_ERROR = ("fallback", "raise")
+TUNE = ("off", "unsure", "all")
 ON_ERROR_VARIABLE = "TRIPTYCH_ON_ERROR"
 ADD_RULES = "add_rules"
 HOOKS = (
@@ -45,6 +46,11 @@ class Options:
         f"set by the environment variable {ON_ERROR_VARIABLE}",
         default_factory=lambda: os.environ.get(ON_ERROR_VARIABLE, "fallback"),
     )
+    tune: str = _doc(
+        "choices that are timed on the GPU, both ways, once: 'off' (none), 'unsure' (where the cost model cannot tell), "
+        "'all' that can be",
+        default="unsure",
+    )
     add_passes: tuple[str, ...] = _doc("optional passes to run as well, by name", default=())
     remove_passes: tuple[str, ...] = _doc("passes to leave out, by exact name", default=())
     add_rules: CustomPasses = _doc("your own rules, run with the others in the stages that each names", default=None)
@@ -67,6 +73,7 @@ class Options:
         _one_of("codegen", self.codegen, CODEGENS)
         _one_of("verify level", self.verify, VERIFY_LEVELS)
         _one_of("on_error", self.on_error, ON_ERROR)
+        _one_of("tune", self.tune, TUNE)
         if self.mode is not None:
             _one_of("mode", self.mode, MODES)
         for switch in ("freeze", "stabilize_relu"):

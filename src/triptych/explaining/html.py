@@ -124,7 +124,7 @@ def _details(record: PassRecord) -> str:
     if record.changed and record.listing:
         parts.append(f"<details><summary>before and after</summary>{_listing(record)}</details>")
     for decision in record.decisions:
-        parts.append(f"<div>{escape(f'{decision.rule} at {decision.node}: by the cost model {decision}')}</div>")
+        parts.append(f"<div>{escape(f'{decision.rule} at {decision.node}: {decision}')}</div>")
     if record.declines:
         items = "".join(f"<li>{escape(str(decline))}</li>" for decline in record.declines)
         what = count(len(record.declines), "site")

@@ -82,6 +82,9 @@ def _comment(source: str) -> str:
 GAIN = 0.95
 """What is left of the time must be less than this part of it: a smaller gain is within the error of a model."""
 
+MODEL_ERROR = 1.5
+"""By what factor the model of a device may be off in how two ways compare."""
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -93,6 +96,8 @@ class Decision:
     node: str = ""
     sure: bool = False
     """The new way is the old one with less to do, and nothing more: any gain counts."""
+    measured: bool = False
+    """Timed on the device, not modelled."""
 
     @property
     def pays(self) -> bool:
@@ -102,11 +107,15 @@ class Decision:
     def refusal(self) -> Refusal:
         most = self.before if self.sure else GAIN * self.before
         unsure = ", too little less to be sure of" if self.after < self.before else ""
-        sentence = f"would cost {{found}} instead of {_microseconds(self.before)}{unsure}"
+        sentence = f"would cost {{found}} instead of {_microseconds(self.before)}{unsure}, {self.source}"
         return Refusal(sentence, wanted=f"less than {_microseconds(most)}", found=_microseconds(self.after))
 
     def __str__(self) -> str:
-        return f"{_microseconds(self.after)} instead of {_microseconds(self.before)}"
+        return f"{_microseconds(self.after)} instead of {_microseconds(self.before)}, {self.source}"
+
+    @property
+    def source(self) -> str:
+        return "measured" if self.measured else "modelled"
 
 
 def _microseconds(seconds: float) -> str:

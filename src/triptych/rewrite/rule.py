@@ -25,7 +25,7 @@ from ..ir.text import line
 from ..match.matcher import Matcher, PatternMatch
 from ..match.pattern import Pattern, build_pattern
 from .emit import Emitter
-from .record import Decision
+from .record import MODEL_ERROR, Decision
 from .refusal import NotConcerned, Refused
 
 _Accepted = TypeVar("_Accepted")
@@ -135,12 +135,27 @@ class Match:
         if not condition:
             raise NotConcerned(reason, at=at, wanted=wanted, found=found)
 
-    def pays(self, before: float, after: float, sure: bool = False) -> None:
+    def pays(
+        self,
+        before: float,
+        after: float,
+        sure: bool = False,
+        *,
+        measure: Callable[[], tuple[float, float] | None] | None = None,
+        error: float = MODEL_ERROR,
+    ) -> None:
         """Leave this site alone unless the cost model says that the new way is quicker, both in seconds.
 
-        `sure`: the new way is the old one with less to do, and nothing more, so any gain counts.
+        `sure`: the new way is the old one with less to do, and nothing more, so any gain counts. `measure` times both
+        on the device, or gives None where that is not possible; it is asked where the two are within `error` of each
+        other, the factor by which the model may be off, or as the option `tune` says.
         """
         self.decision = Decision(before, after, sure=sure)
+        tune = self.program.options.tune
+        is_unsure = not sure and before < error * after and after < error * before
+        if measure is not None and (tune == "all" or (tune == "unsure" and is_unsure)):
+            if (times := measure()) is not None:
+                self.decision = Decision(*times, measured=True)
         if not self.decision.pays:
             raise Refused(self.decision.refusal)
 
