@@ -47,7 +47,7 @@ class Options:
         default_factory=lambda: os.environ.get(ON_ERROR_VARIABLE, "fallback"),
     )
     tune: str = _doc(
-        "choices that are timed on the GPU, both ways, once: 'off' (none), 'unsure' (where the cost model cannot tell), "
+        "choices that are timed on the GPU, once: 'off' (none), 'unsure' (where the cost model cannot tell), "
         "'all' that can be",
         default="unsure",
     )
