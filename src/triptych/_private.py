@@ -86,6 +86,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "CompileContext": "torch._guards:CompileContext",
         # tells when Dynamo has done with a frame, its guards included
         "compile_callbacks": "torch._dynamo.callback:callback_handler",
+        # a storage that is known by its place in memory as long as it lives, and is not kept alive
+        "StorageWeakRef": "torch.multiprocessing.reductions:StorageWeakRef",
         # the fake mode of given inputs
         "detect_fake_mode": "torch._guards:detect_fake_mode",
         # a fake mode where nobody brought one
@@ -275,6 +277,32 @@ def forget_tensors(fake_mode: Any) -> None:
     describer = fake_mode.fake_tensor_converter.meta_converter.describer
     describer.lookup_tensor.clear()
     describer.lookup_storage.clear()
+
+
+def source_name(source: Any) -> str:
+    """The expression by which Dynamo finds a value: `L['self']._buffers['mask']`. A method until torch 2.11."""
+    name = source.name
+    return name() if callable(name) else name
+
+
+def add_guard(source: Any, create: Callable[[Any, Any], None]) -> None:
+    """One more guard of the program that Dynamo is compiling; `create(builder, guard)` runs when guards are built."""
+    __getattr__("TracingContext").get().guards_context.dynamo_guards.add(source.make_guard(create))
+
+
+def add_lambda_guard(builder: Any, guard: Any, check: Callable[[Any], bool], what: str) -> None:
+    """Let a guard call `check` with the value of its source; `what` is said where recompilations are explained."""
+    manager = builder.get_guard_manager(guard)
+    text = [f"{source_name(guard.originating_source)} {what}"]
+    try:
+        manager.add_lambda_guard(check, text, guard.user_stack)
+    except TypeError:  # an older torch takes no stack
+        manager.add_lambda_guard(check, text)
+
+
+def saves_guards() -> bool:
+    """Are guards written to disk, where one that holds a function of ours cannot go?"""
+    return bool(getattr(__getattr__("dynamo_config"), "caching_precompile", False))
 
 
 def has_hooks(module: torch.nn.Module) -> bool:

@@ -13,12 +13,13 @@ from . import _private
 from .calling_convention import compile_flat, keep_identities
 from .codegen.base import CodeGenerator, Compiled
 from .codegen.eager import CallableCodegen, EagerCodegen
-from .codegen.inductor import InductorCodegen, reset
+from .codegen.inductor import InductorCodegen, reset_cuda_graphs
 from .fallback import Way, first_that_compiles, refuse_to_start_again, reproduction, require_eager_draws
 from .freezing import freeze, warn_of_training
 from .ir.graph_copies import Backup, snapshot
 from .ir.origins import Origins
 from .ir.partitioned import BACKWARD, Backward
+from .ir.values.buffers import KnownBuffers, forget_changes
 from .options import Options
 from .partition import partition
 from .passes.manager import run_stage
@@ -49,7 +50,13 @@ def compile_fx(
 LAST_RESORTS = {"inductor": ("inductor", "eager"), "eager": ("eager",)}
 """What is tried, by code generator, when a compile fails with our passes and without them."""
 
-# torch._dynamo.reset() calls this on a backend that has it
+
+def reset() -> None:
+    """Forget what outlives a compile: what `torch._dynamo.reset()` asks of a backend."""
+    reset_cuda_graphs()
+    forget_changes()
+
+
 compile_fx.reset = reset  # type: ignore[attr-defined]
 
 
@@ -132,8 +139,12 @@ def compile_flow(
     """Dynamo graph -> pre-grad -> AOTAutograd -> joint -> partition -> post-grad -> code generation -> callable."""
     options = session.options
     session.origins = Origins(gm)
+    if options.known_buffers and not session.passes_off:
+        session.buffers = KnownBuffers(session.origins.inputs, options)
     keep(session, "dynamo", gm)
     gm = run_stage("pre_grad", gm, session, graph="pre_grad", example_inputs=example_inputs)
+    if session.buffers is not None:
+        session.buffers.attach_guards()
     keep(session, "pre_grad", gm)
     with_identities = keep_identities(gm)
     codegen = choose_codegen(session, gm, example_inputs)

@@ -40,6 +40,12 @@ class Options:
 
     codegen: str = _doc("who makes the kernels: 'inductor' or 'eager'", default="inductor")
     freeze: bool = _doc("the user's promise that weights stay as they are", default=False)
+    known_buffers: bool = _doc(
+        "read buffers that the program only reads, such as a registered causal mask, and check before each call that "
+        "they hold the same",
+        default=True,
+    )
+    known_buffers_bytes: int = _doc("larger buffers are not read", default=64 * 2**20)
     verify: str = _doc("check graphs: 'off', 'final' (after a stage), 'each' (after every pass)", default="off")
     on_error: str = _doc(
         "when compiling fails: 'fallback' (compile in a simpler way, with a warning) or 'raise'; the default can be "
@@ -76,9 +82,11 @@ class Options:
         _one_of("tune", self.tune, TUNE)
         if self.mode is not None:
             _one_of("mode", self.mode, MODES)
-        for switch in ("freeze", "stabilize_relu"):
+        for switch in ("freeze", "known_buffers", "stabilize_relu"):
             if not isinstance(getattr(self, switch), bool):
                 raise TriptychError(f"{switch} is True or False, not {getattr(self, switch)!r}")
+        if not isinstance(self.known_buffers_bytes, int) or self.known_buffers_bytes < 0:
+            raise TriptychError(f"known_buffers_bytes is a number of bytes, not {self.known_buffers_bytes!r}")
         for hook in HOOKS:
             self.custom_passes(hook)  # a wrong one is said now, not in the middle of a compile
         object.__setattr__(self, "add_passes", name_list(self.add_passes))

@@ -45,6 +45,7 @@ class InductorCodegen:
     def __init__(self, session: Session, gm: Any, example_inputs: Sequence[Any]) -> None:
         self.session = session
         self.key = cache_key(session.options)
+        self.known_buffers = session.buffers.digest if session.buffers is not None else ""
         on_gpu = any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in example_inputs)
         self.settings = inductor_settings(session, cacheable=self.key is not None)
         if on_gpu:
@@ -104,7 +105,7 @@ class InductorCodegen:
             if self.key is not None:
                 # Which outputs a user sees decides their strides, yet Inductor's own key leaves it out.
                 visible = gm.graph.output_node().meta.get("user_visible_output_idxs")
-                marker = _marker_type()(f"{self.key}/{visible}")
+                marker = _marker_type()(f"{self.key}/{visible}/{self.known_buffers}")
                 stack.enter_context(config.patch(joint_custom_post_pass=marker))
             return _private.compile_fx_inner(gm, example_inputs, **facts)
 
@@ -158,7 +159,7 @@ def _marker_type() -> type:
     return CacheMarker
 
 
-def reset() -> None:
-    """Forget recorded CUDA graphs: what `torch._dynamo.reset()` asks of a backend."""
+def reset_cuda_graphs() -> None:
+    """Forget recorded CUDA graphs."""
     if "torch._inductor.cudagraph_trees" in sys.modules:
         _private.reset_cudagraph_trees()

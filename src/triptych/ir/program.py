@@ -28,6 +28,7 @@ from .weights import Weights
 if TYPE_CHECKING:
     from .gradient_paths import GradientPaths
     from .origins import Origins
+    from .values.buffers import KnownBuffers
 
 TORCH, ATEN = "torch", "aten"
 
@@ -59,6 +60,9 @@ DEFAULTS = Options()
 
 class Program:
     """One graph module under change."""
+
+    buffers: KnownBuffers | None = None
+    """What the user's buffers hold, in a graph that Dynamo captured."""
 
     def __init__(
         self,

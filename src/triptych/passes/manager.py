@@ -162,6 +162,8 @@ class _StageRunner:
     def _new_program(self) -> Program:
         program = Program(self.gm, self.inputs, self.session.options, self.is_inference)
         program.origins = self.session.origins
+        if self.stage == "pre_grad":
+            program.buffers = self.session.buffers
         return program
 
     def open_numbers(self) -> NumericCheck:

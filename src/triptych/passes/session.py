@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 
 from .. import _private
 from ..ir.origins import Origins
+from ..ir.values.buffers import KnownBuffers
 from ..options import Options
 from .record import Listing, PassRecord
 from .rewrite_limit import RewriteCount, count_of_process, limit_of_process, report, reporting
@@ -33,6 +34,8 @@ class Session:
     """What the compile is doing now: said where it fails."""
     origins: Origins | None = None
     """Where the inputs of the program come from."""
+    buffers: KnownBuffers | None = None
+    """What the buffers of the program hold, if they may be read."""
     records: list[PassRecord] = field(default_factory=list)
     graphs: dict[str, GraphModule] = field(default_factory=dict)
     kernels: dict[str, str] = field(default_factory=dict)

@@ -254,6 +254,9 @@ class Knowledge:
         if call is None or not told or not is_plain(result) or self.unsafe(node):
             if node.op == "get_attr" and is_plain(result):
                 elements = self._attribute(node, result)
+            elif node.op == "placeholder" and self.program.buffers is not None:
+                contents = self.program.buffers.contents(node, self.program.aliasing)
+                elements = None if contents is None else contents.pattern
             elif call is not None and is_plain(result):
                 elements = self._after_write(node, call, result)
             self._elements[node] = elements

@@ -58,10 +58,13 @@ class ShapeOnly:
             self._values[node] = None if known_missing else self._evaluate(node)
 
     def _constant(self, node: Node) -> Any:
-        """Values that need no computation: static sizes, and constants that tracing made attributes."""
+        """Values that need no computation: static sizes, buffers, and constants that tracing made attributes."""
         known = fact(node)
         if isinstance(known, (bool, int, float)) or isinstance(known, torch.Size) and is_static(known):
             return known
+        if node.op == "placeholder" and self.program.buffers is not None:
+            contents = self.program.buffers.contents(node, self.program.aliasing)
+            return None if contents is None or contents.value.numel() > self.limit else contents.value
         if node.op != "get_attr" or not str(node.target).startswith("_tensor_constant"):
             return None
         owner = self.program.gm

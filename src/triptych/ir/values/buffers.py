@@ -1,0 +1,210 @@
+"""Buffers as known values: what a buffer of the user's modules holds is read while compiling, and guarded at run time.
+
+A registered causal mask is the same on every call, but nothing promises that it stays so. A rule that asks about the
+elements of a buffer gets them, and the program that was rewritten with that knowledge is guarded: before each call
+Dynamo asks `SameContents` whether the buffer still holds them, and compiles the program again if not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ... import _private
+from ...options import Options
+from ..alias import Aliasing
+from ..facts import is_static, tensor_fact
+from ..origins import given_tensor
+from .contents import holds_two_numbers, pattern_of
+from .elements import Elements
+from .shape_only import is_plain
+
+SIGHTINGS = 256
+"""How many tensors a guard remembers; modules that share compiled code have one buffer each."""
+
+READABLE = ("cpu", "cuda", "xpu")
+
+Origin = tuple[Any, str]
+"""A buffer as Dynamo finds it: which function it compiles, and the expression that gives the buffer there."""
+
+_changed: set[Origin] = set()
+"""Buffers whose contents changed after they were read. They are not read again: the next change would cost the next
+compile."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a buffer holds."""
+
+    value: torch.Tensor
+    """All elements, on the CPU."""
+    pattern: Elements | None
+    """None: two numbers, in no pattern that we look for."""
+
+
+class KnownBuffers:
+    """The buffers that one captured program reads; each is read once, when a rule first asks about it."""
+
+    def __init__(self, inputs: Sequence[Node], options: Options) -> None:
+        self.inputs, self.options = inputs, options
+        self.reads = 0
+        self.guards: dict[Node, SameContents] = {}
+        """One for each buffer about which a rule was told something."""
+        self._contents: dict[Node, Contents | None] = {}
+
+    def contents(self, node: Node, aliasing: Aliasing) -> Contents | None:
+        """What the buffer behind an input holds; None if it is no buffer, may not be read, or holds no mask or range."""
+        if node not in self._contents:
+            self._contents[node] = self._read(node, aliasing)
+        return self._contents[node]
+
+    def attach_guards(self) -> None:
+        """Let Dynamo check, before it calls the program, that the buffers hold what rules were told."""
+        for node, same in self.guards.items():
+            _private.add_guard(_source(node), functools.partial(_create_guard, same=same))
+
+    @property
+    def digest(self) -> str:
+        """What rules were told, for keys of caches."""
+        return "/".join(f"{node.name}={same.digest}" for node, same in self.guards.items())
+
+    def _read(self, node: Node, aliasing: Aliasing) -> Contents | None:
+        origin, tensor = self._origin(node), given_tensor(node)
+        if origin is None or origin in _changed or tensor is None:
+            return None
+        if not self._may_be_read(node, tensor) or self._is_written(node, tensor, aliasing):
+            return None
+        self.reads += 1
+        same = SameContents(tensor, origin)
+        with _private.without_dispatch_modes(), torch.no_grad():
+            value = tensor.detach().cpu()
+            pattern = pattern_of(value)
+            if pattern is None and not holds_two_numbers(value):
+                return None
+            same.digest = digest_of(value)
+        self.guards[node] = same
+        return Contents(value, pattern)
+
+    def _origin(self, node: Node) -> Origin | None:
+        """None for what is not a buffer of a module, and outside Dynamo, where nobody could check a guard."""
+        context, source = _private.CompileContext.try_get(), _source(node)
+        if context is None or source is None or "._buffers[" not in (name := _private.source_name(source)):
+            return None
+        return None if _private.saves_guards() else (context.compile_id.frame_id, name)
+
+    def _may_be_read(self, node: Node, tensor: torch.Tensor) -> bool:
+        known = tensor_fact(node)
+        if known is None or not is_static(known.shape) or known.shape != tensor.shape or known.dtype != tensor.dtype:
+            return False
+        # a single number is more often a counter or a scale, which changes, than a constant
+        return is_readable(tensor) and tensor.numel() > 1 and tensor.nbytes <= self.options.known_buffers_bytes
+
+    def _is_written(self, node: Node, tensor: torch.Tensor, aliasing: Aliasing) -> bool:
+        """Does the program write the buffer, by this name or through another input that shares its memory?"""
+        if aliasing.written(node):
+            return True
+        others = [given_tensor(n) for n in self.inputs if not n._erased and aliasing.written(n)]
+        memory = _private.storage_id(tensor)
+        return any(other is None or _private.storage_id(other) in (memory, None) for other in others)
+
+
+def is_readable(tensor: torch.Tensor) -> bool:
+    """A plain tensor, no parameter, whose elements can be copied and whose writes are counted."""
+    if type(tensor) is not torch.Tensor or not is_plain(tensor) or tensor.device.type not in READABLE:
+        return False
+    return not (tensor.requires_grad or tensor.is_inference() or tensor.is_neg())
+
+
+def forget_changes() -> None:
+    """All programs were dropped: buffers that changed in them may be read again."""
+    _changed.clear()
+
+
+# ---- at run time ----
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """A tensor as it was when its contents were compared."""
+
+    version: int
+    address: int
+    strides: tuple[int, ...]
+    memory: Any
+    """A weak reference to the storage: while that lives, no other memory has its address."""
+    same: bool
+
+
+class SameContents:
+    """The guard of one buffer: does a tensor hold what was read at compile time?
+
+    A tensor that was looked at before is known by its identity, its version counter, its address and its strides; this
+    is what an ordinary call pays. Any other tensor is read and compared, once: the buffers of all layers that share a
+    compiled function hold the same mask, and `load_state_dict` mostly writes what was there before. No reference to a
+    tensor is kept: a strong one would keep the user's memory, a weak one forbids `swap_tensors`.
+    """
+
+    def __init__(self, tensor: torch.Tensor, origin: Origin) -> None:
+        self.origin, self.dtype, self.shape = origin, tensor.dtype, tensor.shape
+        self.digest = ""
+        self.reads = 0
+        """How often contents were compared at run time."""
+        self._sightings: dict[int, Sighting] = {id(tensor): _sighting(tensor, same=True)}
+
+    def __call__(self, tensor: Any) -> bool:
+        seen = self._sightings.get(id(tensor))
+        try:
+            if (
+                seen is not None
+                and tensor._version == seen.version
+                and tensor.data_ptr() == seen.address
+                and tensor.stride() == seen.strides
+                and not seen.memory.expired()
+            ):
+                return seen.same
+            return self._compare(tensor)
+        except RuntimeError:  # what has no version or no memory cannot be checked
+            return False
+
+    def _compare(self, tensor: Any) -> bool:
+        if not is_readable(tensor) or tensor.dtype != self.dtype or tensor.shape != self.shape:
+            return False
+        self.reads += 1
+        before = _sighting(tensor, same=True)
+        with _private.without_dispatch_modes(), torch.no_grad():
+            same = digest_of(tensor.detach().cpu()) == self.digest
+        if not same:
+            _changed.add(self.origin)
+        if len(self._sightings) >= SIGHTINGS:
+            self._sightings.clear()
+        self._sightings[id(tensor)] = Sighting(before.version, before.address, before.strides, before.memory, same)
+        return same
+
+
+def _sighting(tensor: torch.Tensor, same: bool) -> Sighting:
+    memory = _private.StorageWeakRef(tensor.untyped_storage())
+    return Sighting(tensor._version, tensor.data_ptr(), tensor.stride(), memory, same)
+
+
+def digest_of(value: torch.Tensor) -> str:
+    """A digest of the elements of a CPU tensor, whatever its strides."""
+    value = value.contiguous()
+    digest = hashlib.sha256(f"{value.dtype} {tuple(value.shape)} ".encode())
+    digest.update((ctypes.c_char * value.nbytes).from_address(value.data_ptr()))
+    return digest.hexdigest()
+
+
+def _create_guard(builder: Any, guard: Any, same: Callable[[Any], bool]) -> None:
+    """What Dynamo calls when it builds the guards of a program."""
+    _private.add_lambda_guard(builder, guard, same, "holds what was read when the program was compiled")
+
+
+def _source(node: Node) -> Any:
+    return getattr(node.meta.get("grapharg"), "source", None)
