@@ -60,15 +60,17 @@ class KnownBuffers:
         self._contents: dict[Node, Contents | None] = {}
 
     def contents(self, node: Node, aliasing: Aliasing) -> Contents | None:
-        """What the buffer behind an input holds; None if it is no buffer, may not be read, or holds no mask or range."""
+        """What the buffer behind an input holds; None if it is no buffer, may not be read, or holds no pattern."""
         if node not in self._contents:
             self._contents[node] = self._read(node, aliasing)
         return self._contents[node]
 
     def attach_guards(self) -> None:
-        """Let Dynamo check, before it calls the program, that the buffers hold what rules were told."""
+        """Let Dynamo check, before it calls the program, that the buffers hold what rules were told. Nothing is told
+        from now on, and the elements are let go: this object lives as long as the compiled program."""
         for node, same in self.guards.items():
             _private.add_guard(_source(node), functools.partial(_create_guard, same=same))
+        self._contents = dict.fromkeys(self._contents)
 
     @property
     def digest(self) -> str:
