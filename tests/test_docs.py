@@ -45,6 +45,10 @@ def test_freeze():
     run_guide(ROOT / "docs" / "freeze.md")
 
 
+def test_known_buffers():
+    run_guide(ROOT / "docs" / "known_buffers.md")
+
+
 def test_rules_for_the_joint_graph(capsys):
     """The graph that the guide shows is the one it prints."""
     namespace = run_guide(ROOT / "docs" / "joint_rules.md")

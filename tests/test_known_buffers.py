@@ -248,7 +248,9 @@ def test_changes_are_noticed(name, training, attached):
     assert counters["stats"]["unique_graphs"] - compiles <= 3
 
 
-@pytest.mark.parametrize("name", ["written_in_place", "assigned", "registered_again", "state_loaded", "swapped", "cast"])
+@pytest.mark.parametrize(
+    "name", ["written_in_place", "assigned", "registered_again", "state_loaded", "swapped", "cast"]
+)
 def test_changes_are_noticed_by_kernels(name):
     model = Attention()
     fast = compiled(model, "inductor")
@@ -336,6 +338,17 @@ def test_a_buffer_that_changes_on_every_call_is_compiled_for_twice():
             model.bias[..., 0] = i + 1
             torch.testing.assert_close(fast(X), model(X))
     assert len(sessions) == 2 and sessions[1].buffers.reads == 0
+
+
+def test_a_buffer_that_is_written_on_every_call_is_not_compared_on_every_call():
+    model = Attention()
+    fast = compiled(model)
+    with watching() as sessions, torch.no_grad():
+        for _ in range(2 * buffers.COMPARISONS):
+            model.bias.mul_(1)
+            torch.testing.assert_close(fast(X), model(X))
+    assert len(sessions) == 2 and sessions[1].buffers.reads == 0
+    assert guards(sessions[0])[0].reads == buffers.COMPARISONS
 
 
 def test_no_memory_is_kept():
@@ -453,6 +466,16 @@ def test_functional_call_with_another_buffer():
         for bias in (causal(), window(), causal()):
             expected = torch.func.functional_call(model, {"bias": bias}, (X,))
             torch.testing.assert_close(fast(bias, X), expected)
+
+
+def test_what_was_told_is_part_of_the_cache_key():
+    digests = set()
+    for mask in (causal(), window(), causal()):
+        torch.compiler.reset()
+        with watching() as sessions, torch.no_grad():
+            compiled(Attention(mask))(X)
+        digests.add(sessions[0].buffers.digest)
+    assert len(digests) == 2 and "" not in digests
 
 
 def test_verified():

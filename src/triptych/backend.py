@@ -140,7 +140,7 @@ def compile_flow(
     options = session.options
     session.origins = Origins(gm)
     if options.known_buffers and not session.passes_off:
-        session.buffers = KnownBuffers(session.origins.inputs, options)
+        session.buffers = KnownBuffers(options)
     keep(session, "dynamo", gm)
     gm = run_stage("pre_grad", gm, session, graph="pre_grad", example_inputs=example_inputs)
     if session.buffers is not None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,10 @@ from .shape_only import is_plain
 
 SIGHTINGS = 256
 """How many tensors a guard remembers; modules that share compiled code have one buffer each."""
+
+COMPARISONS = 16
+"""How often the contents of one tensor are compared at run time. A buffer that is written more often, though with what
+it holds already (DistributedDataParallel broadcasts buffers before each forward), is not worth reading each time."""
 
 READABLE = ("cpu", "cuda", "xpu")
 
@@ -52,12 +56,14 @@ class Contents:
 class KnownBuffers:
     """The buffers that one captured program reads; each is read once, when a rule first asks about it."""
 
-    def __init__(self, inputs: Sequence[Node], options: Options) -> None:
-        self.inputs, self.options = inputs, options
+    def __init__(self, options: Options) -> None:
+        self.options = options
         self.reads = 0
         self.guards: dict[Node, SameContents] = {}
         """One for each buffer about which a rule was told something."""
         self._contents: dict[Node, Contents | None] = {}
+        self._by_digest: dict[str, Contents | None] = {}
+        """The layers of a model have the same mask: its pattern is looked for once."""
 
     def contents(self, node: Node, aliasing: Aliasing) -> Contents | None:
         """What the buffer behind an input holds; None if it is no buffer, may not be read, or holds no pattern."""
@@ -71,6 +77,7 @@ class KnownBuffers:
         for node, same in self.guards.items():
             _private.add_guard(_source(node), functools.partial(_create_guard, same=same))
         self._contents = dict.fromkeys(self._contents)
+        self._by_digest.clear()
 
     @property
     def digest(self) -> str:
@@ -87,12 +94,16 @@ class KnownBuffers:
         same = SameContents(tensor, origin)
         with _private.without_dispatch_modes(), torch.no_grad():
             value = tensor.detach().cpu()
-            pattern = pattern_of(value)
-            if pattern is None and not holds_two_numbers(value):
-                return None
             same.digest = digest_of(value)
-        self.guards[node] = same
-        return Contents(value, pattern)
+            if same.digest not in self._by_digest:
+                value = value.clone()  # no result may share the user's memory
+                pattern = pattern_of(value)
+                told = pattern is not None or holds_two_numbers(value)
+                self._by_digest[same.digest] = Contents(value, pattern) if told else None
+        contents = self._by_digest[same.digest]
+        if contents is not None:
+            self.guards[node] = same
+        return contents
 
     def _origin(self, node: Node) -> Origin | None:
         """None for what is not a buffer of a module, and outside Dynamo, where nobody could check a guard."""
@@ -112,7 +123,7 @@ class KnownBuffers:
         """Does the program write the buffer, by this name or through another input that shares its memory?"""
         if aliasing.written(node):
             return True
-        others = [given_tensor(n) for n in self.inputs if not n._erased and aliasing.written(n)]
+        others = [given_tensor(n) for n in node.graph.find_nodes(op="placeholder") if aliasing.written(n)]
         memory = _private.storage_id(tensor)
         return any(other is None or _private.storage_id(other) in (memory, None) for other in others)
 
@@ -142,6 +153,7 @@ class Sighting:
     memory: Any
     """A weak reference to the storage: while that lives, no other memory has its address."""
     same: bool
+    comparisons: int = 0
 
 
 class SameContents:
@@ -158,7 +170,7 @@ class SameContents:
         self.digest = ""
         self.reads = 0
         """How often contents were compared at run time."""
-        self._sightings: dict[int, Sighting] = {id(tensor): _sighting(tensor, same=True)}
+        self._sightings: dict[int, Sighting] = {id(tensor): _sighting(tensor)}
 
     def __call__(self, tensor: Any) -> bool:
         seen = self._sightings.get(id(tensor))
@@ -171,28 +183,30 @@ class SameContents:
                 and not seen.memory.expired()
             ):
                 return seen.same
-            return self._compare(tensor)
+            return self._compare(tensor, 0 if seen is None else seen.comparisons)
         except RuntimeError:  # what has no version or no memory cannot be checked
             return False
 
-    def _compare(self, tensor: Any) -> bool:
+    def _compare(self, tensor: Any, comparisons: int) -> bool:
         if not is_readable(tensor) or tensor.dtype != self.dtype or tensor.shape != self.shape:
             return False
-        self.reads += 1
-        before = _sighting(tensor, same=True)
-        with _private.without_dispatch_modes(), torch.no_grad():
-            same = digest_of(tensor.detach().cpu()) == self.digest
+        seen = _sighting(tensor)  # before it is read
+        same = False
+        if comparisons < COMPARISONS:
+            self.reads += 1
+            with _private.without_dispatch_modes(), torch.no_grad():
+                same = digest_of(tensor.detach().cpu()) == self.digest
         if not same:
             _changed.add(self.origin)
         if len(self._sightings) >= SIGHTINGS:
             self._sightings.clear()
-        self._sightings[id(tensor)] = Sighting(before.version, before.address, before.strides, before.memory, same)
+        self._sightings[id(tensor)] = replace(seen, same=same, comparisons=comparisons + 1)
         return same
 
 
-def _sighting(tensor: torch.Tensor, same: bool) -> Sighting:
+def _sighting(tensor: torch.Tensor) -> Sighting:
     memory = _private.StorageWeakRef(tensor.untyped_storage())
-    return Sighting(tensor._version, tensor.data_ptr(), tensor.stride(), memory, same)
+    return Sighting(tensor._version, tensor.data_ptr(), tensor.stride(), memory, same=True)
 
 
 def digest_of(value: torch.Tensor) -> str:

@@ -10,23 +10,29 @@ from .elements import MODEST, Elements, leaf_of, pieces, uniform
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Elements are compared by their bits: 0.0 is not -0.0, and a NaN is equal to itself."""
 
+PROBE = 1024
+"""So many elements are looked at before all of them are."""
+
 
 def pattern_of(value: torch.Tensor) -> Elements | None:
     """The elements of a CPU tensor as a function of their index; None where they follow no pattern that we look for."""
     if not value.numel() or value.element_size() not in BITS:
         return None
     bits = value.contiguous().view(BITS[value.element_size()])
-    if bool((bits == bits.flatten()[0]).all()):
+    flat = bits.flatten()
+    if bool((flat[:PROBE] == flat[0]).all()) and bool((flat == flat[0]).all()):
         return uniform(leaf_of(value.flatten()[0], value.dim()))
     return _range(value) or _triangle(value, bits)
 
 
 def holds_two_numbers(value: torch.Tensor) -> bool:
     """Is every element one of two numbers, as in a mask? NaN is not a number."""
-    if not value.numel():
-        return False
-    first = value.flatten()[0]
-    others = value[value != first]
+    flat = value.flatten()
+    return flat.numel() > 0 and _are_two(flat[:PROBE]) and (flat.numel() <= PROBE or _are_two(flat))
+
+
+def _are_two(flat: torch.Tensor) -> bool:
+    others = flat[flat != flat[0]]
     return not others.numel() or bool((others == others[0]).all())
 
 
@@ -52,6 +58,8 @@ def _triangle(value: torch.Tensor, bits: torch.Tensor) -> Elements | None:
         return None
     matrices = bits.flatten(0, -3) if value.dim() > 2 else bits[None]
     matrix = matrices[0]
+    if not bool(((matrix[0] == matrix[-1, 0]) | (matrix[0] == matrix[0, -1])).all()):  # most tables end here
+        return None
     lower = matrix == matrix[-1, 0]
     columns, rows = int(lower[0].sum()), int((~lower[:, 0]).sum())
     diagonal = columns - 1 if columns else -rows
