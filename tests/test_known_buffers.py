@@ -372,6 +372,50 @@ def test_symbolic_lengths():
     assert is_causal(sessions[-1]) and len(sessions) <= 2
 
 
+class Spellings(nn.Module):
+    """The same mask in the spellings of other models."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        keep = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+        masks = {
+            "where": keep,
+            "fill": ~keep,
+            "bytes": keep.to(torch.uint8),
+            "bias": torch.zeros(LENGTH, LENGTH).masked_fill(~keep, -math.inf),
+            "attn_mask": keep.expand(1, 1, LENGTH, LENGTH),
+            "window": keep.triu(-3),
+        }
+        self.mask = nn.Buffer(masks[name])
+
+    def forward(self, x):
+        length = x.shape[-2]
+        mask = self.mask[..., :length, :length]
+        if self.name == "attn_mask":
+            return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+        scores = x @ x.transpose(-1, -2) * 0.3
+        if self.name == "bias":
+            scores = scores + mask
+        elif self.name == "fill":
+            scores = scores.masked_fill(mask, -1e9)
+        elif self.name == "bytes":
+            scores = scores.masked_fill(mask == 0, -math.inf)
+        else:
+            scores = torch.where(mask, scores, torch.finfo(scores.dtype).min)
+        return scores.softmax(-1) @ x
+
+
+@pytest.mark.parametrize("length", [12, LENGTH])
+@pytest.mark.parametrize("name", ["where", "fill", "bytes", "bias", "attn_mask", "window"])
+def test_spellings_of_masks(name, length):
+    model, x = Spellings(name), torch.randn(2, 4, length, 8)
+    with watching() as sessions:
+        torch.testing.assert_close(compiled(model)(x), model(x))
+    assert is_causal(sessions[0]) == (name != "window")
+    assert len(attention_calls(sessions[0])) == len(guards(sessions[0])) == 1
+
+
 def test_the_option_turns_it_off():
     for options in ({"known_buffers": False}, {"known_buffers_bytes": 1000}):
         model = Attention()
@@ -445,6 +489,24 @@ def test_memory_that_another_input_writes():
         y = fast(model.bias[0, 0, 2], X)
         torch.testing.assert_close(y, model(X))
     assert all(session.buffers.reads == 0 for session in sessions)
+
+
+def test_memory_that_a_parameter_shares():
+    """`weight.data` has a version counter of its own: an optimizer's step leaves the buffer's as it is."""
+    linear = nn.Linear(8, 8)
+    nn.init.zeros_(linear.weight)
+    linear.register_buffer("mask", linear.weight.data)
+
+    def masked(x):
+        return linear(x).masked_fill(linear.mask == 0, 0.0).sum(), F.scaled_dot_product_attention(x, x, x, linear.mask)
+
+    fast, x = compiled(masked), torch.randn(2, 8, 8)
+    with watching() as sessions:
+        for _ in range(2):
+            torch.testing.assert_close(fast(x), masked(x))
+            with torch.no_grad():
+                linear.weight.add_(1)
+    assert sessions[0].buffers.reads == 0
 
 
 def unread(tensor: torch.Tensor) -> bool:

@@ -62,6 +62,8 @@ class KnownBuffers:
         self.guards: dict[Node, SameContents] = {}
         """One for each buffer about which a rule was told something."""
         self._contents: dict[Node, Contents | None] = {}
+        self._written_memory: set[int | None] | None = None
+        """The storages of the inputs that are written, and of parameters; None stands for one that nobody knows."""
         self._by_digest: dict[str, Contents | None] = {}
         """The layers of a model have the same mask: its pattern is looked for once."""
 
@@ -120,12 +122,15 @@ class KnownBuffers:
         return is_readable(tensor) and tensor.numel() > 1 and tensor.nbytes <= self.options.known_buffers_bytes
 
     def _is_written(self, node: Node, tensor: torch.Tensor, aliasing: Aliasing) -> bool:
-        """Does the program write the buffer, by this name or through another input that shares its memory?"""
+        """Is the buffer written by the program, by its own name or through another input that shares its memory? An
+        optimizer will write parameters, and a buffer made of `weight.data` does not count those writes."""
         if aliasing.written(node):
             return True
-        others = [given_tensor(n) for n in node.graph.find_nodes(op="placeholder") if aliasing.written(n)]
-        memory = _private.storage_id(tensor)
-        return any(other is None or _private.storage_id(other) in (memory, None) for other in others)
+        if self._written_memory is None:
+            inputs = [(given_tensor(n), aliasing.written(n)) for n in node.graph.find_nodes(op="placeholder")]
+            tensors = [t for t, written in inputs if written or isinstance(t, torch.nn.Parameter)]
+            self._written_memory = {None if t is None else _private.storage_id(t) for t in tensors}
+        return not self._written_memory.isdisjoint([None, _private.storage_id(tensor)])
 
 
 def is_readable(tensor: torch.Tensor) -> bool:
