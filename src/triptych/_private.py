@@ -88,6 +88,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "compile_callbacks": "torch._dynamo.callback:callback_handler",
         # a storage that is known by its place in memory as long as it lives, and is not kept alive
         "StorageWeakRef": "torch.multiprocessing.reductions:StorageWeakRef",
+        # an attribute of a value that Dynamo guards
+        "AttrSource": "torch._dynamo.source:AttrSource",
         # the fake mode of given inputs
         "detect_fake_mode": "torch._guards:detect_fake_mode",
         # a fake mode where nobody brought one
@@ -291,8 +293,14 @@ def add_guard(source: Any, create: Callable[[Any, Any], None]) -> None:
 
 
 def add_lambda_guard(builder: Any, guard: Any, check: Callable[[Any], bool], what: str) -> None:
-    """Let a guard call `check` with the value of its source; `what` is said where recompilations are explained."""
+    """Let a guard call `check` with the tensor of its source; `what` is said where recompilations are explained.
+
+    Dynamo takes tensors for immutable: while the dict of a module's buffers is the same, it may skip the guards
+    on them (`skip_tensor_guards_with_matching_dict_tags`, `use_recursive_dict_tags_for_guards`). It always evaluates
+    those of a tensor that has guards on a property, as symbolic sizes are, and so this one asks for a property, too.
+    """
     manager = builder.get_guard_manager(guard)
+    builder.get_guard_manager_from_source(__getattr__("AttrSource")(guard.originating_source, "_version"))
     text = [f"{source_name(guard.originating_source)} {what}"]
     try:
         manager.add_lambda_guard(check, text, guard.user_stack)
