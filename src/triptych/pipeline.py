@@ -22,9 +22,11 @@ from .post_grad.b2b_gemm_pass import B2bGemmPass
 from .post_grad.cast_by_aten import CastByAtenPass
 from .post_grad.cat_in_one_launch import CatInOneLaunchPass
 from .post_grad.compute_masks_again import ComputeMasksAgainPass
+from .post_grad.concat_linear_woq_int4 import ConcatLinearWoqInt4Pass
 from .post_grad.draw_into_empty_memory import DrawIntoEmptyMemoryPass
 from .post_grad.eliminate_dead_code import EliminateDeadCode
 from .post_grad.group_batch_fusion_passes import BatchFusionOnAten
+from .post_grad.grouped_gemm_pass import GroupedGemmPass
 from .post_grad.lift_constants import LiftConstantsPass
 from .post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
 from .post_grad.pass_patterns import PostGradPatterns
@@ -202,6 +204,8 @@ POST_GRAD: list[Entry] = [
     EliminateDeadCode,  # first: nothing dead is moved or matched
     ReorderForLocality,
     Hook("post_grad_custom_pre_pass"),
+    GroupedGemmPass,  # before batching: it stacks products of different inputs, and these have one
+    ConcatLinearWoqInt4Pass,
     BatchFusionOnAten,  # by the name of stage 1's; only if it is added, whole or in parts
     RemoveNoopOps,
     Hook(ADD_RULES),

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
+from torch.fx import Node
 
 from ..cost import device_model
 from ..ir.facts import is_static, tensor_fact, tensor_of
@@ -152,8 +153,12 @@ class JoinedWeights(Rule):
 
     exact = False
 
+    def read(self, program: Program, node: Node) -> Product | None:
+        """The layer that a node computes, if it is one that the rule joins."""
+        return product_of(program, node)
+
     def sites(self, program: Program) -> Iterator[Match]:
-        for run in runs_with_one_key(program, product_of, _key):
+        for run in runs_with_one_key(program, self.read, _key):
             members = run.members
             if len(members) < 2:
                 problem = Refusal("the input or a weight is written between the layers", at=run.disturbed_by)
@@ -161,7 +166,7 @@ class JoinedWeights(Rule):
                 continue
             for biased in (True, False):
                 nodes = [m.node for m in members if (m.bias is not None) == biased]
-                yield from self._alike(program, read_again(program, nodes, product_of), biased)
+                yield from self._alike(program, read_again(program, nodes, self.read), biased)
 
     def _alike(self, program: Program, members: Sequence[Product], biased: bool) -> Iterator[Match]:
         """Layers that all have a bias, or none."""

@@ -1,0 +1,169 @@
+"""`grouped_gemm_pass`: on a CPU, matrix products that share their left operand are computed as one.
+
+Stage 1 joins the linear layers that a program writes (`fuse_parallel_linear_pass`). This pass joins the products that
+only ATen shows: of `einsum` and other decomposed operations, of the backward, of the user's own post-grad passes.
+
+One product instead of several saves calls, and lets products of a few columns fill the vector registers. It reads and
+computes as much as before, so large products gain nothing and are declined. Figures of `bench/cpu_gemms.py` on one core
+with AVX2, in float32, with weights that are concatenated once: 512x256 by eight weights of 4 columns 2.6x, 8x256 by
+four of 8 columns 1.6x, 32x64 by three of 16 columns 1.4x, 16x768 by three of 768 columns 0.96x to 1.0x.
+
+Weights are not packed for oneDNN: its packed tensors have neither strides nor an address, so `freeze` could not tell
+when they are stale, and for the small products that gain from joining its operator takes twice as long as `mm`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.fx import Graph, Node
+
+from .. import _private
+from ..cost import device_model, size_hint
+from ..ir.facts import tensor_fact, tensor_of
+from ..ir.program import Program
+from ..ir.weights import FIXED
+from ..pre_grad.fuse_parallel_linear_pass import JoinedWeights
+from ..pre_grad.joined_products import Product, joining_cost, pieces_cost, product_of
+from ..rewrite.emit import Emitter
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
+from ..rewrite.rule import Rule
+
+LANES = 8
+"""A vector register of AVX2 has this many float32: a product of fewer columns takes as long as one of so many."""
+
+
+def _others_are_weights(graph: Graph) -> None:
+    """For examples: all inputs but the first are weights."""
+    for node in graph.find_nodes(op="placeholder")[1:]:
+        node.meta[FIXED] = True
+
+
+ATEN: dict[str, Any] = {"dialects": ("aten",)}
+FROZEN: dict[str, Any] = {**ATEN, "prepare": _others_are_weights, "options": {"freeze": True}}
+SMALL = ("f32[4, 16]", "f32[16, 16]", "f32[8, 16]", "f32[8, 16]")
+BIASED = ("f32[4, 16]", "f32[8, 16]", "f32[8]", "f32[6, 16]", "f32[6]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProductOfViews(Product):
+    """A product whose weight or bias may be a view of what is there earlier: the view can be taken again there."""
+
+    sources: tuple[Node, ...]
+
+    @property
+    def operands(self) -> list[Node]:
+        return [self.x, *self.sources]
+
+
+class GroupedGemm(JoinedWeights):
+    """mm(x, w), mm(x, v) -> split(mm(x, cat([w, v], 1)), 1), on a CPU where it is quicker; so addmm; up to rounding
+
+    With `freeze`, weights are concatenated once. Otherwise each call concatenates them, which pays for products of a
+    few columns and many rows alone. A product with a bias is not joined with one without.
+    """
+
+    def read(self, program: Program, node: Node) -> Product | None:
+        result = tensor_fact(node)
+        product = product_of(program, node) if result is not None and result.device.type == "cpu" else None
+        if product is None:
+            return None
+        chains = [_views(program, n) for n in (product.weight, product.bias) if n is not None]
+        inner = (*product.inner, *(view for chain in chains for view in chain[:-1]))
+        return ProductOfViews(
+            node, product.x, product.weight, product.bias, product.turned, inner, sources=tuple(c[-1] for c in chains)
+        )
+
+    def check(self, m, group, copied):
+        x = group.members[0].x
+        moved = joining_cost(m.program, group) + pieces_cost(m.program, group, copied)
+        m.pays(_seconds(x, group.sizes), _seconds(x, [sum(group.sizes)]) + moved)
+
+    def rewrite(self, op, group, copied):
+        members = []
+        for member in group.members:
+            weight = _taken_again(op, member.weight, group.anchor)
+            bias = None if member.bias is None else _taken_again(op, member.bias, group.anchor)
+            members.append(replace(member, weight=weight, bias=bias))
+        return super().rewrite(op, replace(group, members=tuple(members)), copied)
+
+    examples = [
+        fires(lambda x, q, k, v: (x @ q.t()).sum(-1) + ((x @ k.t()) * (x @ v.t())).sum(-1), *SMALL, **FROZEN),
+        fires(lambda x, w, a, v, b: F.linear(x, w, a).sum() + F.linear(x, v, b).relu().sum(), *BIASED, **FROZEN),
+        # weights of several dims, as those of an einsum: their views are taken before the first product
+        fires(lambda x, w, v: (x @ w.view(16, 8)).sum() + (x @ v.view(16, 6)).sum(), "f32[4, 16]", "f32[16, 2, 4]",
+              "f32[16, 2, 3]", **FROZEN),
+        fires(lambda x, w, v: (x @ w).sum() + (x @ v).sum(), "bf16[4, 16]", "bf16[16, 8]", "bf16[16, 8]", **FROZEN),
+        # the activation has another user between the products, and one of them is returned: its piece is copied
+        fires(lambda x, w, v, u: ((x @ w).sum(), x.exp(), x @ v, (x @ u).sum()), "f32[4, 16]", "f32[16, 8]",
+              "f32[16, 4]", "f32[16, 8]", **FROZEN),
+        fires(lambda x, w, v: (x @ w).sum(1) + (x @ v).sum(1), "f32[0, 16]", "f32[16, 8]", "f32[16, 4]", **FROZEN),
+        # weights that may change are concatenated on every call, for many rows and a few columns
+        fires(lambda x, *w: sum((x @ v).relu().sum() for v in w), "f32[512, 256]", *["f32[256, 4]"] * 8, **ATEN),
+        declines(lambda x, q, k, v: (x @ q.t()).sum(-1) + ((x @ k.t()) * (x @ v.t())).sum(-1), "f32[4, 256]",
+                 *["f32[256, 256]"] * 3, because="would cost", **ATEN),
+        # large products gain nothing, even if nothing is copied
+        declines(lambda x, w, v: (x @ w).sum() + (x @ v).sum(), "f32[128, 256]", "f32[256, 256]", "f32[256, 256]",
+                 because="would cost", **FROZEN),
+        declines(lambda x, w, v: (x @ w, x @ v), "f32[1024, 16]", "f32[16, 8]", "f32[16, 8]", because="would cost",
+                 **FROZEN),
+        declines(lambda x, w, v, b: (x @ w).sum() + torch.addmm(b, x, v).sum(), "f32[4, 16]", "f32[16, 8]",
+                 "f32[16, 8]", "f32[8]", **FROZEN),
+        declines(lambda x, w, a, v, b: torch.addmm(a, x, w).sum() + torch.addmm(b, x, v).sum(), "f32[4, 16]",
+                 "f32[16, 8]", "f32[4, 1]", "f32[16, 8]", "f32[4, 8]", **FROZEN),
+        declines(lambda x, w, a, v: torch.addmm(a, x, w, beta=2).sum() + torch.addmm(a, x, v, alpha=3).sum(),
+                 "f32[4, 16]", "f32[16, 8]", "f32[8]", "f32[16, 8]", **FROZEN),
+        declines(lambda x, w, v: (x @ w).sum() + (x.double() @ v).sum(), "f32[4, 16]", "f32[16, 8]", "f64[16, 8]",
+                 **FROZEN),
+        declines(lambda x, w, v: (y := x @ w, x @ (v * y.sum()))[1], "f32[4, 16]", "f32[16, 8]", "f32[16, 8]",
+                 because="used before", **FROZEN),
+        declines(lambda x, w, v: ((x @ w).sum(), x[0].add_(1), (x @ v).sum())[::2], "f32[4, 16]", "f32[16, 8]",
+                 "f32[16, 8]", **FROZEN),
+        declines(lambda x, w, v: (x @ w).sum() + (x @ v).sum(), "f32[3, 4, 16]", "f32[3, 16, 8]", "f32[3, 16, 8]",
+                 **FROZEN),
+    ]  # fmt: skip
+
+
+def _views(program: Program, node: Node) -> list[Node]:
+    """The node, what it is a view of, and so on, up to a value that is no view."""
+    chain = [node]
+    while isinstance(chain[-1].target, _private.OpOverload) and len(operands := chain[-1].all_input_nodes) == 1:
+        effects = program.aliasing.effects(chain[-1])
+        if not effects.pure or not effects.aliases or effects.may_copy:
+            break
+        chain.append(operands[0])
+    return chain
+
+
+def _taken_again(op: Emitter, node: Node, anchor: Node) -> Node:
+    """The node, or, where it comes after the anchor, the same view taken by the emitter."""
+    if node < anchor:
+        return node
+    source = _taken_again(op, node.all_input_nodes[0], anchor)
+    given = [source if arg is node.all_input_nodes[0] else arg for arg in node.args]
+    return op.call(node.target, *given, **node.kwargs).node
+
+
+def _seconds(x: Node, outs: Iterable[Any]) -> float:
+    """Seconds for the products of x (rows, k) with weights of these many columns, one after the other."""
+    known = tensor_of(x)
+    model = device_model(known.device)
+    rows, inner = (size_hint(size) for size in known.shape)
+    columns = (LANES * math.ceil(size_hint(out) / LANES) for out in outs)
+    return sum(model.gemm(rows, count, inner, known.dtype) for count in columns)
+
+
+@dataclass(frozen=True)
+class GroupedGemmPass(Pass):
+    """On a CPU, small matrix products that share their left operand become one, over concatenated weights."""
+
+    name = "grouped_gemm_pass"
+
+    def rules(self) -> Sequence[Rule]:
+        return (GroupedGemm(),)

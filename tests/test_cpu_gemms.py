@@ -1,0 +1,263 @@
+"""`grouped_gemm_pass` and `concat_linear_woq_int4`: fewer calls, results equal to eager, by both code generators."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import triptych
+from tests import models
+from tests.compare import check_inference, check_training
+from triptych.passes.catalogue import list_passes
+from triptych.passes.session import watching
+from triptych.pipeline import POST_GRAD
+from triptych.post_grad.concat_linear_woq_int4 import BLOCK, ConcatLinearWoqInt4Pass
+from triptych.post_grad.grouped_gemm_pass import GroupedGemmPass
+from triptych.testing.capture import capture_aten
+from triptych.testing.check import run_pass
+
+CODEGENS = ["eager", "inductor"]
+INT4_MM = torch.ops.aten._weight_int4pack_mm_for_cpu
+
+
+def fired(sessions, rule):
+    return sum(r.fired[rule] for s in sessions for r in s.records)
+
+
+def check(model, x, *, codegen, more=(), dynamic=False, **options):
+    """Compiled equal to eager, every rewrite verified; returns the watched compiles."""
+    torch._dynamo.reset()
+    with watching() as sessions:
+        check_inference(
+            model, (x,), backend=triptych.compile_fx, dynamic=dynamic, fullgraph=True,
+            options={"codegen": codegen, "verify": "each", "on_error": "raise", "freeze": True, **options},
+            more=[models.Call((other,), {}) for other in more],
+        )  # fmt: skip
+    return sessions
+
+
+# ---- grouped_gemm_pass ----
+
+
+class Projections(nn.Module):
+    """By einsum, over weights of three dims: products that only ATen shows."""
+
+    def __init__(self, inner=16, sizes=(8, 4, 4), dtype=torch.float32):
+        super().__init__()
+        made = [torch.randn(inner, 2, size, dtype=dtype) / inner**0.5 for size in sizes]
+        self.weights = nn.ParameterList(map(nn.Parameter, made))
+
+    def forward(self, x):
+        return [torch.einsum("bsi,ihd->bshd", x, w).relu().sum(-1) for w in self.weights]
+
+
+@pytest.mark.parametrize("codegen", CODEGENS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_projections_become_one_product(codegen, dtype):
+    sessions = check(Projections(dtype=dtype), torch.randn(2, 3, 16, dtype=dtype), codegen=codegen)
+    assert fired(sessions, "grouped_gemm") == 1
+
+
+@pytest.mark.parametrize("codegen", CODEGENS)
+def test_any_number_of_rows(codegen):
+    others = [torch.randn(n, 3, 16) for n in (5, 9)]
+    sessions = check(Projections(), torch.randn(4, 3, 16), codegen=codegen, more=others, dynamic=True)
+    assert fired(sessions, "grouped_gemm") == 1
+    sessions = check(Projections(), torch.randn(0, 3, 16), codegen=codegen)
+    assert fired(sessions, "grouped_gemm") == 1
+
+
+@pytest.mark.parametrize("codegen", CODEGENS)
+def test_layers_that_stage_one_left(codegen):
+    layers = nn.ModuleList([nn.Linear(16, 8), nn.Linear(16, 4)])
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x):
+            return [layer(x).relu().sum(-1) for layer in self.layers]
+
+    removed = "fuse_parallel_linear_pass,group_batch_fusion_passes"
+    sessions = check(Model(), torch.randn(2, 3, 16), codegen=codegen, remove_passes=removed)
+    assert fired(sessions, "grouped_gemm") == 1
+
+
+def test_weights_are_concatenated_once():
+    model, x = Projections(), torch.randn(2, 3, 16)
+    options = {"codegen": "eager", "freeze": True}
+    torch._dynamo.reset()
+    with torch.no_grad(), watching() as sessions:
+        compiled = torch.compile(model, backend=triptych.compile_fx, options=options)
+        torch.testing.assert_close(compiled(x), model(x))
+        assert fired(sessions, "grouped_gemm") == 1
+        assert any("done once" in r.note for s in sessions for r in s.records if r.note)
+        model.weights[1].mul_(2)  # noticed: the weights are concatenated anew
+        torch.testing.assert_close(compiled(x), model(x))
+
+
+@pytest.mark.parametrize("codegen", CODEGENS)
+def test_training(codegen):
+    """Many rows and a few columns: joined in the forward although its weights are concatenated at each step."""
+
+    class Towers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = nn.ParameterList(nn.Parameter(torch.randn(64, 1, 2) / 8) for _ in range(8))
+
+        def forward(self, x):
+            return sum(torch.einsum("bsi,ihd->bshd", x, w).tanh().sum(-1) for w in self.weights)
+
+    torch._dynamo.reset()
+    with watching() as sessions:
+        check_training(
+            Towers(), (torch.randn(4, 128, 64),), backend=triptych.compile_fx,
+            options={"codegen": codegen, "verify": "each", "on_error": "raise"},
+        )  # fmt: skip
+    assert fired(sessions, "grouped_gemm") >= 1
+
+
+def test_a_view_after_the_first_product_is_taken_before_it():
+    def program(x, w, v):
+        first = (x @ w).relu().sum()
+        return first + (x @ v.view(256, 1, 2).view(256, 2)).sum()
+
+    given = torch.randn(512, 256), torch.randn(256, 2), torch.randn(512)
+    gm, _ = capture_aten(program, list(given))
+    assert run_pass(GroupedGemmPass, gm).fired["grouped_gemm"] == 1
+    assert sum("mm" in str(n.target) for n in gm.graph.nodes) == 1
+    torch.testing.assert_close(gm(*given), program(*given))
+
+
+@pytest.mark.parametrize("written", ["x", "v"])
+def test_nothing_is_joined_over_a_write(written):
+    """Graphs of a compile are functional; one that somebody hands to the stage need not be."""
+
+    def program(x, w, v):
+        first = (x @ w).sum()
+        (x if written == "x" else v)[0].add_(1)
+        return first + (x @ v).sum()
+
+    given = torch.randn(512, 16), torch.randn(16, 4), torch.randn(16, 6)
+    gm = make_fx(program)(*(t.clone() for t in given))
+    outcome = run_pass(GroupedGemmPass, gm, options={"freeze": True})
+    assert not outcome.fired
+    assert any("written between" in str(d.reason) for d in outcome.declines.values())
+
+
+# ---- concat_linear_woq_int4 ----
+
+
+def packed(out, inner, group_size=32, dtype=torch.bfloat16):
+    weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(torch.randint(0, 16, (out, inner), dtype=torch.int32), 1)
+    return weight, (torch.randn(inner // group_size, out, 2) * 0.1).to(dtype)
+
+
+class Int4Layers(nn.Module):
+    def __init__(self, inner, *outs, group_size=32, dtype=torch.bfloat16):
+        super().__init__()
+        self.group_size = group_size
+        self.count = len(outs)
+        for i, out in enumerate(outs):
+            weight, scales = packed(out, inner, group_size, dtype)
+            self.register_buffer(f"weight{i}", weight)
+            self.register_buffer(f"scales{i}", scales)
+
+    def results(self, x):
+        given = ((getattr(self, f"weight{i}"), getattr(self, f"scales{i}")) for i in range(self.count))
+        return [INT4_MM(x, weight, self.group_size, scales) for weight, scales in given]
+
+    def forward(self, x):
+        return [y.float().relu() for y in self.results(x)]
+
+
+ROWS = [0, 1, 2, 3, 4, 5, 8, 33]
+SIZES = [(64, 64), (64, 128, 192), (128, 16), (64, 32), (64, 48), (256, 80), (192, 64, 112)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_concatenated_blocks_are_the_packed_concatenation(dtype):
+    """What the rule rests on: the packed form of whole blocks is that of each, and columns do not see each other."""
+    for (inner, group_size), outs in itertools.product([(32, 32), (128, 64), (256, 128), (256, 256)], SIZES):
+        plain = [torch.randint(0, 16, (out, inner), dtype=torch.int32) for out in outs]
+        pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
+        weights = [pack(weight, 1) for weight in plain]
+        assert torch.equal(torch.cat(weights), pack(torch.cat(plain), 1))
+        scales = [torch.randn(inner // group_size, out, 2).to(dtype) for out in outs]
+        for rows in ROWS:
+            x = torch.randn(rows, inner).to(dtype)
+            apart = [INT4_MM(x, weight, group_size, s) for weight, s in zip(weights, scales)]
+            joined = INT4_MM(x, torch.cat(weights), group_size, torch.cat(scales, 1))
+            assert torch.equal(joined, torch.cat(apart, 1)), (inner, group_size, outs, rows)
+
+
+@pytest.mark.parametrize("codegen", CODEGENS)
+@pytest.mark.parametrize("outs", [(64, 64), (48, 64, 128)])
+def test_int4_layers_have_the_same_bits_in_one_call(codegen, outs):
+    model, x = Int4Layers(64, *outs), torch.randn(3, 64, dtype=torch.bfloat16)
+    torch._dynamo.reset()
+    with torch.no_grad(), watching() as sessions:
+        options = {"codegen": codegen, "verify": "each", "on_error": "raise", "freeze": True}
+        compiled = torch.compile(model, backend=triptych.compile_fx, fullgraph=True, options=options)
+        for got, wanted in zip(compiled(x), model(x)):
+            assert torch.equal(got, wanted)
+        assert fired(sessions, "concat_linear_woq_int4") == 1
+        before = copy.deepcopy(model)
+        model.scales1.mul_(2)
+        assert all(torch.equal(got, wanted) for got, wanted in zip(compiled(x), model(x)))
+        assert not torch.equal(model(x)[1], before(x)[1])
+
+
+@pytest.mark.parametrize("codegen", CODEGENS)
+def test_int4_with_any_number_of_rows(codegen):
+    first, *others = (torch.randn(n, 64, dtype=torch.bfloat16) for n in (5, 7, 2))
+    sessions = check(Int4Layers(64, 64, 64), first, codegen=codegen, more=others, dynamic=True)
+    assert fired(sessions, "concat_linear_woq_int4") == 1
+    sessions = check(Int4Layers(64, 64, 64), first[:0], codegen=codegen)
+    assert fired(sessions, "concat_linear_woq_int4") == 1
+
+
+def test_weights_packed_in_the_program():
+    """`freeze` packs them once, and then they are joined."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            for i in range(2):
+                self.register_buffer(f"w{i}", torch.randint(0, 16, (64, 32), dtype=torch.int32))
+                self.register_buffer(f"s{i}", torch.randn(1, 64, 2, dtype=torch.bfloat16))
+
+        def forward(self, x):
+            pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
+            return [INT4_MM(x, pack(w, 1), 32, s).sum(-1) for w, s in ((self.w0, self.s0), (self.w1, self.s1))]
+
+    sessions = check(Model(), torch.randn(4, 32, dtype=torch.bfloat16), codegen="eager")
+    assert fired(sessions, "concat_linear_woq_int4") == 1
+
+
+def test_only_frozen_weights_are_joined():
+    sessions = check(Int4Layers(64, 64, 64), torch.randn(4, 64, dtype=torch.bfloat16), codegen="eager", freeze=False)
+    assert not fired(sessions, "concat_linear_woq_int4")
+
+
+def test_the_block_is_a_multiple_of_every_cpu_s():
+    assert all(BLOCK % rows == 0 for rows in (16, 32, 64))
+
+
+# ---- the stage ----
+
+
+def test_names_and_place():
+    names = [entry.name for entry in POST_GRAD]
+    first = names.index("grouped_gemm_pass")
+    assert names[first - 1 : first + 3] == [
+        "post_grad_custom_pre_pass", "grouped_gemm_pass", "concat_linear_woq_int4", "group_batch_fusion_passes",
+    ]  # fmt: skip
+    listed = {entry.name for entry in list_passes()}
+    assert {GroupedGemmPass.name, ConcatLinearWoqInt4Pass.name} <= listed
