@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from .. import _private
 from ..ir.facts import fact, is_static, tensor_fact
@@ -16,7 +16,7 @@ from ..ir.modules import attribute
 from ..ir.program import Program
 from ..ir.weights import FIXED, is_weight
 from ..rewrite.computed_once import COMPUTED_ONCE, DropInputs, TakeOut, ancestors
-from ..rewrite.examples import declines, fires
+from ..rewrite.examples import declines, fires, others_are_weights
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
 
@@ -28,13 +28,7 @@ GROWTH = 8
 """A value of more bytes than LARGE, and GROWTH times those of the weights it comes from, is not kept."""
 
 
-def _others_are_weights(graph: Graph) -> None:
-    """For examples: all inputs but the first are weights."""
-    for node in graph.find_nodes(op="placeholder")[1:]:
-        node.meta[FIXED] = True
-
-
-FROZEN: dict[str, Any] = {"dialects": ("aten",), "prepare": _others_are_weights, "options": {"freeze": True}}
+FROZEN: dict[str, Any] = {"dialects": ("aten",), "prepare": others_are_weights, "options": {"freeze": True}}
 
 
 class ComputeOnce(Rule):

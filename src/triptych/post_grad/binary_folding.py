@@ -6,15 +6,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from ..ir.calls import Call, op_parameters
 from ..ir.facts import known_equal
 from ..ir.program import Value
-from ..ir.weights import FIXED
 from ..match.pattern import Tensor
 from ..rewrite.emit import Emitter
-from ..rewrite.examples import declines, fires
+from ..rewrite.examples import declines, fires, others_are_weights
 from ..rewrite.rule import Match, Rule
 
 WEIGHT = {"matmul": "other", "addmm": "mat2", "convolution": "weight"}
@@ -23,13 +22,7 @@ BIAS = {"addmm": "self", "convolution": "bias"}
 WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
-def _others_are_weights(graph: Graph) -> None:
-    """For examples: all inputs but the first are weights."""
-    for node in graph.find_nodes(op="placeholder")[1:]:
-        node.meta[FIXED] = True
-
-
-ATEN: dict[str, Any] = {"dialects": ("aten",), "prepare": _others_are_weights}
+ATEN: dict[str, Any] = {"dialects": ("aten",), "prepare": others_are_weights}
 FROZEN: dict[str, Any] = {**ATEN, "options": {"freeze": True}}
 
 

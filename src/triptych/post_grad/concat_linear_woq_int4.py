@@ -13,15 +13,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from ..cost import bytes_of, device_model, size_hint
 from ..ir.facts import is_static, tensor_fact, tensor_of
 from ..ir.program import Program
 from ..ir.refusal import Refusal
-from ..ir.weights import FIXED
 from ..pre_grad.joined_products import Product, copied_pieces, placed, runs_with_one_key, take_pieces
-from ..rewrite.examples import declines, fires
+from ..rewrite.examples import declines, fires, others_are_weights
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
 
@@ -63,12 +62,6 @@ def _key(program: Program, member: Product) -> Any:
     return member.x, member.group_size, tensor_of(member.scales).dtype, tensor_of(member.weight).dtype
 
 
-def _others_are_weights(graph: Graph) -> None:
-    """For examples: all inputs but the first are weights."""
-    for node in graph.find_nodes(op="placeholder")[1:]:
-        node.meta[FIXED] = True
-
-
 def _linear(x: Any, weight: Any, scales: Any, group_size: int = 32) -> Any:
     return torch.ops.aten._weight_int4pack_mm_for_cpu(x, weight, group_size, scales)
 
@@ -82,7 +75,7 @@ def _of(*outs: int, dtype: str = "bf16") -> list[str]:
     return [spec for out in outs for spec in (f"u8[{out}, 16]", f"{dtype}[1, {out}, 2]")]
 
 
-ATEN: dict[str, Any] = {"dialects": ("aten",), "prepare": _others_are_weights}
+ATEN: dict[str, Any] = {"dialects": ("aten",), "prepare": others_are_weights}
 FROZEN: dict[str, Any] = {**ATEN, "options": {"freeze": True}}
 
 

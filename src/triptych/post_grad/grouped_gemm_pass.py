@@ -21,17 +21,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from .. import _private
 from ..cost import device_model, size_hint
 from ..ir.facts import tensor_fact, tensor_of
 from ..ir.program import Program
-from ..ir.weights import FIXED
 from ..pre_grad.fuse_parallel_linear_pass import JoinedWeights
 from ..pre_grad.joined_products import Product, joining_cost, pieces_cost, product_of
 from ..rewrite.emit import Emitter
-from ..rewrite.examples import declines, fires
+from ..rewrite.examples import declines, fires, others_are_weights
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
 
@@ -40,14 +39,8 @@ LANES = 8
 In bfloat16 no such difference was measured."""
 
 
-def _others_are_weights(graph: Graph) -> None:
-    """For examples: all inputs but the first are weights."""
-    for node in graph.find_nodes(op="placeholder")[1:]:
-        node.meta[FIXED] = True
-
-
 ATEN: dict[str, Any] = {"dialects": ("aten",)}
-FROZEN: dict[str, Any] = {**ATEN, "prepare": _others_are_weights, "options": {"freeze": True}}
+FROZEN: dict[str, Any] = {**ATEN, "prepare": others_are_weights, "options": {"freeze": True}}
 SMALL = ("f32[4, 16]", "f32[16, 16]", "f32[8, 16]", "f32[8, 16]")
 BIASED = ("f32[4, 16]", "f32[8, 16]", "f32[8]", "f32[6, 16]", "f32[6]")
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..ir.text import DTYPES
+from ..ir.weights import FIXED
 
 DTYPE_OF = {name: dtype for dtype, name in DTYPES.items()}
 BOTH = ("torch", "aten")
@@ -58,6 +59,12 @@ def fires(program: Callable[..., Any], *inputs: Any, **how: Any) -> Example:
 
 def declines(program: Callable[..., Any], *inputs: Any, because: str = "", **how: Any) -> Example:
     return Example(program, inputs, False, because, **how)
+
+
+def others_are_weights(graph: torch.fx.Graph) -> None:
+    """A `prepare` of examples: all inputs but the first are weights."""
+    for node in graph.find_nodes(op="placeholder")[1:]:
+        node.meta[FIXED] = True
 
 
 def _one_expression(text: str) -> str:
