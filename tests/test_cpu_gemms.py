@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import random
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from triptych.passes.session import watching
 from triptych.pipeline import POST_GRAD
 from triptych.post_grad.concat_linear_woq_int4 import BLOCK, ConcatLinearWoqInt4Pass
 from triptych.post_grad.grouped_gemm_pass import GroupedGemmPass
+from triptych.rewrite.rule import Match
 from triptych.testing.capture import capture_aten
 from triptych.testing.check import run_pass
 
@@ -149,6 +151,57 @@ def test_nothing_is_joined_over_a_write(written):
     outcome = run_pass(GroupedGemmPass, gm, options={"freeze": True})
     assert not outcome.fired
     assert any("written between" in str(d.reason) for d in outcome.declines.values())
+
+
+WEIGHTS = {
+    "mm": (lambda k, n: (k, n), lambda w, k, n: w),
+    "transposed": (lambda k, n: (n, k), lambda w, k, n: w.t()),
+    "viewed": (lambda k, n: (k * n,), lambda w, k, n: w.view(k, n)),
+    "viewed and transposed": (lambda k, n: (n, k, 1), lambda w, k, n: w.view(n, k).t()),
+    "slice": (lambda k, n: (k + 1, n + 2), lambda w, k, n: w[1:, 1 : n + 1]),
+    "expanded": (lambda k, n: (1, n), lambda w, k, n: w.expand(k, n)),
+    "half": (lambda k, n: (2 * k, n), lambda w, k, n: w.chunk(2)[1]),
+}
+"""Shapes of weights by their spelling, and the spelling."""
+USES = {
+    "relu": lambda y: y.relu(),
+    "sum": lambda y: y.sum(),
+    "returned": lambda y: y,
+    "viewed": lambda y: y.view(-1),
+    "turned": lambda y: y.t(),
+    "written": lambda y: y.add_(1),
+}
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+def test_random_groups(freeze, monkeypatch):
+    """Whatever it costs: weights, biases and uses of every kind, over two activations."""
+    monkeypatch.setattr(Match, "pays", lambda *args, **how: None)
+    fires = 0
+    for seed in range(40):
+        pick = random.Random(seed)
+        torch.manual_seed(seed)
+        k, mostly_biased = pick.choice([4, 6]), pick.random() < 0.5
+        layers = []
+        for _ in range(pick.randint(2, 6)):
+            spelling, n, use = pick.choice(list(WEIGHTS)), pick.choice([1, 2, 6]), pick.choice(list(USES))
+            layers.append((spelling, n, (pick.random() < 0.2) != mostly_biased, use, pick.random() < 0.2))
+
+        def program(x, *operands, k=k, layers=layers):
+            results = []
+            for (spelling, n, biased, use, second), weight, bias in zip(layers, operands[::2], operands[1::2]):
+                matrix, activation = WEIGHTS[spelling][1](weight, k, n), x * 2 if second else x
+                product = torch.addmm(bias, activation, matrix) if biased else activation @ matrix
+                results.append(USES[use](product))
+            return results
+
+        shapes = [shape for spelling, n, *_ in layers for shape in (WEIGHTS[spelling][0](k, n), (n,))]
+        given = [torch.randn(pick.choice([0, 1, 5]), k), *map(torch.randn, shapes)]
+        gm, _ = capture_aten(program, [t.clone() for t in given])
+        wanted = gm(*given)
+        fires += run_pass(GroupedGemmPass, gm, options={"freeze": freeze}).fired["grouped_gemm"]
+        torch.testing.assert_close(gm(*given), wanted)
+    assert fires >= 20
 
 
 # ---- concat_linear_woq_int4 ----
