@@ -37,3 +37,18 @@ def test_every_public_name_is_there():
 
 def test_explain_is_the_function_whatever_was_imported_before():
     assert run("import triptych.explaining.bisect, triptych; print(callable(triptych.explain))").strip() == "True"
+
+
+def test_no_random_number_of_the_caller_is_drawn():
+    """Neither by the import nor by looking at all examples, some of which have modules with drawn weights."""
+    program = """
+import torch
+before = torch.get_rng_state()
+import triptych
+triptych.compile_fx, triptych.explain
+assert torch.equal(before, torch.get_rng_state()), "by the import"
+from triptych.testing.subjects import subjects
+assert sum(len(subject.examples) for subject in subjects()) > 1000
+assert torch.equal(before, torch.get_rng_state()), "by the examples"
+"""
+    run(program)

@@ -11,7 +11,7 @@ from torch import nn
 
 from ..cost import bytes_of, device_model
 from ..match.pattern import Tensor
-from ..rewrite.examples import declines, fires
+from ..rewrite.examples import declines, fires, lazily
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
 from .conv_norm import fold, normed, operands, require_foldable, stirred
@@ -38,7 +38,7 @@ class AdaptWeightsToBatchNorm(Rule):
     def rewrite(self, op, m):
         return fold(op, m)
 
-    examples = [
+    examples = lazily(lambda: [
         fires(stirred(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), LARGE, dialects=["torch"]),
         fires(stirred(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), trained=True), LARGE, dialects=["torch"]),
         fires(lambda x, w, m: F.batch_norm(F.conv2d(x, w), m, m * m + 1), LARGE, "f32[4, 3, 3, 3]", "f32[4]",
@@ -57,7 +57,7 @@ class AdaptWeightsToBatchNorm(Rule):
                  because="in between", dialects=["torch"]),
         declines(lambda x, w, m: F.batch_norm(F.conv2d(x, w), m, m * m + 1), "f32[3, 64, 64]", "f32[62, 3, 3, 3]",
                  "f32[62]", because="channels", dialects=["torch"]),
-    ]  # fmt: skip
+    ])  # fmt: skip
 
 
 def _written(y: Any, w: Any, m: Any) -> Any:

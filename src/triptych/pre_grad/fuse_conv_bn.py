@@ -11,7 +11,7 @@ from torch import nn
 
 from ..ir.program import Value
 from ..match.pattern import Tensor
-from ..rewrite.examples import declines, fires
+from ..rewrite.examples import declines, fires, lazily
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
 from .conv_norm import fold, normed, operands, require_foldable, stirred
@@ -52,7 +52,7 @@ class FoldBatchNorm(Rule):
     def rewrite(self, op, m):
         return fold(op, m)
 
-    examples = [
+    examples = lazily(lambda: [
         fires(stirred(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), "f32[2, 3, 6, 6]", **FROZEN),
         fires(stirred(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4)), "f32[2, 3, 6, 6]", **FROZEN),
         fires(stirred(nn.Conv2d(4, 4, 3, groups=2, padding=1), nn.BatchNorm2d(4, affine=False)), "f32[2, 4, 6, 6]",
@@ -80,7 +80,7 @@ class FoldBatchNorm(Rule):
         declines(lambda x, w, m: F.batch_norm(F.conv2d(x, w), m, m * m + 1), "f32[2, 3, 6, 6]", "f32[4, 3, 3, 3]",
                  "f32[4]", because="every call", **FROZEN),
         declines(_Twice(), "f32[2, 4, 6, 6]", because="kept twice", **FROZEN),
-    ]  # fmt: skip
+    ])  # fmt: skip
 
 
 RULES: Sequence[Rule] = (FoldBatchNorm(),)

@@ -17,7 +17,7 @@ from ..ir.refusal import Refusal
 from ..ir.sizes import elements
 from ..kernels import triton_is_there
 from ..kernels.registry import KERNEL_DTYPES
-from ..rewrite.examples import declines, fires
+from ..rewrite.examples import declines, fires, lazily
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
 from .joined_products import (
@@ -131,7 +131,7 @@ class OwnPointers(Rule):
         results = op.call(target, group.members[0].x, weights, group.biases, which)
         return tuple(op.getitem(results, i) for i in range(len(group.members)))
 
-    examples = [
+    examples = lazily(lambda: [
         fires(_Layers(256, 256, 64), "f32[2, 256]", dialects=["torch"], settings=ALWAYS),
         fires(lambda x, w, v, b: F.linear(x, w).sum() + F.linear(x, v, b), "f32[2, 3, 16]", "f32[8, 16]",
               "f32[4, 16]", "f32[4]", dialects=["torch"], settings=ALWAYS),
@@ -142,7 +142,7 @@ class OwnPointers(Rule):
         declines(_Layers(256, 256, 64), "f32[2, 256]", dialects=["torch"]),
         declines(lambda x, w: F.linear(x, F.linear(x, w)), "f32[16, 16]", "f32[16, 16]", dialects=["torch"],
                  settings=ALWAYS),
-    ]  # fmt: skip
+    ])  # fmt: skip
 
 
 class JoinedWeights(Rule):
@@ -195,7 +195,7 @@ class JoinedWeights(Rule):
         whole = emit_linear(op, first, first.x, weight, bias)
         return take_pieces(op, whole, group, whole.rank - 1, copied)
 
-    examples = [
+    examples = lazily(lambda: [
         fires(lambda x, q, k, v: _attend(F.linear(x, q), F.linear(x, k), F.linear(x, v)), *QKV, dialects=["torch"]),
         fires(lambda x, q, k, v: _attend(x @ q.t(), torch.matmul(x, k.T), x.matmul(v.mT)), *QKV, dialects=["torch"]),
         fires(lambda x, g, u: F.silu(x @ g) * x.matmul(u), "f32[4096, 64]", "f32[64, 2]", "f32[64, 2]"),
@@ -227,7 +227,7 @@ class JoinedWeights(Rule):
                  dialects=["torch"], because="would cost"),
         declines(lambda x, w, v: (x @ w).sum() + (x @ v).sum(), "f32[4, 6, 16]", "f32[4, 16, 8]", "f32[4, 16, 8]"),
         fires(_chained, "f32[4, 6, 16]", "f32[16, 16]", "f32[8, 16]", dialects=["torch"]),
-    ]  # fmt: skip
+    ])  # fmt: skip
 
 
 @dataclass(frozen=True)

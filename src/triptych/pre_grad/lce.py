@@ -22,7 +22,7 @@ from ..ir.refusal import Refusal
 from ..match.pattern import Tensor
 from ..rewrite.clones import copied_as
 from ..rewrite.emit import Emitter
-from ..rewrite.examples import declines, fires
+from ..rewrite.examples import declines, fires, lazily
 from ..rewrite.passes import Pass
 from ..rewrite.refusal import Refused
 from ..rewrite.rule import FirstOf, Match, Rule
@@ -295,7 +295,7 @@ class FusedLce(Rule):
         whole = product(op, group.members[0].x, op.cat(group.weights), bias)
         return take_pieces(op, whole, group, 1, copied)
 
-    examples = [
+    examples = lazily(lambda: [
         fires(lambda x, w, v, u: _sums(F.linear(x.mT, w).mT, F.linear(x.mT, v).mT, F.linear(x.mT, u).mT), *SEVERAL,
               dialects=["torch"]),
         fires(lambda x, w, v, u: _sums(*[F.linear(x.transpose(1, 2), i).permute(0, 2, 1) for i in (w, v, u)]),
@@ -311,7 +311,7 @@ class FusedLce(Rule):
                  *SEVERAL, dialects=["torch"], because="between"),
         declines(lambda x, w, v: _sums(F.linear(x.mT, w).mT, F.linear(x.mT, v).mT), "f32[1, 256, 2]",
                  "f32[256, 256]", "f32[256, 256]", dialects=["torch"], because="would cost"),
-    ]  # fmt: skip
+    ])  # fmt: skip
 
 
 def _key(program: Program, member: Product) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from ..ir.facts import fact
 from ..ir.program import Program
 from ..rewrite.edits import Respell
 from ..rewrite.emit import Emitter
-from ..rewrite.examples import declines, fires
+from ..rewrite.examples import declines, fires, lazily
 from ..rewrite.refusal import Refused
 from ..rewrite.rule import Match, Rule
 from ..rewrite.spelling import Spelling
@@ -43,7 +43,7 @@ class ModuleToFunction(Rule):
         m.applies(result.node.op != "placeholder", "the module returns its input")
         return Respell(m.root.node, recorder.spelling(result.node, op))
 
-    examples = [
+    examples = lazily(lambda: [
         fires(torch.nn.Sequential(torch.nn.Linear(8, 4)), "f32[2, 8]", dialects=["modules"]),
         fires(torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.GELU()), "f32[2, 8]", dialects=["modules"]),
         declines(torch.nn.Sequential(torch.nn.Identity()), "f32[2, 8]", dialects=["modules"]),
@@ -51,7 +51,7 @@ class ModuleToFunction(Rule):
                  because="statistics"),
         declines(torch.nn.Sequential(torch.nn.Conv1d(4, 2, 3, padding=1, padding_mode="circular")), "f32[2, 4, 8]",
                  dialects=["modules"], because="no single call"),
-    ]  # fmt: skip
+    ])  # fmt: skip
 
 
 class _Recorder(GraphAppendingTracer):

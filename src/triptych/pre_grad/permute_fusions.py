@@ -22,7 +22,7 @@ from ..ir.program import Value
 from ..ir.sizes import elements
 from ..match.pattern import Ints, Tensor
 from ..rewrite.emit import Emitter
-from ..rewrite.examples import declines, fires
+from ..rewrite.examples import declines, fires, lazily
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
 from .normalized_nodes import NormalizedLinearNode, NormalizedMatmulNode
@@ -281,7 +281,7 @@ class PermutedIntoLinear(Rule):
         y = op.matmul(op.permute(x, dims), each_batch(op, op.permute(w, [1, 0]), x.shape[0]))
         return y if b is None else op.add(y, b)
 
-    examples = [
+    examples = lazily(lambda: [
         fires(lambda x, w: F.linear(x.transpose(1, 2).contiguous(), w), "f32[8, 64, 32]", "f32[5, 64]",
               dialects=["torch"]),
         fires(lambda x, w, b: F.linear(x.mT.contiguous(), w, bias=b), "f32[8, 64, 32]", "f32[5, 64]", "f32[5]",
@@ -298,7 +298,7 @@ class PermutedIntoLinear(Rule):
                  dialects=["torch"]),
         declines(lambda x, w: (y := x.mT.contiguous(), F.linear(y, w)), "f32[8, 64, 32]", "f32[5, 64]",
                  dialects=["torch"], because="used elsewhere"),
-    ]  # fmt: skip
+    ])  # fmt: skip
 
 
 def each_batch(op: Emitter, matrix: Any, batch: Any) -> Any:

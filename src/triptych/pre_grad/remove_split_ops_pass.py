@@ -18,7 +18,7 @@ from ..pieces.plan import Step, build, plan
 from ..pieces.read import Way, way_of
 from ..pieces.rule import PutTogether
 from ..rewrite.edits import Erase
-from ..rewrite.examples import declines, fires
+from ..rewrite.examples import declines, fires, lazily
 from ..rewrite.passes import Pass
 from ..rewrite.refusal import NotConcerned
 from ..rewrite.rule import Match, Rule
@@ -117,7 +117,7 @@ class CatOfPieces(PutTogether):
     taken = frozenset(["split", "slice"])
     whole = True
 
-    examples = [
+    examples = lazily(lambda: [
         fires(lambda x: torch.cat(x.chunk(3, -1), dim=1) + 1, "f32[4, 8]"),
         fires(lambda x: torch.concat(x.split([1, 0, 3])) * 2, "i64[4, 8]"),
         fires(lambda x: torch.hstack((x[:, :3], x[:, 3:])).sum(), "f32[4, 8]"),
@@ -155,7 +155,7 @@ class CatOfPieces(PutTogether):
         declines(lambda x: (lambda a, b, c: torch.cat([a, b]) * 2 + c.sum())(*x.split([1, 1, 2])), "f32[4, 8]"),
         declines(lambda x: torch.cat(x.unbind(1)) + 1, "f32[4, 8]"),
         declines(lambda x, y: torch.cat([x, y]), "f32[4]", "f32[4]"),
-    ]  # fmt: skip
+    ])  # fmt: skip
 
 
 class UnusedPieces(Rule):

@@ -53,6 +53,24 @@ class Example:
         return text
 
 
+class _Lazily:
+    def __init__(self, make: Callable[[], list[Example]]) -> None:
+        self._make = make
+        self._examples: list[Example] | None = None
+
+    def __get__(self, rule: Any, owner: type) -> list[Example]:
+        if self._examples is None:
+            with torch.random.fork_rng(devices=[]):
+                self._examples = self._make()
+        return self._examples
+
+
+def lazily(make: Callable[[], list[Example]]) -> Any:
+    """Examples of a rule that are made when somebody looks at them: of modules, whose weights are drawn, or of random
+    inputs. The user's random numbers are not touched, neither when the rule is imported nor later."""
+    return _Lazily(make)
+
+
 def fires(program: Callable[..., Any], *inputs: Any, **how: Any) -> Example:
     return Example(program, inputs, True, **how)
 
