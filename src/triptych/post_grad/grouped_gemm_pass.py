@@ -34,10 +34,15 @@ from ..rewrite.emit import Emitter
 from ..rewrite.examples import declines, fires, others_are_weights
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
+from .group_batch_fusion_passes import LINEAR
+from .group_batch_fusion_passes import NAME as BATCH_FUSION
 
 LANES = 8
 """A vector register of AVX2 has this many float32: a product with fewer columns takes as long as one with this many.
 In bfloat16 no such difference was measured."""
+
+BATCHED = frozenset([BATCH_FUSION, LINEAR])
+"""Either name adds the batching of products."""
 
 ATEN: dict[str, Any] = {"dialects": ("aten",)}
 FROZEN: dict[str, Any] = {**ATEN, "prepare": others_are_weights, "options": {"freeze": True}}
@@ -60,7 +65,8 @@ class GroupedGemm(JoinedWeights):
     """mm(x, w), mm(x, v) -> split(mm(x, cat([w, v], 1)), 1), on a CPU where it is quicker; so addmm; up to rounding
 
     With `freeze`, weights are concatenated once. Otherwise each call concatenates them, which pays for products of a
-    few columns and many rows alone. A product with a bias is not joined with one without.
+    few columns and many rows alone. A product with a bias is not joined with one without. Where the user has added
+    `batch_linear_post_grad`, products are left to it: it batches what is computed from their results, too.
     """
 
     def read(self, program: Program, node: Node) -> Product | None:
@@ -75,6 +81,9 @@ class GroupedGemm(JoinedWeights):
         )
 
     def check(self, m, group, copied):
+        options = m.program.options
+        wanted = not BATCHED.isdisjoint(options.add_passes) and BATCHED.isdisjoint(options.remove_passes)
+        m.require(not wanted, "{wanted} was added, which batches what follows too", wanted=LINEAR)
         x = group.members[0].x
         moved = joining_cost(m.program, group) + pieces_cost(m.program, group, copied)
         m.pays(_seconds(x, group.sizes), _seconds(x, [sum(group.sizes)]) + moved)
@@ -102,6 +111,9 @@ class GroupedGemm(JoinedWeights):
         fires(lambda x, *w: sum((x @ v).relu().sum() for v in w), "f32[512, 256]", *["f32[256, 4]"] * 8, **ATEN),
         declines(lambda x, q, k, v: (x @ q.t()).sum(-1) + ((x @ k.t()) * (x @ v.t())).sum(-1), "f32[4, 256]",
                  *["f32[256, 256]"] * 3, because="would cost", **ATEN),
+        declines(lambda x, w, v: (x @ w).sum() + (x @ v).sum(), "f32[4, 16]", "f32[16, 8]", "f32[16, 8]",
+                 because="batch_linear_post_grad was added", dialects=("aten",), prepare=others_are_weights,
+                 options={"freeze": True, "add_passes": "batch_linear_post_grad"}),
         # large products gain nothing, even if nothing is copied
         declines(lambda x, w, v: (x @ w).sum() + (x @ v).sum(), "f32[128, 256]", "f32[256, 256]", "f32[256, 256]",
                  because="would cost", **FROZEN),
