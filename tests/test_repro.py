@@ -223,9 +223,9 @@ def sum_over_a_dim_that_is_not_there(graph):
 def test_a_crash_in_code_generation_is_reproduced(tmp_path):
     """Inductor refuses the graph: the file shows that, and nothing else of the program is left."""
     options = {"post_grad_custom_post_pass": sum_over_a_dim_that_is_not_there}
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Softmax(-1)).requires_grad_(False)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Softmax(-1)).requires_grad_(False)
     path = tmp_path / "repro.py"
-    found = triptych.bisect(model, torch.randn(2, 4), options=options, repro=path)
+    found = triptych.bisect(model, torch.randn(2, 16), options=options, repro=path)
     assert found.rewrite is not None and found.rewrite.rule == "sum_over_a_dim_that_is_not_there"
     assert found.failure is not None and found.failure.kind.startswith("raises")
     assert found.repro_size == 1 and "softmax" in path.read_text()
