@@ -376,7 +376,7 @@ CASES = [
 ]
 
 
-SEVERAL_AT_ONCE = ("batch_operations", "group_linears", "gumbel_max", "move_up", "build_on_gpu")
+SEVERAL_AT_ONCE = ("batch_operations", "batch_aten", "group_linears", "gumbel_max", "move_up", "build_on_gpu")
 """Rules of which one site counts as several rewrites: whole or not at all."""
 
 

@@ -85,7 +85,8 @@ class PrepareSoftmax(Rule):
             [
                 Replacement((was,), (largest,), first, (was,), self),
                 Replacement((m.root.node,), (corrected,), op, m.nodes, self),
-            ]
+            ],
+            is_one=True,
         )
 
     examples = [

@@ -55,11 +55,16 @@ def _as_operator(graph: Graph) -> None:
         _replace(graph, node, _private.auto_functionalized_v2, (_double(),), kwargs, 1, (None, fact(node)))
 
 
+@functools.cache
+def _no_constants() -> int:
+    return _private.kernel_side_table.add_constant_args({})
+
+
 def _as_kernel(graph: Graph) -> None:
     table = _private.kernel_side_table
     for node in graph.find_nodes(op="call_function", target=aten.mul.Tensor):
         kwargs = {
-            "kernel_idx": table.add_kernel(DOUBLE_KERNEL), "constant_args_idx": table.add_constant_args({}),
+            "kernel_idx": table.add_kernel(DOUBLE_KERNEL), "constant_args_idx": _no_constants(),
             "grid": [(1,)], "tma_descriptor_metadata": {}, "kwargs": {"x": node.args[0]}, "tensors_to_clone": ["x"],
         }  # fmt: skip
         functional = _private.triton_kernel_wrapper_functional

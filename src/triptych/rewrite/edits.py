@@ -248,9 +248,11 @@ class ReplaceAll(Edit):
     """
 
     replacements: Sequence[Replacement]
+    is_one: bool = False
+    """Counts as one rewrite, not as one for each replacement."""
 
     def make(self, rewriter: Rewriter, op: Emitter) -> None:
-        rewriter.replace_all(self.replacements)
+        rewriter.replace_all(self.replacements, 1 if self.is_one else len(self.replacements))
 
     def require_sound(self, rewriter: Rewriter, op: Emitter) -> None:
         rewriter.require_all_sound(self.replacements)

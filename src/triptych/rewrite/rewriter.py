@@ -76,13 +76,14 @@ class Rewriter(Checks):
         `covered` are the nodes whose work the new value does; those nobody uses any more are erased.
         """
         olds = (old,) if isinstance(old, Node) else tuple(old)
-        self.replace_all([Replacement(olds, new, op, tuple(dict.fromkeys((*olds, *covered))), terms)])
+        self.replace_all([Replacement(olds, new, op, tuple(dict.fromkeys((*olds, *covered))), terms)], 1)
 
-    def replace_all(self, edits: Sequence[Replacement]) -> None:
-        """Several replacements that hang together, the later built on the earlier: all of them or none."""
+    def replace_all(self, edits: Sequence[Replacement], rewrites: int) -> None:
+        """Several replacements that hang together, the later built on the earlier: all of them or none. They count as
+        so many rewrites."""
         self._relaid = {}
         try:
-            self.require_room(len(edits))
+            self.require_room(rewrites)
             made = self._require_all_sound(edits)
         except Exception:
             for edit in reversed(edits):
