@@ -45,6 +45,28 @@ def test_dot_compress():
         gradgradcheck(ops.dot_compress, (x, w))
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_b2b_gemm(transposed):
+    a, b, c, bias = random(3, 2), random(2, 5), random(5, 4), random(5)
+    f = "mul v0 v0; tanh v0; add v1 v2"
+
+    def program(a, b, c, bias=None):
+        return ops.b2b_gemm(a, b, c, bias, f, transposed)
+
+    middle = a @ b + bias
+    torch.testing.assert_close(program(a, b, c, bias), (middle * middle + middle.tanh()) @ c)
+    assert program(a, b, c).t().is_contiguous() == transposed
+    for inputs in ((a, b, c), (a, b, c, bias), (a.detach(), b, c)):
+        gradcheck(program, inputs)
+        gradgradcheck(program, inputs)
+
+
+@pytest.mark.parametrize("f", ["sinh v0", "mul v0", "mul v0 v1", "mul v0 x"])
+def test_b2b_gemm_says_what_is_no_function(f):
+    with pytest.raises(ValueError):
+        ops.b2b_gemm(random(3, 2), random(2, 5), random(5, 4), None, f, False)
+
+
 def test_parallel_linear():
     x, q, k, v, b = random(2, 3, 4), random(5, 4), random(4, 2), random(1, 4), random(2)
 

@@ -59,11 +59,21 @@ def _empty(a: Tensor, c: Tensor, transposed: bool) -> Tensor:
 
 
 def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Nothing: it is written into graphs after autograd."""
+    a, b, c, bias, ctx.f, ctx.transposed = inputs
+    ctx.save_for_backward(a, b, c, bias)
 
 
 def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    raise NotImplementedError("triptych::b2b_gemm is for graphs after autograd")
+    """Computes the middle matrix again, by torch. Passes write the operator after autograd: this is for whoever calls
+    it directly."""
+    again = torch.is_grad_enabled()  # a second derivative is wanted
+    with torch.enable_grad():
+        a, b, c, bias = ctx.saved_tensors
+        result = anywhere(a, b, c, bias, ctx.f, ctx.transposed)
+    wanted = [i for i in range(4) if ctx.needs_input_grad[i]]
+    gradients = torch.autograd.grad(result, [ctx.saved_tensors[i] for i in wanted], grad, create_graph=again)
+    by_place = dict(zip(wanted, gradients))
+    return *(by_place.get(i) for i in range(4)), None, None
 
 
 register(
