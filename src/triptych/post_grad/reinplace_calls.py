@@ -55,9 +55,12 @@ def _as_operator(graph: Graph) -> None:
         _replace(graph, node, _private.auto_functionalized_v2, (_double(),), kwargs, 1, (None, fact(node)))
 
 
-@functools.cache
 def _no_constants() -> int:
-    return _private.kernel_side_table.add_constant_args({})
+    """The entry for no constants. `torch._dynamo.reset` empties the table, so the number is never kept."""
+    table = _private.kernel_side_table
+    known = (index for index, constants in table.constant_args.items() if not constants)
+    found = next(known, None)
+    return table.add_constant_args({}) if found is None else found
 
 
 def _as_kernel(graph: Graph) -> None:
