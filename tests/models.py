@@ -234,9 +234,21 @@ def vit(width: int, layers: int) -> Case:
     )
 
 
+def resnet(width: int, layers: int) -> Case:
+    from transformers import ResNetConfig, ResNetModel
+
+    config = ResNetConfig(embedding_size=width // 4, hidden_sizes=[width, 2 * width], depths=[layers, layers])
+    # as for conv_batchnorm, only the batch may change
+    return Case(
+        ResNetModel(config),
+        Call(kwargs={"pixel_values": torch.randn(4, 3, 22, 26)}),
+        Call(kwargs={"pixel_values": torch.randn(6, 3, 22, 26)}),
+    )
+
+
 MODELS: dict[str, Callable[[int, int], Case]] = {
     builder.__name__: builder
-    for builder in (mlp, conv_batchnorm, lstm_cell, encoder, decoder, bert, gpt2, llama, t5, vit)
+    for builder in (mlp, conv_batchnorm, lstm_cell, encoder, decoder, bert, gpt2, llama, t5, vit, resnet)
 }
 
 

@@ -21,7 +21,7 @@ QUICK = {
     ("inductor", "inference", "static"),
     ("inductor", "training", "dynamic"),
 }
-ALIKE = {"decoder": "encoder", "bert": "encoder", "vit": "encoder", "llama": "gpt2", "t5": "gpt2"}
+ALIKE = {"decoder": "encoder", "bert": "encoder", "vit": "encoder", "llama": "gpt2", "t5": "gpt2", "resnet": "conv_batchnorm"}
 """Models that are trained by kernels only among the slow tests, and the model that stands for them in the others."""
 
 
@@ -54,3 +54,13 @@ def test_equal_to_eager(name: str, layers: int, codegen: str, kind: str, shapes:
         more=[case.other if shapes == "dynamic" else models.build(name, layers=layers).call],
         fullgraph=True,
     )
+
+
+@pytest.mark.parametrize("kind", ["inference", "training"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", "resnet"])
+def test_every_pass_keeps_the_values(name: str, kind: str) -> None:
+    """Each graph is run after each pass that changed it, and compared with the one before."""
+    case = models.build(name)
+    check = {"inference": check_inference, "training": check_training}[kind]
+    options = {"codegen": "eager", "verify": "each", "on_error": "raise"}
+    check(case.model, case.call.args, case.call.kwargs, backend=triptych.compile_fx, options=options, fullgraph=True)

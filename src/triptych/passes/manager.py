@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch.fx import Graph, GraphModule
+from torch.fx import GraphModule
 
 from .. import _private
 from ..errors import RuleError, TriptychError, VerificationError
 from ..ir.fingerprint import fingerprint
-from ..ir.graph_copies import copy_graph
+from ..ir.graph_copies import GraphState
 from ..ir.origins import given_tensor
 from ..ir.program import Program
 from ..ir.text import lines, text
@@ -53,7 +53,7 @@ def run_stage(
     verified = session.options.verify != "off" and not any(getattr(e, "changes_interface", False) for e in entries)
     before = contract(gm) if verified else None
     runner.numbers = runner.open_numbers() if verified else None
-    backup = copy_graph(gm) if verified and session.options.verify == "final" else None
+    backup = GraphState(gm) if verified and session.options.verify == "final" else None
     for entry in entries:
         if isinstance(entry, Hook):
             session.activity = f"running {entry.name} of stage {stage} on the {graph} graph"
@@ -70,7 +70,7 @@ def run_stage(
             verify(gm, before)
             runner.check_numbers(f"stage {stage}")
         except VerificationError as error:
-            gm.graph = backup
+            gm.graph = backup.graph()
             ran = ", ".join(dict.fromkeys(r.name for r in session.records if r.changed and r.stage == stage))
             _warn(session, f"stage {stage} was undone ({ran}; verify='each' says which of them it was): {error}")
     if runner.changed:
@@ -109,7 +109,7 @@ class _StageRunner:
             record.declines.append(Decline(pass_.name, "", reason))
             self._close(record, before, None)
             return
-        backup = copy_graph(self.gm) if strict else None
+        backup = GraphState(self.gm) if self.session.options.verify == "each" else None
         started = time.perf_counter()
         try:
             pass_.run(rewriter, strict=strict, tally=tally)
@@ -140,7 +140,7 @@ class _StageRunner:
         if self.session.rewrites_left == 0 or _private.disabled_by_bisector(self.stage, f"{hook}: {name}"):
             self._close(record, before, None)
             return
-        backup = copy_graph(self.gm)
+        backup = GraphState(self.gm)
         was = fingerprint(self.gm.graph)
         started = time.perf_counter()
         try:
@@ -148,7 +148,7 @@ class _StageRunner:
             self._put_in_order()
             self.gm.graph.lint()
         except Exception as error:
-            self.gm.graph = backup
+            self.gm.graph = backup.graph()
             if self.session.options.verify == "each":
                 raise RuleError(f"{hook}: {name} raised {type(error).__name__}: {error}") from error
             self._failed(record, f"{hook}: {name}", error)
@@ -192,7 +192,7 @@ class _StageRunner:
         return record
 
     def _close(
-        self, record: PassRecord, before: Contract | None, backup: Graph | None, pass_: Pass | None = None
+        self, record: PassRecord, before: Contract | None, backup: GraphState | None, pass_: Pass | None = None
     ) -> None:
         if record.changed and self.session.options.verify == "each":
             self._verify(record, before, backup, pass_)
@@ -206,7 +206,7 @@ class _StageRunner:
         self.session.add(record)
 
     def _verify(
-        self, record: PassRecord, before: Contract | None, backup: Graph | None, pass_: Pass | None
+        self, record: PassRecord, before: Contract | None, backup: GraphState | None, pass_: Pass | None
     ) -> None:
         try:
             verify(self.gm, before)
@@ -223,14 +223,13 @@ class _StageRunner:
             _warn(self.session, f"pass {record.name} was undone: {what}")
 
     def _rewrite_at_fault(
-        self, record: PassRecord, before: Contract | None, backup: Graph, pass_: Pass | None
+        self, record: PassRecord, before: Contract | None, backup: GraphState, pass_: Pass | None
     ) -> Rewrite:
         """Which rewrite of a pass breaks the graph: the pass runs again over the graph as it was, and stops earlier."""
         numbers = self.numbers
 
         def run(limit: int) -> tuple[PassRecord, str]:
-            self.gm.graph = backup
-            self._go_back_to(copy_graph(self.gm))
+            self._go_back_to(backup)
             rewriter = Rewriter(self.program, record.name, limit)
             tally = Tally()
             if pass_ is not None:
@@ -258,8 +257,8 @@ class _StageRunner:
             self.numbers = numbers
         return last_rewrite(record, left.fired, listing_before, after)
 
-    def _go_back_to(self, graph: Graph) -> None:
-        self.gm.graph = graph
+    def _go_back_to(self, state: GraphState) -> None:
+        self.gm.graph = state.graph()
         self.program = self._new_program()
 
     def _failed(self, record: PassRecord, what: str, error: Exception) -> None:
