@@ -10,6 +10,7 @@ from torch.fx.graph import CodeGen
 
 from . import _private
 from .ir.calls import read
+from .ir.effects import effects, returned_operand
 from .ir.facts import is_static, storage, tensor_fact
 
 Compile = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -62,16 +63,14 @@ def keep_identities(gm: GraphModule) -> Callable[[Callable[..., Any]], Callable[
     objects: dict[Node, Node] = {}
     for value in returned:
         if isinstance(value, Node):
-            objects.setdefault(_written_object(value), value)
+            objects.setdefault(_object(value), value)
     nodes = list(objects.values())
     alike = _alike(nodes)
     if len(nodes) == sum(isinstance(r, Node) for r in returned) and not alike:
         return lambda compiled: compiled
     once = [*nodes, *(r for r in returned if not isinstance(r, Node))]
     others = iter(range(len(nodes), len(once)))
-    places = [
-        nodes.index(objects[_written_object(r)]) if isinstance(r, Node) else next(others) for r in returned
-    ]
+    places = [nodes.index(objects[_object(r)]) if isinstance(r, Node) else next(others) for r in returned]
     output.args = (tuple(once),)
     gm.recompile()
 
@@ -88,14 +87,28 @@ def keep_identities(gm: GraphModule) -> Callable[[Callable[..., Any]], Callable[
     return with_identities
 
 
-def _written_object(node: Node) -> Node:
-    """The tensor that an operation returns because it wrote it: `y.add_(1)` is y."""
-    while (call := read(node)) is not None and call.mutates and call.op.endswith("_"):
-        written = call.args.get("self")
-        if not isinstance(written, Node):
-            break
-        node = written
+def _object(node: Node) -> Node:
+    """The node that made the tensor which this one returns: `y.add_(1)` is y, `y.contiguous()` may be y.
+
+    Passes remove calls that return their operand, but leave a program alone which changes the shape of a
+    tensor in place.
+    """
+    while (operand := _operand_returned(node)) is not None:
+        node = operand
     return node
+
+
+def _operand_returned(node: Node) -> Node | None:
+    call = read(node)
+    if call is not None and call.mutates and call.op.endswith("_"):
+        written = call.args.get("self")
+        return written if isinstance(written, Node) else None
+    if (operand := returned_operand(call)) is not None:
+        return operand
+    if node.op == "placeholder" or (value := tensor_fact(node)) is None:
+        return None
+    # the fake tensor that tracing got is the very one of an operand which the operation may return
+    return next((operand for operand in effects(node).aliases if tensor_fact(operand) is value), None)
 
 
 def _alike(nodes: Sequence[Node]) -> list[tuple[int, int]]:

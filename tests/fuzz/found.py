@@ -23,6 +23,16 @@ FOUND: dict[str, Program] = {
         body=("v0 = x0 * 2", "v1 = torch.flatten(v0, 2)", "v2 = torch.reshape(v0, (1, 1, 1))"),
         returned=("v1", "v2"),
     ),
+    "a call that returns its operand, after a change of shape in place": Program(
+        seed=7000160,
+        setup=("x0 = torch.randn(3, 1, 2)",),
+        body=(
+            "v0 = x0 * 1.5", "v0.squeeze_()", "v1 = +v0", "v2 = v1.contiguous().float()", "v3 = torch.atleast_2d(v2)",
+            "v4 = F.dropout(v3, 0.5, False)", "v5 = v4.reshape(v4.shape)", "v6 = x0.contiguous()",
+        ),
+        returned=("v0", "v1", "v2", "v3", "v4", "v5", "v6"),
+        route="compile",
+    ),
     "pieces of tensor_split may be written": Program(
         seed=101170,
         setup=("x0 = torch.randn(4).requires_grad_()",),
