@@ -14,7 +14,7 @@ from triptych.pre_grad.normalization_pass_aten import NormalizationPassAten
 from triptych.testing.capture import capture_torch
 from triptych.testing.check import run_pass
 
-from .test_attention import as_double, compare, in_double, run_with_gradients
+from .test_attention import as_double, compare, in_double, run_with_gradients, run_with_noise
 
 B, H, S, D = 2, 4, 6, 8
 
@@ -82,10 +82,11 @@ def test_bias_in_float32(program, bias, train):
         tally = run_pass(FuseAttention, gm)
         assert tally.fired["fuse_attention"] == 1, f"{[d.reason for d in tally.declines.values()]}\n{text(gm)}"
         before, _ = run_with_gradients(original, args)
+        noisy = list(run_with_noise(original, args))
         after, _ = run_with_gradients(gm, args)
     exact, _ = run_with_gradients(in_double(original), [as_double(x) for x in args])
-    for want, got, right in zip(before, after, exact):
-        compare(program.__name__, want, got, right, torch.bfloat16)
+    for got, right, *wants in zip(after, exact, before, *noisy):
+        compare(program.__name__, wants, got, right, torch.bfloat16)
 
 
 def test_products_in_float32_stay_so():

@@ -22,8 +22,9 @@ EXACT = {
 
 
 class Noise(TorchDispatchMode):
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, roundings: float = NOISE) -> None:
         super().__init__()
+        self.roundings = roundings
         self.generator = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -44,4 +45,4 @@ class Noise(TorchDispatchMode):
         places = [slice(0, 1) if step == 0 else slice(None) for step in value.stride()]
         elements = value[tuple(places)] if places else value
         noise = torch.randn(elements.shape, generator=self.generator, dtype=torch.float64)
-        elements.copy_(elements.double() * (1 + NOISE * torch.finfo(value.dtype).eps * noise))
+        elements.copy_(elements.double() * (1 + self.roundings * torch.finfo(value.dtype).eps * noise))
