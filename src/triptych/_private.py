@@ -134,6 +134,10 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "AsyncCompile": "torch._inductor.async_compile:AsyncCompile",
         # forgets recorded CUDA graphs
         "reset_cudagraph_trees": "torch._inductor.cudagraph_trees:reset_cudagraph_trees",
+        # a node of Inductor's scheduler, and what it needs beside the contents of buffers: another node before it
+        "SchedulerNode": "torch._inductor.scheduler:SchedulerNode",
+        "WeakDep": "torch._inductor.dependencies:WeakDep",
+        "StarDep": "torch._inductor.dependencies:StarDep",
         # stock Inductor, passes and all: what is left to try when a compile of ours fails
         "stock_compile_fx": "torch._inductor.compile_fx:compile_fx",
         # errors by which a backend tells Dynamo to trace again, to leave a function alone, to break the graph

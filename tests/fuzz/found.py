@@ -33,6 +33,17 @@ FOUND: dict[str, Program] = {
         returned=("v0", "v1", "v2", "v3", "v4", "v5", "v6"),
         route="compile",
     ),
+    "numbers drawn in place are read after the draw": Program(
+        seed=5000305,
+        setup=("x0 = torch.randn(4, 4, 4)",),
+        body=(
+            "v0 = torch.einsum('...ij,...kj->...ik', x0, x0)", "v0.addcmul_(x0, x0)", "v1 = x0.log_softmax(1)",
+            "v2 = F.alpha_dropout(x0, 0.3, True)", "v3 = F.leaky_relu(v1)",
+        ),
+        returned=("v3", "v2", "v0"),
+        route="compile",
+        codegen="inductor",
+    ),
     "pieces of tensor_split may be written": Program(
         seed=101170,
         setup=("x0 = torch.randn(4).requires_grad_()",),

@@ -17,6 +17,7 @@ from ..ir.weights import FIXED
 from ..passes.session import Session
 from .base import Compiled
 from .decompositions import Decompositions, corrected
+from .write_order import keeping_write_order
 
 OWN_PASSES_OFF: Mapping[str, Any] = {
     # rewrites by pattern; what lowering needs (functionalised custom ops become calls on copies) still runs
@@ -99,6 +100,7 @@ class InductorCodegen:
     def _compile(self, gm: GraphModule, example_inputs: Sequence[Any], **facts: Any) -> Compiled:
         config = _private.inductor_config
         with contextlib.ExitStack() as stack:
+            stack.enter_context(keeping_write_order())
             if config.cpp_wrapper:
                 facts["cpp_wrapper"] = True
                 stack.enter_context(config.patch(_private.get_cpp_wrapper_config()))
