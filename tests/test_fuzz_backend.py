@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
 
 from tests.fuzz.found import FOUND
-from tests.fuzz.judge import FAULTS, WRONG, check, judge
+from tests.fuzz.judge import FAULTS, WRONG, TooSlow, check, judge, limited
 from tests.fuzz.program import Program
 from tests.fuzz.shrink import shrink
 from tests.fuzz.writer import write_program
@@ -103,3 +104,20 @@ def test_what_rounding_decides_is_no_fault(unsound: None) -> None:
     )
     noisy = judge(program)
     assert not noisy.is_fault
+
+
+def test_the_time_of_other_processes_is_no_fault() -> None:
+    """A program waits for the C++ compiler as long as the machine takes; a limit ends what never comes."""
+    with limited(0.05):
+        time.sleep(0.2)
+    with pytest.raises(TooSlow), limited(60, waiting=0.05):
+        time.sleep(60)
+
+
+def test_a_limit_is_no_error_of_the_compiler() -> None:
+    with pytest.raises(TooSlow), limited(0.05):
+        try:
+            while True:
+                pass
+        except Exception as error:
+            raise RuntimeError("the compiler's own") from error
