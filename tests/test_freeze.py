@@ -206,6 +206,11 @@ def replace_data(model):
         p.data = torch.randn_like(p)
 
 
+def our_messages(caplog):
+    """Without those of torch, which warns where its build has CUDA and the machine has not."""
+    return [r.message for r in caplog.records if r.name.startswith("triptych")]
+
+
 @pytest.mark.parametrize("codegen", CODEGENS)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_change_shows_in_the_next_call(codegen, mode, caplog):
@@ -213,12 +218,12 @@ def test_a_change_shows_in_the_next_call(codegen, mode, caplog):
     compiled = frozen(model, codegen)
     with mode(), caplog.at_level(logging.WARNING, "triptych"):
         torch.testing.assert_close(compiled(X), model(X))
-    assert not caplog.records
+    assert not our_messages(caplog)
     for change in SEEN * 2:
         change(model)
         with mode(), caplog.at_level(logging.WARNING, "triptych"):
             torch.testing.assert_close(compiled(X), model(X), msg=lambda m, c=change: f"{c.__name__}: {m}")
-    assert [r.message for r in caplog.records] == [
+    assert our_messages(caplog) == [
         "freeze: weights have changed; what was computed from them is computed anew"
     ]
 

@@ -101,7 +101,7 @@ def test_make_fx(name, how, functional, caplog):
     for stage in STAGES.values():
         gm = stage(copy.deepcopy(original), x)
         torch.testing.assert_close(gm(x.clone()), PROGRAMS[name](x.clone()))
-    assert not caplog.records
+    assert not [r for r in caplog.records if r.name.startswith("triptych")]
 
 
 @pytest.mark.parametrize("name", [n for n in PROGRAMS if n != "size from data"])
