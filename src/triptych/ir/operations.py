@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 
 from .schema import REQUIRED
@@ -241,9 +242,10 @@ OPERATIONS: dict[str, Operation] = {
     # where a tensor is in memory
     "stride": Operation("reads_layout"),
     "sym_stride": Operation("reads_layout"),
-    "storage_offset": Operation("reads_layout"),
+    # up to torch 2.11 these two have no schema that the dispatcher knows
+    "storage_offset": Operation("reads_layout", {"self": REQUIRED}),
+    "is_contiguous": Operation("reads_layout", {"self": REQUIRED, "memory_format": torch.contiguous_format}),
     "sym_storage_offset": Operation("reads_layout"),
-    "is_contiguous": Operation("reads_layout"),
     "data_ptr": Operation("reads_layout"),
     "untyped_storage": Operation("reads_layout"),
     "set_": Operation("reads_layout"),
