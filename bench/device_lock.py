@@ -1,0 +1,40 @@
+"""Timing has the machine to itself, while other processes may compile together: two file locks.
+
+`device` is shared by those who compile and exclusive to the one who measures. `turn` gives those who wait to measure
+precedence: they share it, and whoever wants to start compiling must own it for a moment. Both are released when a
+process ends, whatever the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import getpass
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+
+class DeviceLock:
+    def __init__(self, device: str, folder: Path | None = None) -> None:
+        folder = folder or Path(tempfile.gettempdir())
+        self._device, self._turn = (folder / f"triptych-bench-{getpass.getuser()}-{device}.{n}" for n in ("device", "turn"))
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            with _locked(self._turn, fcntl.LOCK_EX):
+                stack.enter_context(_locked(self._device, fcntl.LOCK_SH))
+            yield
+
+    @contextlib.contextmanager
+    def measuring(self) -> Iterator[None]:
+        with _locked(self._turn, fcntl.LOCK_SH), _locked(self._device, fcntl.LOCK_EX):
+            yield
+
+
+@contextlib.contextmanager
+def _locked(path: Path, how: int) -> Iterator[None]:
+    with path.open("a") as file:
+        fcntl.flock(file, how)
+        yield  # closing the file releases the lock

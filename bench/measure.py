@@ -1,0 +1,87 @@
+"""Interleaved measurement: all candidates in one process, in turns; the median of many rounds."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+Call = Callable[[], Any]
+
+WARM_UP = 4
+LONG_ENOUGH = 20e-3
+"""Seconds: a turn takes at least as long, so that neither clock nor synchronisation counts."""
+
+
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def timed(call: Call, device: str, times: int) -> float:
+    """Milliseconds a call, over a few in a row."""
+    synchronize(device)
+    start = time.perf_counter()
+    for _ in range(times):
+        call()
+    synchronize(device)
+    return (time.perf_counter() - start) / times * 1e3
+
+
+def turns(calls: Mapping[str, Call], device: str, rounds: int, times: int | None = None) -> dict[str, list[float]]:
+    """Milliseconds a call, one figure a round. Every other round runs backwards: none always follows the same one.
+
+    Without `times`, each turn is as many calls as the quickest candidate needs to take long enough.
+    """
+    for call in calls.values():
+        for _ in range(WARM_UP):
+            call()
+    if times is None:
+        quickest = min(timed(call, device, 1) for call in calls.values()) / 1e3
+        times = max(1, min(100, round(LONG_ENOUGH / max(quickest, 1e-6))))
+    figures: dict[str, list[float]] = {name: [] for name in calls}
+    collecting = gc.isenabled()
+    gc.disable()  # a collection would be charged to whoever happens to run
+    try:
+        for number in range(rounds):
+            for name in reversed(calls) if number % 2 else calls:
+                figures[name].append(timed(calls[name], device, times))
+    finally:
+        if collecting:
+            gc.enable()
+    return figures
+
+
+def compare(calls: Mapping[str, Call], device: str, rounds: int, times: int | None = None) -> dict[str, float]:
+    """The median of `turns`, by candidate."""
+    return {name: statistics.median(figures) for name, figures in turns(calls, device, rounds, times).items()}
+
+
+def relative_error(tensors: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
+    """The norm of all differences over the norm of the exact values; inf where a value is not finite."""
+    square = lambda t: float(t.double().square().sum())  # noqa: E731
+    difference = sum(square(t.detach().to(e.device, torch.float64) - e) for t, e in zip(tensors, exact, strict=True))
+    total = sum(map(square, exact))
+    error = (difference / total) ** 0.5 if total else difference**0.5
+    return error if error == error else float("inf")
+
+
+def kernels_launched(call: Call) -> int:
+    """Kernels that one call runs on the GPU; copies and memsets are not kernels."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        call()
+        torch.cuda.synchronize()
+    return sum(
+        event.device_type == DeviceType.CUDA
+        and not getattr(event, "is_user_annotation", False)
+        and not event.name.startswith(("Memcpy", "Memset"))
+        for event in profiler.events()
+    )

@@ -1,0 +1,61 @@
+"""The ways to run a model that the suite compares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+import triptych
+
+
+@dataclass(frozen=True)
+class Variant:
+    name: str
+    summary: str
+    compile: Callable[[nn.Module], Callable[..., Any]]
+    inference_only: bool = False
+    cuda_only: bool = False
+
+    def applies(self, device: str, mode: str) -> bool:
+        return (device == "cuda" or not self.cuda_only) and (mode == "inference" or not self.inference_only)
+
+
+def by_inductor(**how: Any) -> Callable[[nn.Module], Callable[..., Any]]:
+    return lambda model: torch.compile(model, dynamic=False, **how)
+
+
+def by_triptych(**how: Any) -> Callable[[nn.Module], Callable[..., Any]]:
+    return lambda model: torch.compile(model, backend=triptych.compile_fx, dynamic=False, **how)
+
+
+GRAPHS = "reduce-overhead"
+EAGER, INDUCTOR, TRIPTYCH = "eager", "inductor", "triptych"
+
+VARIANTS = {
+    variant.name: variant
+    for variant in (
+        Variant(EAGER, "not compiled", lambda model: model),
+        Variant(INDUCTOR, "torch.compile's default", by_inductor()),
+        Variant("inductor-graphs", "Inductor with CUDA graphs", by_inductor(mode=GRAPHS), cuda_only=True),
+        Variant(
+            "inductor-freezing", "Inductor with `freezing`", by_inductor(options={"freezing": True}),
+            inference_only=True,
+        ),
+        Variant(TRIPTYCH, "Triptych's default", by_triptych()),
+        Variant("triptych-graphs", "Triptych with CUDA graphs", by_triptych(mode=GRAPHS), cuda_only=True),
+        Variant("triptych-freeze", "Triptych with `freeze`", by_triptych(options={"freeze": True}), inference_only=True),
+    )
+}  # fmt: skip
+"""In the order in which they are compiled, and take their turns."""
+
+PAIRS = {
+    "default": (TRIPTYCH, INDUCTOR),
+    "CUDA graphs": ("triptych-graphs", "inductor-graphs"),
+    "frozen": ("triptych-freeze", "inductor-freezing"),
+    "frozen, against Inductor's default": ("triptych-freeze", INDUCTOR),
+}
+"""What the summary compares: ours, and Inductor's counterpart."""
