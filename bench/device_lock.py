@@ -18,7 +18,8 @@ from pathlib import Path
 class DeviceLock:
     def __init__(self, device: str, folder: Path | None = None) -> None:
         folder = folder or Path(tempfile.gettempdir())
-        self._device, self._turn = (folder / f"triptych-bench-{getpass.getuser()}-{device}.{n}" for n in ("device", "turn"))
+        name = f"triptych-bench-{getpass.getuser()}-{device}"
+        self._device, self._turn = folder / f"{name}.device", folder / f"{name}.turn"
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
@@ -37,4 +38,7 @@ class DeviceLock:
 def _locked(path: Path, how: int) -> Iterator[None]:
     with path.open("a") as file:
         fcntl.flock(file, how)
-        yield  # closing the file releases the lock
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough: a forked compile worker has the file open too

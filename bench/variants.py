@@ -18,10 +18,11 @@ class Variant:
     summary: str
     compile: Callable[[nn.Module], Callable[..., Any]]
     inference_only: bool = False
-    cuda_only: bool = False
+    graphs: bool = False
+    """Uses CUDA graphs, so it needs a GPU."""
 
     def applies(self, device: str, mode: str) -> bool:
-        return (device == "cuda" or not self.cuda_only) and (mode == "inference" or not self.inference_only)
+        return (device == "cuda" or not self.graphs) and (mode == "inference" or not self.inference_only)
 
 
 def by_inductor(**how: Any) -> Callable[[nn.Module], Callable[..., Any]]:
@@ -40,14 +41,16 @@ VARIANTS = {
     for variant in (
         Variant(EAGER, "not compiled", lambda model: model),
         Variant(INDUCTOR, "torch.compile's default", by_inductor()),
-        Variant("inductor-graphs", "Inductor with CUDA graphs", by_inductor(mode=GRAPHS), cuda_only=True),
+        Variant("inductor-graphs", "Inductor with CUDA graphs", by_inductor(mode=GRAPHS), graphs=True),
         Variant(
             "inductor-freezing", "Inductor with `freezing`", by_inductor(options={"freezing": True}),
             inference_only=True,
         ),
         Variant(TRIPTYCH, "Triptych's default", by_triptych()),
-        Variant("triptych-graphs", "Triptych with CUDA graphs", by_triptych(mode=GRAPHS), cuda_only=True),
-        Variant("triptych-freeze", "Triptych with `freeze`", by_triptych(options={"freeze": True}), inference_only=True),
+        Variant("triptych-graphs", "Triptych with CUDA graphs", by_triptych(mode=GRAPHS), graphs=True),
+        Variant(
+            "triptych-freeze", "Triptych with `freeze`", by_triptych(options={"freeze": True}), inference_only=True
+        ),
     )
 }  # fmt: skip
 """In the order in which they are compiled, and take their turns."""

@@ -1,0 +1,217 @@
+"""Measures one model in one mode, in a process of its own; `bench/suite.py` starts it and reads what it reports.
+
+    python bench/one_model.py MODEL inference|training [--device cpu] [--variants eager,inductor,triptych] [--rounds 15]
+
+A report is one line of JSON on standard output: the state, the figures of a variant, or why there are none. Everything
+else that is printed goes to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import os
+import statistics
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from device_lock import DeviceLock
+from measure import kernels_launched, relative_error, synchronize, turns
+from models import TRAINING, Unavailable, Workload, build
+from torch import Tensor
+from torch._inductor import metrics
+from torch._inductor.utils import fresh_cache
+from torch.utils import _pytree as pytree
+from variants import EAGER, VARIANTS, Variant
+
+Report = Callable[[dict[str, Any]], None]
+
+ROUNDING = {torch.bfloat16: 2.0**-8, torch.float32: 1e-5}
+"""Two right answers in this type may differ by that, relatively."""
+
+
+class Subject:
+    """A model on its device, with the exact result that every variant is compared to."""
+
+    def __init__(self, workload: Workload, mode: str, device: str) -> None:
+        self.mode, self.device = mode, device
+        self.dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        self.workload = workload.to(device, self.dtype)
+        self.program = self.workload.program(mode)
+        self.exact = self._exact()
+        self.own_bytes = sum(t.untyped_storage().nbytes() for t in self._tensors())
+
+    def step(self, run: Callable[..., Tensor], graphs: bool = False) -> Tensor:
+        """One call: a forward, in training also a backward pass."""
+        if graphs:
+            torch.compiler.cudagraph_mark_step_begin()
+        if self.mode != TRAINING:
+            with torch.no_grad():
+                return run(**self.workload.inputs)
+        for weight in self.program.parameters():
+            weight.grad = None
+        loss = run(**self.workload.inputs)
+        loss.backward()
+        return loss
+
+    def error(self, result: Tensor) -> float:
+        """Of what the last step returned; in training the larger one of the loss's and the gradients'."""
+        output, gradients = self.exact
+        error = relative_error([result], [output])
+        return max(error, relative_error(_gradients(self.program), gradients)) if gradients else error
+
+    def _exact(self) -> tuple[Tensor, list[Tensor]]:
+        """In float32 on a GPU; on a CPU in float64, unless the model does not run in it."""
+        if self.device == "cpu":
+            try:
+                return self._run_in(torch.float64)
+            except RuntimeError as error:
+                print(f"does not run in float64: {error}")
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            return self._run_in(torch.float32)
+
+    def _run_in(self, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
+        workload = self.workload.to(self.device, dtype)
+        program = workload.program(self.mode)
+        with torch.set_grad_enabled(self.mode == TRAINING):
+            result = program(**workload.inputs)
+        if self.mode == TRAINING:
+            result.backward()
+        # not on the GPU, whose memory is measured
+        return result.detach().cpu(), [gradient.cpu() for gradient in _gradients(program)]
+
+    def _tensors(self) -> list[Tensor]:
+        leaves = [*self.program.parameters(), *self.program.buffers(), *pytree.tree_leaves(self.workload.inputs)]
+        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def _gradients(program: torch.nn.Module) -> list[Tensor]:
+    return [weight.grad for weight in program.parameters() if weight.grad is not None]
+
+
+def prepare(subject: Subject, variant: Variant, scratch: str) -> tuple[dict[str, Any], Callable[[], Tensor]]:
+    """Compile by the first call; take error and peak memory of the second, in which CUDA graphs are recorded."""
+    cuda = subject.device == "cuda"
+    run = variant.compile(subject.program)
+    call = lambda: subject.step(run, variant.graphs)  # noqa: E731
+    before = torch.cuda.memory_allocated() if cuda else 0
+    generated = metrics.generated_kernel_count
+    with fresh_cache(dir=scratch, delete=False):  # no variant profits from kernels that the one before it compiled
+        start = time.perf_counter()
+        call()
+        synchronize(subject.device)
+        seconds = time.perf_counter() - start
+    gc.collect()
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    error = subject.error(call())
+    compiled = variant.name != EAGER
+    figures = {
+        "error": error,
+        "compile_s": seconds if compiled else None,
+        "kernels": metrics.generated_kernel_count - generated if compiled and not cuda else None,
+        "bytes": torch.cuda.max_memory_allocated() - before + subject.own_bytes if cuda else None,
+    }
+    subject.program.zero_grad(set_to_none=True)
+    gc.collect()
+    if cuda:
+        torch.cuda.empty_cache()  # other processes need it too
+    return figures, call
+
+
+def measure(subject: Subject, calls: dict[str, Callable[[], Tensor]], rounds: int, report: Report) -> None:
+    """Time all variants in turns; count the kernels that each launches."""
+    for name, figures in turns(calls, subject.device, rounds).items():
+        quarters = statistics.quantiles(figures, n=4) if len(figures) > 1 else [figures[0]] * 3
+        times = {"ms": statistics.median(figures), "quartiles_ms": [quarters[0], quarters[2]]}
+        if subject.device == "cuda":
+            times["kernels"] = kernels_launched(calls[name])
+        report({"variant": name, "figures": times})
+
+
+def run(
+    model: str, mode: str, device: str, names: Sequence[str], rounds: int, scratch: str, report: Report
+) -> None:
+    """Everything from building to timing; what goes wrong with one variant costs that variant only."""
+    lock = DeviceLock(device)
+    report({"state": "building"})
+    try:
+        workload = build(model, small=device == "cpu")
+    except Unavailable as error:
+        report({"skipped": str(error)})
+        return
+    if mode == TRAINING and workload.loss is None:
+        report({"skipped": "for inference only"})
+        return
+    calls: dict[str, Callable[[], Tensor]] = {}
+    with lock.compiling():
+        subject = Subject(workload, mode, device)
+        plain, _ = prepare(subject, VARIANTS[EAGER], scratch)
+        report({"eager_error": plain["error"], "rounding": ROUNDING[subject.dtype]})
+    for name in names:
+        report({"state": "waiting"})
+        with lock.compiling():
+            report({"state": f"compiling {name}"})
+            try:
+                figures, calls[name] = prepare(subject, VARIANTS[name], scratch)
+            except Exception as error:
+                traceback.print_exc()
+                figures = {"failure": in_one_line(error)}
+        report({"variant": name, "figures": figures})
+    report({"state": "waiting"})
+    with lock.measuring():
+        report({"state": "measuring"})
+        if calls:
+            measure(subject, calls, rounds, report)
+    report({"finished": True})
+
+
+def in_one_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()][:2]
+    return f"{type(error).__name__}: {' '.join(lines)}"[:300]
+
+
+def end_with_the_suite() -> None:
+    """Whoever started this process holds its standard input open, and has it closed when it ends, however it ends."""
+
+    def wait() -> None:
+        while os.read(0, 1):  # not sys.stdin, whose lock this thread would still hold when Python exits
+            pass
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("mode")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--variants", default="eager,inductor,triptych")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--scratch", help="folder for compiled kernels; a temporary one otherwise")
+    parser.add_argument("--supervised", action="store_true", help="end when standard input is closed")
+    given = parser.parse_args()
+    if given.supervised:
+        end_with_the_suite()
+    reports = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def report(event: dict[str, Any]) -> None:
+        reports.write(json.dumps(event) + "\n")
+
+    # every variant is an entry of its own for one and the same code
+    torch._dynamo.config.recompile_limit = 64
+    with tempfile.TemporaryDirectory() if given.scratch is None else contextlib.nullcontext(given.scratch) as scratch:
+        run(given.model, given.mode, given.device, given.variants.split(","), given.rounds, scratch, report)
+
+
+if __name__ == "__main__":
+    main()
