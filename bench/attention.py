@@ -16,7 +16,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from towers import compare
+from measure import compare
 from transformers import AutoConfig, AutoModel
 
 import triptych

@@ -61,12 +61,26 @@ def run_all(cases: Sequence[Case], settings: Settings) -> Iterator[Record]:
                     child.take(event)
                 settings.on_change(running)
             for child in running:
-                if child.busy_seconds() > settings.time_limit:
+                if child.clock.seconds() > settings.time_limit:
                     child.stop(f"more than {settings.time_limit:g} s")
     finally:
         for child in running:
             child.stop("interrupted")
             child.ended()
+
+
+class BusyClock:
+    """Seconds since the start, less those in the state of waiting."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now, self._busy, self._since = now, 0.0, now()
+        self.state = "starting"
+
+    def enter(self, state: str) -> None:
+        self._busy, self._since, self.state = self.seconds(), self._now(), state
+
+    def seconds(self) -> float:
+        return self._busy + (self._now() - self._since if self.state != WAITING else 0.0)
 
 
 @dataclass
@@ -76,8 +90,8 @@ class Child:
     case: Case
     settings: Settings
     events: queue.Queue[Any]
-    state: str = "starting"
     record: Record = field(default_factory=dict)
+    clock: BusyClock = field(default_factory=BusyClock)
 
     def __post_init__(self) -> None:
         self.record = {"model": self.case[0], "mode": self.case[1], "variants": {}}
@@ -90,7 +104,6 @@ class Child:
                 stderr=log, text=True, env=self._environment(), preexec_fn=os.setpgrp,
             )  # fmt: skip
         self._stopped: str | None = None
-        self._busy, self._since = 0.0, time.monotonic()
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _environment(self) -> dict[str, str]:
@@ -106,16 +119,15 @@ class Child:
     def take(self, event: dict[str, Any]) -> None:
         """Note what the process reports."""
         if "state" in event:
-            if self.state != WAITING:
-                self._busy += time.monotonic() - self._since
-            self.state, self._since = event["state"], time.monotonic()
+            self.clock.enter(event["state"])
         elif "variant" in event:
             self.record["variants"].setdefault(event["variant"], {}).update(event["figures"])
         else:
             self.record.update(event)
 
-    def busy_seconds(self) -> float:
-        return self._busy + (time.monotonic() - self._since if self.state != WAITING else 0.0)
+    @property
+    def state(self) -> str:
+        return self.clock.state
 
     def stop(self, reason: str) -> None:
         """End the process and those that it started."""
@@ -140,7 +152,7 @@ class Child:
             record["status"], record["reason"] = "crashed", f"{how}, {self.state}; {self._last_words()}"
         else:
             record["status"], record["reason"] = "failed" if failures else "measured", ""
-        record["seconds"] = round(self.busy_seconds(), 1)
+        record["seconds"] = round(self.clock.seconds(), 1)
         if record["status"] in ("measured", "skipped"):
             self._log.unlink()
         return record

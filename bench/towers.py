@@ -9,38 +9,13 @@ from __future__ import annotations
 
 import argparse
 import functools
-import statistics
-import time
 
 import torch
 import torch.nn as nn
+from measure import compare
+from models.recommenders import Towers
 
 import triptych
-
-
-class Tower(nn.Module):
-    def __init__(self, width: int, hidden: int, out: int) -> None:
-        super().__init__()
-        self.first, self.norm, self.second = nn.Linear(width, hidden), nn.LayerNorm(hidden), nn.Linear(hidden, out)
-
-    def forward(self, x):
-        return torch.sigmoid(self.second(torch.relu(self.norm(self.first(x)))))
-
-
-class Towers(nn.Module):
-    """One tower after the other, over one input or over an input each; the results side by side."""
-
-    def __init__(self, count: int, width: int, hidden: int, out: int, result: str) -> None:
-        super().__init__()
-        self.towers = nn.ModuleList(Tower(width, hidden, out) for _ in range(count))
-        self.result = result
-
-    def forward(self, x):
-        inputs = [x] * len(self.towers) if isinstance(x, torch.Tensor) else x
-        results = [tower(i) for tower, i in zip(self.towers, inputs)]
-        return {"cat": lambda: torch.cat(results, 1), "stack": lambda: torch.stack(results), "list": lambda: results}[
-            self.result
-        ]()
 
 
 class ByHand(nn.Module):
@@ -69,29 +44,6 @@ class ByHand(nn.Module):
         if self.result == "stack":
             return y
         return y.transpose(0, 1).flatten(1) if self.result == "cat" else [m.clone() for m in y.unbind()]
-
-
-def timed(call, device: str, times: int) -> float:
-    """Milliseconds a call, over a few in a row."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(times):
-        call()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return (time.perf_counter() - start) / times * 1e3
-
-
-def compare(candidates, device: str, rounds: int, times: int) -> dict[str, float]:
-    seen: dict[str, list[float]] = {name: [] for name in candidates}
-    for call in candidates.values():
-        for _ in range(4):
-            call()
-    for _ in range(rounds):
-        for name, call in candidates.items():
-            seen[name].append(timed(call, device, times))
-    return {name: statistics.median(figures) for name, figures in seen.items()}
 
 
 def joined(result):

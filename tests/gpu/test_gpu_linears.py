@@ -1,6 +1,6 @@
-"""The Triton kernels on a GPU: correct against float64 on any shape, stride and dtype, and how quick they are.
+"""The Triton kernels on a GPU: correct against float64 on any shape, stride and dtype.
 
-Times are printed (`pytest -s`), as ratios to what they replace; what is asserted is correctness.
+How quick they are: `python bench/linear_kernels.py`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ import itertools
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 import triptych
 from tests.test_kernels import SHAPES, close
@@ -165,81 +163,3 @@ def test_few_rows_take_the_kernel_and_many_do_not():
         (record,) = [r for s in sessions for r in s.records if r.name == "fuse_parallel_linear_pass"]
         print(f"\n{rows} rows: {dict(record.fired)}, {[str(d) for d in record.decisions]}, {dict(record.reasons)}")
         assert wanted == "joined_weights" or bool(record.fired["own_pointers"]) == (wanted == "own_pointers")
-
-
-# ---- how quick ----
-
-
-def milliseconds(work, times=100):
-    """On the device, replayed as a CUDA graph; and as called from Python."""
-    for _ in range(5):
-        work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return tuple(_timed(run, times) for run in (graph.replay, work))
-
-
-def _timed(work, times):
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    work()
-    start.record()
-    for _ in range(times):
-        work()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / times
-
-
-def report(what, **ways):
-    times = {name: milliseconds(work) for name, work in ways.items()}
-    base = next(iter(times.values()))
-    for name, (graphed, called) in times.items():
-        print(f"{what:44} {name:16} graph {graphed:.4f} ms ({base[0] / graphed:.2f}x)   called {called:.4f} ms "
-              f"({base[1] / called:.2f}x)")  # fmt: skip
-
-
-@torch.no_grad()
-def test_time_of_parallel_linear():
-    print()
-    for rows, outs in itertools.product((1, 8, 16, 64, 256), ((2048, 512, 512), (5632, 5632))):
-        x, ws = random(rows, 2048, dtype=torch.bfloat16), [random(n, 2048, dtype=torch.bfloat16) for n in outs]
-        merged = torch.cat(ws)
-        report(
-            f"{rows} x 2048 -> {outs}",
-            one_by_one=lambda x=x, ws=ws: [F.linear(x, w) for w in ws],
-            merged=lambda x=x, merged=merged: F.linear(x, merged),
-            cat_each_call=lambda x=x, ws=ws: F.linear(x, torch.cat(ws)),
-            kernel=lambda x=x, ws=ws: ops.parallel_linear(x, ws, [], None),
-        )
-
-
-@torch.no_grad()
-def test_time_of_lce():
-    print()
-    for b, n, m, d in ((1024, 200, 64, 64), (4096, 512, 128, 64), (512, 1000, 100, 128), (64, 64, 64, 4096)):
-        x, layer = random(b, n, d, dtype=torch.bfloat16), nn.Linear(n, m).cuda().to(torch.bfloat16)
-        w, bias = layer.weight, layer.bias
-        report(
-            f"lce {b} x {n} x {d} -> {m}",
-            as_written=lambda x=x, w=w, bias=bias: F.relu(F.linear(x.transpose(1, 2), w, bias).transpose(1, 2)),
-            matmul=lambda x=x, w=w, bias=bias: F.relu(
-                torch.bmm(w.expand(x.shape[0], *w.shape), x) + bias[:, None]
-            ),
-            kernel=lambda x=x, w=w, bias=bias: ops.lce(x, w, bias, "relu"),
-            kernel_turned=lambda x=x, w=w, bias=bias: ops.lce(x, w, bias, "relu", True),
-        )
-
-
-@torch.no_grad()
-def test_time_of_dot_compress():
-    print()
-    for b, n, d, k in ((1024, 256, 64, 32), (256, 1024, 128, 64), (2048, 100, 32, 16)):
-        x, w = random(b, n, d, dtype=torch.bfloat16), random(n, k, dtype=torch.bfloat16)
-        report(
-            f"dot_compress {b} x {n} x {d}, {k}",
-            all_pairs=lambda x=x, w=w: x @ x.transpose(1, 2) @ w,
-            two_products=lambda x=x, w=w: dot_compress.anywhere(x, w),
-            kernel=lambda x=x, w=w: ops.dot_compress(x, w),
-        )
