@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -63,15 +64,18 @@ def compare(calls: Mapping[str, Call], device: str, rounds: int, times: int | No
 
 def relative_error(tensors: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
     """The norm of all differences over the norm of the exact values; inf where a value is not finite."""
-    square = lambda t: float(t.double().square().sum())  # noqa: E731
-    difference = sum(square(t.detach().to(e.device, torch.float64) - e) for t, e in zip(tensors, exact, strict=True))
-    total = sum(map(square, exact))
-    error = (difference / total) ** 0.5 if total else difference**0.5
+    differences = (t.detach().to(e.dtype) - e.to(t.device) for t, e in zip(tensors, exact, strict=True))
+    difference, total = _norm(differences), _norm(exact)
+    error = difference / total if total else difference
     return error if error == error else float("inf")
 
 
-def kernels_launched(call: Call) -> int:
-    """Kernels that one call runs on the GPU; copies and memsets are not kernels."""
+def _norm(tensors: Iterable[torch.Tensor]) -> float:
+    return math.hypot(*(float(torch.linalg.vector_norm(t, dtype=torch.float64)) for t in tensors))
+
+
+def kernels_launched(call: Call) -> int | None:
+    """Kernels that one call runs on the GPU, None if the profiler sees none; copies and memsets are not kernels."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
@@ -79,9 +83,10 @@ def kernels_launched(call: Call) -> int:
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         call()
         torch.cuda.synchronize()
-    return sum(
+    kernels = sum(
         event.device_type == DeviceType.CUDA
         and not getattr(event, "is_user_annotation", False)
         and not event.name.startswith(("Memcpy", "Memset"))
         for event in profiler.events()
     )
+    return kernels or None

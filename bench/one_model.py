@@ -25,6 +25,7 @@ import torch
 from device_lock import DeviceLock
 from measure import kernels_launched, relative_error, synchronize, turns
 from models import TRAINING, Unavailable, Workload, build
+from processes import MEASURING, WAITING
 from torch import Tensor
 from torch._inductor import metrics
 from torch._inductor.utils import fresh_cache
@@ -111,14 +112,16 @@ def prepare(subject: Subject, variant: Variant, scratch: str) -> tuple[dict[str,
     gc.collect()
     if cuda:
         torch.cuda.reset_peak_memory_stats()
-    error = subject.error(call())
+    result = call()
+    peak = torch.cuda.max_memory_allocated() if cuda else 0
     compiled = variant.name != EAGER
     figures = {
-        "error": error,
+        "error": subject.error(result),
         "compile_s": seconds if compiled else None,
         "kernels": metrics.generated_kernel_count - generated if compiled and not cuda else None,
-        "bytes": torch.cuda.max_memory_allocated() - before + subject.own_bytes if cuda else None,
+        "bytes": peak - before + subject.own_bytes if cuda else None,
     }
+    del result
     subject.program.zero_grad(set_to_none=True)
     gc.collect()
     if cuda:
@@ -141,22 +144,23 @@ def run(
 ) -> None:
     """Everything from building to timing; what goes wrong with one variant costs that variant only."""
     lock = DeviceLock(device)
-    report({"state": "building"})
-    try:
-        workload = build(model, small=device == "cpu")
-    except Unavailable as error:
-        report({"skipped": str(error)})
-        return
-    if mode == TRAINING and workload.loss is None:
-        report({"skipped": "for inference only"})
-        return
     calls: dict[str, Callable[[], Tensor]] = {}
+    report({"state": WAITING})
     with lock.compiling():
+        report({"state": "building"})
+        try:
+            workload = build(model, small=device == "cpu")
+        except Unavailable as error:
+            report({"skipped": str(error)})
+            return
+        if mode == TRAINING and workload.loss is None:
+            report({"skipped": "for inference only"})
+            return
         subject = Subject(workload, mode, device)
         plain, _ = prepare(subject, VARIANTS[EAGER], scratch)
         report({"eager_error": plain["error"], "rounding": ROUNDING[subject.dtype]})
     for name in names:
-        report({"state": "waiting"})
+        report({"state": WAITING})
         with lock.compiling():
             report({"state": f"compiling {name}"})
             try:
@@ -165,9 +169,9 @@ def run(
                 traceback.print_exc()
                 figures = {"failure": in_one_line(error)}
         report({"variant": name, "figures": figures})
-    report({"state": "waiting"})
+    report({"state": WAITING})
     with lock.measuring():
-        report({"state": "measuring"})
+        report({"state": MEASURING})
         if calls:
             measure(subject, calls, rounds, report)
     report({"finished": True})

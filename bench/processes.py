@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
 import signal
@@ -27,7 +28,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-WAITING = "waiting"
+WAITING, MEASURING = "waiting", "measuring"
 
 
 @dataclass
@@ -37,6 +38,8 @@ class Settings:
     time_limit: float
     """Seconds a case may take, waiting for the device not counted."""
     logs: Path
+    stop_after: float = math.inf
+    """Seconds after which no further case is started."""
     on_change: Callable[[Sequence[Child]], None] = lambda running: None
     """Called with the running cases when one of them says what it does."""
 
@@ -44,10 +47,14 @@ class Settings:
 def run_all(cases: Sequence[Case], settings: Settings) -> Iterator[Record]:
     """The records of all cases, each as soon as its process has ended."""
     left, running = list(cases), []
+    last_start = time.monotonic() + settings.stop_after
     events: queue.Queue[tuple[Child, dict[str, Any] | None]] = queue.Queue()
     try:
         while left or running:
-            while left and len(running) < settings.workers:
+            if time.monotonic() >= last_start:
+                left.clear()
+            # starting takes time of the processors, which a process that measures should not share
+            while left and len(running) < settings.workers and not any(c.state == MEASURING for c in running):
                 running.append(Child(left.pop(0), settings, events))
             try:
                 child, event = events.get(timeout=0.2)
@@ -101,7 +108,7 @@ class Child:
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 self.settings.command(self.case, self._scratch.name), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=log, text=True, env=self._environment(), preexec_fn=os.setpgrp,
+                stderr=log, text=True, env=self._environment(), start_new_session=True,
             )  # fmt: skip
         self._stopped: str | None = None
         threading.Thread(target=self._listen, daemon=True).start()

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.metadata
+import math
 import os
 import platform
 import shlex
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with terminated_like_interrupted(), progress(console, len(cases)) as (on_change, on_row):
         settings = Settings(
             measuring(given.device, variants, given.rounds), given.workers, given.time_limit,
-            path.parent / "logs", on_change,
+            path.parent / "logs", given.stop_after, on_change,
         )  # fmt: skip
         try:
             for record in run_all(cases, settings):
@@ -79,6 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             console.print(f"interrupted; {len(records)} rows are in {path}.md, --resume goes on from there")
             return 130
     save(path, header, records)
+    if missing := len(cases) - (len(records) - len(done)):
+        console.print(f"{missing} of {len(cases)} were not started; --resume goes on from here")
     console.print(summary(records), markup=False, soft_wrap=True)
     console.print(f"{path}.md", soft_wrap=True)
     with contextlib.suppress(OSError):
@@ -101,6 +104,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--time-limit", type=at_least(0, float), default=900.0, metavar="SECONDS",
         help="for one model and mode, waiting for its turn not counted (default 900)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--stop-after", type=at_least(0, float), default=math.inf, metavar="SECONDS",
+        help="start no further model after that time; those that run are measured, --resume continues",
     )  # fmt: skip
     parser.add_argument("--output", default=str(Path(__file__).with_name("results")), metavar="FOLDER")
     parser.add_argument(

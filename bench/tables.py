@@ -119,8 +119,10 @@ def speeds_table(records: Sequence[Record]) -> Iterator[str]:
 
 
 def _time(record: Record) -> str:
-    figures = record["variants"].get(INDUCTOR, {})
-    return f"{figures['ms']:.3f}" if "ms" in figures else "failed" if "failure" in figures else record["status"]
+    figures = record["variants"].get(INDUCTOR)
+    if figures is None:
+        return "" if record["variants"] else record["status"]
+    return f"{figures['ms']:.3f}" if "ms" in figures else "failed"
 
 
 def _speed(record: Record, name: str) -> str:

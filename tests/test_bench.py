@@ -239,6 +239,8 @@ def test_resume_runs_what_has_no_row(tmp_path, monkeypatch, capsys):
     ]  # fmt: skip
     _, records = tables.load(tmp_path / "suite-cpu")
     assert len(records) == 5 and "triptych 2.00x" in capsys.readouterr().out
+    assert suite.main(["towers", "--stop-after", "0", *arguments, "--output", str(tmp_path / "none")]) == 0
+    assert len(ran) == 5 and "2 of 2 were not started" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         suite.main(["towers", "--resume", "--rounds", "3", *arguments])
     assert "has other rounds" in capsys.readouterr().err
