@@ -41,7 +41,7 @@ class Settings:
     stop_after: float = math.inf
     """Seconds after which no further case is started."""
     on_change: Callable[[Sequence[Child]], None] = lambda running: None
-    """Called with the running cases when one of them says what it does."""
+    """Called again and again with the running cases."""
 
 
 def run_all(cases: Sequence[Case], settings: Settings) -> Iterator[Record]:
@@ -66,7 +66,7 @@ def run_all(cases: Sequence[Case], settings: Settings) -> Iterator[Record]:
                     yield child.ended()
                 else:
                     child.take(event)
-                settings.on_change(running)
+            settings.on_change(running)
             for child in running:
                 if child.clock.seconds() > settings.time_limit:
                     child.stop(f"more than {settings.time_limit:g} s")

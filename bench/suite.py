@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 from models import INFERENCE, MODELS, TRAINING
-from processes import Case, Child, Record, Settings, measuring, run_all
+from processes import WAITING, Case, Child, Record, Settings, measuring, run_all
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from tables import load, save, speed, summary
@@ -203,8 +203,9 @@ def progress(
         task = bar.add_task("", total=total)
 
         def on_change(running: Sequence[Child]) -> None:
-            states = [f"{name(child.case)} {child.state}" for child in running if child.state != "waiting"]
-            bar.update(task, description="; ".join(states))
+            states = [f"{name(child.case)} {child.state}" for child in running if child.state != WAITING]
+            waiting = len(running) - len(states)
+            bar.update(task, description="; ".join(states + [f"{waiting} waiting"] * bool(waiting)))
 
         def on_row(record: Record) -> None:
             console.print(row(record), markup=False, soft_wrap=True)

@@ -65,7 +65,8 @@ def means(records: Sequence[Record]) -> Iterator[tuple[str, str, float, int]]:
 def summary(records: Sequence[Record]) -> str:
     """Geometric means, what is slower than Inductor, what is wrong, what has no figures."""
     lines = ["Speed of Triptych relative to Inductor (geometric mean; above 1 is faster):", ""]
-    lines += [f"- {mode}, {title}: {mean:.2f}x over {count}" for mode, title, mean, count in means(records)]
+    compared = [f"- {mode}, {title}: {mean:.2f}x over {count}" for mode, title, mean, count in means(records)]
+    lines += compared or ["- nothing was measured with both"]
     slow = [
         f"- {_case(record)}, {title}: {ratio:.2f}x"
         for record in records
