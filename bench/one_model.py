@@ -51,13 +51,13 @@ class Subject:
 
     def step(self, run: Callable[..., Tensor], graphs: bool = False) -> Tensor:
         """One call: a forward, in training also a backward pass."""
-        if graphs:
+        for weight in self.program.parameters() if self.mode == TRAINING else ():
+            weight.grad = None
+        if graphs:  # after that: gradients of the step before are in memory that a replay writes
             torch.compiler.cudagraph_mark_step_begin()
         if self.mode != TRAINING:
             with torch.no_grad():
                 return run(**self.workload.inputs)
-        for weight in self.program.parameters():
-            weight.grad = None
         loss = run(**self.workload.inputs)
         loss.backward()
         return loss
