@@ -338,6 +338,7 @@ class Wrong(triptych.Rule):
 """
 
 
+@pytest.mark.slow
 def test_a_command_says_what_is_good(tmp_path):
     (tmp_path / "subject.py").write_text(WRONG_RULE)
     check = tmp_path / "check.py"

@@ -74,11 +74,20 @@ VECTOR: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("codegen", ["eager", "inductor"])
+@pytest.mark.parametrize("codegen", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", VECTOR)
 def test_constants_beside_a_vector(name: str, codegen: str) -> None:
     x = torch.tensor([-1.5, 0.25, 3.0, -0.0])
     check_inference(VECTOR[name], (x,), backend=triptych.compile_fx, options={"codegen": codegen}, dynamic=None)
+
+
+def test_all_of_them_through_kernels() -> None:
+    x = torch.tensor([-1.5, 0.25, 3.0, -0.0])
+
+    def together(x: Tensor) -> list[Any]:
+        return [program(x) for program in VECTOR.values()]
+
+    check_inference(together, (x,), backend=triptych.compile_fx, options={"codegen": "inductor"})
 
 
 TRAINED = [name for name in VECTOR if name != "bucketize"]

@@ -52,7 +52,7 @@ def write_arguments(x: Tensor, y: Tensor) -> Tensor:
     return x[1:] + y[1:]
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_reads_and_writes(dynamic: bool) -> None:
     torch.manual_seed(0)
     x, y, i = torch.randn(6, 8), torch.randn(6, 8), torch.tensor([0, 3, 2, 5])
