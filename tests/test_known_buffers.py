@@ -265,9 +265,10 @@ def test_guards_are_not_skipped_while_dicts_of_buffers_are_the_same(name, nested
         same_as_eager(fast, model, X, training=False)
 
 
-@pytest.mark.parametrize(
-    "name", ["written_in_place", "assigned", "registered_again", "state_loaded", "swapped", "cast"]
-)
+@pytest.mark.parametrize("name", [
+    "written_in_place", "assigned",
+    *(pytest.param(n, marks=pytest.mark.slow) for n in ("registered_again", "state_loaded", "swapped", "cast")),
+])  # fmt: skip
 def test_changes_are_noticed_by_kernels(name):
     model = Attention()
     fast = compiled(model, "inductor")

@@ -226,8 +226,15 @@ def test_sums_of_products_of_short_rows_are_one_product(inner, fires):
 # ---- whole models ----
 
 
-@pytest.mark.parametrize("kind", ["inference", "training"])
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", "conv_batchnorm"])
+QUICK = {("bert", "training"), ("llama", "inference"), ("resnet", "inference")}
+CASES = [
+    pytest.param(name, kind, marks=() if (name, kind) in QUICK else pytest.mark.slow)
+    for name in ("bert", "gpt2", "llama", "t5", "resnet")
+    for kind in ("inference", "training")
+]
+
+
+@pytest.mark.parametrize("name, kind", CASES)
 def test_models_with_every_rewrite_verified(name, kind):
     case = models.build(name)
     compare = {"inference": check_inference, "training": check_training}[kind]

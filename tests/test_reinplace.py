@@ -377,8 +377,15 @@ SITUATIONS = {
     flip_added_after_a_write: TWO, flip_copied_after_writes: TWO, part_scaled_in_place: ONE,
 }  # fmt: skip
 
-@pytest.mark.parametrize("codegen", CODEGENS)
-@pytest.mark.parametrize("program", SITUATIONS, ids=lambda p: p.__name__)
+CASES = [
+    pytest.param(program, codegen, marks=pytest.mark.slow if codegen == "inductor" and number % 3 else (),
+                 id=f"{program.__name__}-{codegen}")
+    for number, program in enumerate(SITUATIONS)
+    for codegen in CODEGENS
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("program, codegen", CASES)
 def test_the_caller_sees_what_eager_does(program, codegen):
     check_inference(program, SITUATIONS[program], backend=triptych.compile_fx, options={"codegen": codegen})
 
@@ -526,8 +533,10 @@ def final_graph(monkeypatch, program, args, codegen, **how):
 COPIES = ("index_put.", "index_copy.", "scatter.", "scatter_add.", "clone", "auto_functionalized", "_scatter.")
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("codegen", CODEGENS)
+@pytest.mark.parametrize(
+    "codegen, dynamic", [("eager", False), ("eager", True), ("inductor", False),
+                         pytest.param("inductor", True, marks=pytest.mark.slow)],
+)  # fmt: skip
 @pytest.mark.parametrize("update", UPDATES, ids=lambda p: p.__name__)
 def test_a_cache_is_written_and_not_copied(update, codegen, dynamic, monkeypatch):
     graph, source = final_graph(monkeypatch, update, cache_and_rows(), codegen, dynamic=dynamic)
