@@ -9,6 +9,7 @@ import functools
 from dataclasses import dataclass
 
 from .errors import UnknownName
+from .joint.auto_chunker import AutoChunker
 from .joint.canonicalize_aten_ir_passes import CanonicalizeAtenIrPasses
 from .joint.constant_fold_uniform_value import ConstantFoldUniformValue
 from .joint.freeze import Freeze
@@ -178,6 +179,7 @@ JOINT: list[Entry] = [
     Hook("joint_custom_pre_pass"),  # again, over the folded graph
     Hook(ADD_RULES),
     PassPatterns,
+    AutoChunker,  # after the patterns, which settle the loss; before products are padded, each chunk on its own
     PadMmPass,  # after `bmm_to_mm`: one batch less to pad
     ReplaceRandomPasses,  # after the patterns: they know the draws by torch's names
     Hook("joint_custom_post_pass"),

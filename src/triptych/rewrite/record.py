@@ -82,6 +82,9 @@ def _comment(source: str) -> str:
 GAIN = 0.95
 """What is left of the time must be less than this part of it: a smaller gain is within the error of a model."""
 
+SLOWER = 1.05
+"""What saves memory may take this many times as long."""
+
 MODEL_ERROR = 1.5
 """By what factor the model of a device may be off in how two ways compare."""
 
@@ -98,20 +101,29 @@ class Decision:
     """The new way is the old one with less to do, and nothing more: any gain counts."""
     measured: bool = False
     """Timed on the device, not modelled."""
+    saves: int = 0
+    """Bytes of memory that the new way needs less at its peak: for them it may be a little slower."""
+
+    @property
+    def most(self) -> float:
+        """What the new way may cost."""
+        if self.saves:
+            return SLOWER * self.before
+        return self.before if self.sure else GAIN * self.before
 
     @property
     def pays(self) -> bool:
-        return self.after < (self.before if self.sure else GAIN * self.before)
+        return self.after < self.most
 
     @property
     def refusal(self) -> Refusal:
-        most = self.before if self.sure else GAIN * self.before
-        unsure = ", too little less to be sure of" if self.after < self.before else ""
+        unsure = ", too little less to be sure of" if self.after < self.before and not self.saves else ""
         sentence = f"would cost {{found}} instead of {_microseconds(self.before)}{unsure}, {self.source}"
-        return Refusal(sentence, wanted=f"less than {_microseconds(most)}", found=_microseconds(self.after))
+        return Refusal(sentence, wanted=f"less than {_microseconds(self.most)}", found=_microseconds(self.after))
 
     def __str__(self) -> str:
-        return f"{_microseconds(self.after)} instead of {_microseconds(self.before)}, {self.source}"
+        saved = f" for {self.saves / 2**20:.0f} MiB less" if self.saves else ""
+        return f"{_microseconds(self.after)} instead of {_microseconds(self.before)}{saved}, {self.source}"
 
     @property
     def source(self) -> str:

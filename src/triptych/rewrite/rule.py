@@ -143,19 +143,21 @@ class Match:
         *,
         measure: Callable[[], tuple[float, float] | None] | None = None,
         error: float = MODEL_ERROR,
+        saves: int = 0,
     ) -> None:
         """Leave this site alone unless the cost model says that the new way is quicker, both in seconds.
 
         `sure`: the new way is the old one with less to do, and nothing more, so any gain counts. `measure` times both
         on the device, or gives None where that is not possible; it is asked where the two are within `error` of each
-        other, the factor by which the model may be off, or as the option `tune` says.
+        other, the factor by which the model may be off, or as the option `tune` says. `saves`: bytes of memory that the
+        new way needs less, for which it may be a little slower.
         """
-        self.decision = Decision(before, after, sure=sure)
+        self.decision = Decision(before, after, sure=sure, saves=saves)
         tune = self.program.options.tune
         is_unsure = not sure and before < error * after and after < error * before
         if measure is not None and (tune == "all" or (tune == "unsure" and is_unsure)):
             if (times := measure()) is not None:
-                self.decision = Decision(*times, measured=True)
+                self.decision = Decision(*times, measured=True, saves=saves)
         if not self.decision.pays:
             raise Refused(self.decision.refusal)
 

@@ -1,0 +1,197 @@
+"""The chunks of a region, one after the other, and their results put together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..ir.facts import tensor_of
+from ..ir.program import Program, Value
+from ..ir.traits import is_pointwise
+from ..rewrite.emit import Emitter
+from .region import Region
+from .rows import COPIES, ONE_DIM, REDUCTIONS, SAME_ORDER, RowRules, Rows, Summed, reduced_dims, shape_of
+
+HALF = (torch.bfloat16, torch.float16)
+PARTITIONER_TAG = "partitioner_tag"
+"""Where AOTAutograd says that a node was traced in the backward: those computed for a seed of one are not."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """The units of one chunk."""
+
+    start: int
+    stop: int
+
+    @property
+    def units(self) -> int:
+        return self.stop - self.start
+
+
+def spans(units: int, chunks: int) -> Iterator[Span]:
+    """Chunks of equal size; the last may be smaller."""
+    size = math.ceil(units / chunks)
+    for start in range(0, units, size):
+        yield Span(start, min(start + size, units))
+
+
+class Builder:
+    """Writes the chunks of a region with one emitter."""
+
+    def __init__(self, program: Program, op: Emitter, region: Region, chunks: int) -> None:
+        self.program, self.op, self.region = program, op, region
+        self.spans = tuple(spans(region.units, chunks))
+        self.rules = RowRules(program.call, region.units)
+        self.copies: dict[Node, Node] = {}
+        """Values of the backward computed for a seed of one, and others that stand too late in the graph."""
+        self.merged: dict[Node, Value] = {}
+        """Sliced values with the dims of their rows merged."""
+        self.slices: dict[Node, Value] = {}
+        """The rows of such values that the present chunk reads."""
+
+    def build(self) -> dict[Node, Value]:
+        """The outputs of the region, whole; gradients are those for a seed of one."""
+        parts: dict[Node, list[Value]] = {n: [] for n in self.region.outputs}
+        sums: dict[Node, Value] = {}
+        for span in self.spans:
+            chunk: dict[Node, Value] = {}
+            self.slices.clear()
+            for node, rows in self.region.rows.items():
+                if isinstance(rows, Summed):
+                    sums[node] = self._add(node, chunk, span, sums.get(node))
+                    continue
+                chunk[node] = self._compute(node, rows, chunk, span)
+                if node in parts:
+                    parts[node].append(chunk[node])
+        return {n: self._finished_sum(n, sums[n]) if n in sums else self._joined(n, parts[n]) for n in parts}
+
+    # ---- results ----
+
+    def _add(self, node: Node, chunk: dict[Node, Value], span: Span, total: Value | None) -> Value:
+        """What the chunk adds to a sum over the rows. A product adds to the total itself, in its dtype: a second copy
+        of a weight's gradient would cost the memory that chunks are to save. Small sums of half precision are added in
+        float32."""
+        call = self.program.call(node)
+        assert call is not None
+        if call.op == "matmul":
+            wanted = dict(self.rules.operands(node, self.region.rows[node]))
+            left, right = (self._operand(call.args[n], wanted[call.args[n]], chunk, span) for n in ("self", "other"))
+            return self.op.matmul(left, right) if total is None else self.op.addmm(total, left, right)
+        source = call.args["self"]
+        rows = self.region.rows[source]
+        assert isinstance(rows, Rows)
+        dims = reduced_dims(call, len(shape_of(source)))
+        left_over = [rows.at, *(rows.chunk_dim(d) for d in dims if d not in rows.dims)]
+        how = {"keepdim": True} if call.args.get("keepdim") else {}
+        dtype = call.args.get("dtype") or tensor_of(node).dtype
+        part = self.op.sum(chunk[source], sorted(left_over), **how, dtype=torch.float32 if dtype in HALF else dtype)
+        return part if total is None else self.op.add(total, part)
+
+    def _finished_sum(self, node: Node, total: Value) -> Value:
+        call, result = self.program.call(node), tensor_of(node)
+        assert call is not None
+        if call.op == "mean":
+            source = shape_of(call.args["self"])
+            total = self.op.div(total, math.prod(source[d] for d in reduced_dims(call, len(source))))
+        if total.dtype != result.dtype:
+            total = self.op.to(total, dtype=result.dtype)
+        return total if total.shape == tuple(result.shape) else self.op.reshape(total, list(result.shape))
+
+    def _joined(self, node: Node, parts: Sequence[Value]) -> Value:
+        rows = self.region.rows[node]
+        assert isinstance(rows, Rows)
+        whole = self.op.cat(list(parts), rows.at)
+        return whole if rows.count == 1 else self.op.reshape(whole, list(shape_of(node)))
+
+    # ---- operands ----
+
+    def _operand(self, operand: Node, wanted: Rows | None, chunk: dict[Node, Value], span: Span) -> Value:
+        if operand in chunk:
+            return chunk[operand]
+        if wanted is None:
+            return self.program.value(self._outside(operand))
+        if operand in self.slices:
+            return self.slices[operand]
+        if operand not in self.merged:
+            value = self.program.value(self._outside(operand))
+            shape = wanted.chunk_shape(shape_of(operand), self.region.units)
+            self.merged[operand] = value if wanted.count == 1 else self.op.reshape(value, shape)
+        bounds = wanted.at, span.start * wanted.per, span.stop * wanted.per
+        self.slices[operand] = self.op.slice(self.merged[operand], *bounds)
+        return self.slices[operand]
+
+    def _outside(self, node: Node) -> Node:
+        """A value from outside the region where the chunks can read it: of the backward, what it is for a seed of one;
+        one that stands after the chunks is computed again before them."""
+        if node not in self.region.seeded and node < self.op.anchor:
+            return node
+        if node not in self.copies:
+            if node is self.region.seed:
+                like = tensor_of(node)
+                one = self.op.full(list(like.shape), 1.0, dtype=like.dtype, device=like.device)
+                self.copies[node] = one.node
+            else:
+                self.copies[node] = self._again(node, {n: self._outside(n) for n in node.all_input_nodes}).node
+        return self.copies[node]
+
+    def _again(self, node: Node, operands: dict[Node, Node]) -> Value:
+        value = self.op.again(node, operands)
+        value.node.meta.pop(PARTITIONER_TAG, None)
+        return value
+
+    # ---- one operation of one chunk ----
+
+    def _compute(self, node: Node, rows: Rows, chunk: dict[Node, Value], span: Span) -> Value:
+        call = self.program.call(node)
+        assert call is not None
+        wanted = dict(self.rules.operands(node, rows))
+        now = {n: self._operand(n, w, chunk, span) for n, w in wanted.items()}
+        shape = rows.chunk_shape(shape_of(node), span.units)
+        if call.op in SAME_ORDER:
+            return self._reshaped(now[call.args["self"]], shape)
+        if call.op == "expand":
+            return self.op.expand(self._without_row_dims(call.args["self"], node, rows, wanted, now), shape)
+        if call.op == "full":
+            return self.op.full(**{**call.args, "size": shape})
+        if call.op == "permute":
+            (source,) = wanted.values()
+            assert source is not None
+            dims = [d for d in call.args["dims"] if d not in source.dims or d == source.at]
+            return self.op.permute(now[call.args["self"]], [source.chunk_dim(d) if d > source.at else d for d in dims])
+        if is_pointwise(call.op) or call.op in COPIES or call.op == "addmm":
+            aligned = {n: self._without_row_dims(n, node, rows, wanted, now).node for n in now}
+            return self._again(node, aligned)
+        return self._along_dims(call.op, call.args, wanted, now)
+
+    def _along_dims(
+        self, name: str, args: dict[str, Any], wanted: dict[Node, Rows | None], now: dict[Node, Value]
+    ) -> Value:
+        """An operation that names dims of its operands: merged dims move them."""
+        given = {key: now.get(value, value) if isinstance(value, Node) else value for key, value in args.items()}
+        rows = wanted[args["self"]]
+        if rows is not None and (name in REDUCTIONS or name in ONE_DIM):
+            dim = args.get("dim", ONE_DIM.get(name))
+            given["dim"] = rows.chunk_dim(dim) if isinstance(dim, int) else [rows.chunk_dim(d) for d in dim]
+        return getattr(self.op, name)(**given)
+
+    def _without_row_dims(
+        self, operand: Node, node: Node, rows: Rows, wanted: dict[Node, Rows | None], now: dict[Node, Value]
+    ) -> Value:
+        """An operand that is broadcast along merged dims has as many dims there as the chunk."""
+        value, call = now[operand], self.program.call(node)
+        if wanted[operand] is not None or rows.count == 1 or (call is not None and call.op == "addmm"):
+            return value
+        shape = shape_of(operand)
+        at = rows.at - len(shape_of(node)) + len(shape)
+        if at + rows.count <= 0:
+            return value
+        return self._reshaped(value, [*shape[: max(at, 0)], 1, *shape[at + rows.count :]])
+
+    def _reshaped(self, value: Value, shape: list[int]) -> Value:
+        return value if list(value.shape) == shape else self.op.reshape(value, shape)

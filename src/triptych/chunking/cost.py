@@ -1,0 +1,99 @@
+"""What chunks save in memory and cost in time."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+from torch.fx import Node
+
+from ..cost import bytes_of, device_model
+from ..ir.facts import tensor_of
+from ..ir.program import Program
+from .region import Region
+from .rows import Rows, Summed, shape_of
+
+MOST_CHUNKS = 16
+"""A sum over chunks is rounded after each, and each reads the weight once more."""
+PART_OF_WEIGHT = 4
+"""The product of a chunk is as large as this part of the weight: then the weight and its gradient, which are in memory
+anyway, are most of the peak."""
+PASSES = 3
+"""How often a loss reads or writes the product: the maximum and the sum, the loss, the gradient."""
+
+
+def least_chunks(program: Program, region: Region) -> int:
+    """As many chunks as the memory asks for, of whole units."""
+    rows, columns = shape_of(region.product)
+    inner = inner_size(program, region.product)
+    wanted = min(math.ceil(PART_OF_WEIGHT * rows / inner), MOST_CHUNKS, region.units)
+    per_chunk = math.ceil(region.units / max(wanted, 1))
+    return math.ceil(region.units / per_chunk)
+
+
+def inner_size(program: Program, product: Node) -> int:
+    call = program.call(product)
+    assert call is not None
+    return shape_of(call.args["self" if call.op == "matmul" else "mat1"])[1]
+
+
+class ChunkCost:
+    """Seconds of a region whole and in chunks, and the memory that chunks save."""
+
+    def __init__(self, program: Program, region: Region, chunks: int) -> None:
+        self.program, self.region, self.chunks = program, region, chunks
+        self.model = device_model(tensor_of(region.product).device)
+
+    @property
+    def before(self) -> float:
+        return self._products(1) + self._losses(1)
+
+    @property
+    def after(self) -> float:
+        scaled = [tensor_of(n) for n in self.region.outputs if self.region.is_gradient(n)]
+        return self._products(self.chunks) + self._losses(self.chunks) + sum(
+            self.model.copy(2 * bytes_of(t)) for t in scaled
+        )
+
+    @cached_property
+    def saved_bytes(self) -> int:
+        """The product and, with a backward, its gradient; less those of one chunk."""
+        whole = [self.region.product, *self._gradients_of_product()]
+        return sum(bytes_of(tensor_of(n)) for n in whole) * (self.chunks - 1) // self.chunks
+
+    def _gradients_of_product(self) -> list[Node]:
+        """The large operand of the products in the backward: one value, whatever views of it they read."""
+        call, shape = self.program.call, math.prod(shape_of(self.region.product))
+        for node in self._product_nodes():
+            one = call(node)
+            assert one is not None
+            large = [n for n in (one.args.get("self"), one.args.get("other")) if isinstance(n, Node)]
+            large = [n for n in large if self.region.is_gradient(n) and math.prod(shape_of(n)) == shape]
+            if large:
+                return large[:1]
+        return []
+
+    def _product_nodes(self) -> list[Node]:
+        calls = {n: self.program.call(n) for n in self.region.rows}
+        return [n for n, call in calls.items() if call is not None and call.op in ("matmul", "addmm")]
+
+    def _products(self, chunks: int) -> float:
+        seconds = 0.0
+        for node in self._product_nodes():
+            call = self.program.call(node)
+            assert call is not None
+            left = call.args["self" if call.op == "matmul" else "mat1"]
+            (rows, inner), columns = shape_of(left), shape_of(node)[1]
+            kind = self.region.rows[node]
+            if isinstance(kind, Summed):
+                inner = math.ceil(inner / chunks)
+            elif isinstance(kind, Rows) and kind.at == 0:
+                rows = math.ceil(rows / chunks)
+            else:
+                columns = math.ceil(columns / chunks)
+            seconds += chunks * self.model.gemm(rows, columns, inner, tensor_of(node).dtype)
+        return seconds
+
+    def _losses(self, chunks: int) -> float:
+        moved = bytes_of(tensor_of(self.region.product))
+        return PASSES * chunks * self.model.copy(moved / chunks)

@@ -1,0 +1,148 @@
+"""`auto_chunker`: a large last product and its loss are computed in chunks of rows, together with their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.fx import Node
+from torch.utils.checkpoint import CheckpointPolicy
+
+from ..chunking.build import Builder
+from ..chunking.cost import ChunkCost, least_chunks
+from ..chunking.region import Region, read_region, tangent_dependents
+from ..chunking.rows import Rows
+from ..cost import bytes_of
+from ..ir.facts import POLICY, is_static, tensor_fact, tensor_of
+from ..ir.program import Program, Value
+from ..ir.refusal import Refusal
+from ..ir.traits import is_gemm
+from ..rewrite.edits import Annotate, Edit, ReplaceAll, Together
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
+from ..rewrite.refusal import Refused
+from ..rewrite.rewriter import Replacement
+from ..rewrite.rule import Match, Rule
+
+LEAST_BYTES = 64 * 2**20
+"""Smaller products stay whole."""
+TIMES_WIDER = 4
+"""The product must have so many times more columns than the operand whose rows it has: else little memory is saved."""
+
+
+@dataclass(frozen=True)
+class ChunkRows(Rule):
+    """loss(h @ W), with its gradients -> cat or sum over chunks of h; gradients times that of the loss; up to rounding
+
+    A chunk computes some rows of the product, of the loss, and of the gradients for a loss gradient of one; then the
+    next chunk reuses its memory. The backward multiplies the sums by the loss gradient that comes in. So the product of
+    all rows is at no time in memory, and nothing is computed twice.
+
+    Not bit for bit: the gradient of the weight is a sum over chunks, rounded to its dtype after each, and gradients are
+    rounded before they are multiplied by the loss gradient, not after. A loss gradient that is infinite or NaN spreads
+    to all gradients, also to those of rows that the loss ignores. The work of the backward is done in the forward: a
+    program that asks for gradients and never uses them is slower.
+    """
+
+    least_bytes: int = LEAST_BYTES
+    chunks: int = 0
+    """So many chunks, whatever it costs; 0: as the cost model says."""
+
+    exact = False
+
+    def sites(self, program: Program) -> Iterator[Match]:
+        backward: set[Node] | None = None
+        for node in list(program.graph.nodes):
+            if node._erased or not self._is_large(program, node):
+                continue
+            backward = tangent_dependents(program) if backward is None else backward
+            if node not in backward:
+                yield self._site(program, node, backward)
+                backward = None
+
+    def _is_large(self, program: Program, node: Node) -> bool:
+        """A product of matrices with many more columns than its inner size."""
+        call, result = program.call(node), tensor_fact(node)
+        if call is None or call.mutates or call.op not in ("matmul", "addmm") or result is None or result.dim() != 2:
+            return False
+        inner = tensor_of(call.args["self" if call.op == "matmul" else "mat1"]).shape[1]
+        is_wide = is_static((result.shape[1], inner)) and result.shape[1] >= TIMES_WIDER * inner
+        return is_wide and result.dtype.is_floating_point and bytes_of(result) >= self.least_bytes
+
+    def _site(self, program: Program, product: Node, backward: set[Node]) -> Match:
+        try:
+            region = read_region(program, product, backward)
+        except Refused as refused:
+            return Match.at(program, product, problem=refused.refusal)
+        if problem := _problem(program, region):
+            return Match.at(program, product, problem=problem)
+        return Match.at(program, *region.outputs, covers=region.rows, about=product, before=_place(region),
+                        region=region)  # fmt: skip
+
+    def check(self, m, region):
+        products = [n for n in region.rows if is_gemm(_op(m.program, n)) and not region.is_gradient(n)]
+        m.applies(products == [region.product], "{at} is another product of the same rows", at=products[-1])
+        if self.chunks:
+            m.require(region.units > 1, "there is one unit of rows only")
+            return
+        chunks = least_chunks(m.program, region)
+        m.require(chunks > 1, "no part of the {found} rows is small enough", found=region.units)
+        cost = ChunkCost(m.program, region, chunks)
+        m.pays(cost.before, cost.after, saves=cost.saved_bytes)
+
+    def rewrite(self, op, m, region):
+        chunks = min(self.chunks or least_chunks(m.program, region), region.units)
+        builder = Builder(m.program, op, region, chunks)
+        whole = builder.build()
+        m.leave_behind(builder.copies)  # what only the whole rows read
+        values = {n: v for n, v in whole.items() if not region.is_gradient(n)}
+        edits = [Replacement(tuple(values), list(values.values()), op, tuple(region.rows), self)] if values else []
+        kept: list[Edit] = []
+        for gradient, unscaled in whole.items():
+            if not region.is_gradient(gradient):
+                continue
+            late = op.at(gradient)
+            scaled = late.mul(unscaled, Value(m.program, region.seed))
+            covered = (gradient,) if edits else tuple(region.rows)
+            edits.append(Replacement((gradient,), scaled, late, covered, self))
+            # computed in the forward, with the loss: never again
+            kept.append(Annotate(unscaled.node, POLICY, CheckpointPolicy.MUST_SAVE))
+        return Together([ReplaceAll(edits, is_one=True), *kept])
+
+    examples = []
+
+
+def _op(program: Program, node: Node) -> str:
+    call = program.call(node)
+    return call.op if call is not None else ""
+
+
+def _problem(program: Program, region: Region) -> Refusal | None:
+    read = {operand for node in region.rows for operand in node.all_input_nodes}
+    if writer := next((n for n in read if program.aliasing.written(n)), None):
+        return Refusal("memory of {at} is written", at=writer)
+    return None
+
+
+def _place(region: Region) -> Node:
+    """Where the chunks stand: before all that reads a result, and before the gradients that they replace."""
+    readers = [u for n in region.outputs for u in n.users if u not in region.rows and not region.is_gradient(n)]
+    return min([*readers, *(n for n in region.outputs if region.is_gradient(n))])
+
+
+@dataclass(frozen=True)
+class AutoChunker(Pass):
+    """Computes a large last product and its loss in chunks of rows, with their gradients, so that the logits of a large
+    vocabulary are never in memory whole."""
+
+    name = "auto_chunker"
+    least_bytes: int = LEAST_BYTES
+    """Products of fewer bytes stay whole."""
+    chunks: int = 0
+    """So many chunks, whatever it costs; 0: as the cost model says."""
+
+    def rules(self) -> Sequence[Rule]:
+        return (ChunkRows(self.least_bytes, self.chunks),)
