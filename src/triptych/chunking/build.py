@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from ..ir.facts import tensor_of
 from ..ir.program import Program, Value
-from ..ir.traits import is_pointwise
+from ..ir.traits import is_gemm, is_pointwise
 from ..rewrite.emit import Emitter
 from .region import Region
 from .rows import COPIES, ONE_DIM, REDUCTIONS, SAME_ORDER, RowRules, Rows, Summed, reduced_dims, shape_of
@@ -41,6 +41,11 @@ def spans(units: int, chunks: int) -> Iterator[Span]:
         yield Span(start, min(start + size, units))
 
 
+def _op(program: Program, node: Node) -> str:
+    call = program.call(node)
+    return call.op if call is not None else ""
+
+
 class Builder:
     """Writes the chunks of a region with one emitter."""
 
@@ -48,12 +53,18 @@ class Builder:
         self.program, self.op, self.region = program, op, region
         self.spans = tuple(spans(region.units, chunks))
         self.rules = RowRules(program.call, region.units)
+        product = program.call(region.product)
+        assert product is not None
+        self.start = product.args["self" if product.op == "matmul" else "mat1"]
+        """What the product of a chunk reads by rows: a chunk begins with it."""
         self.copies: dict[Node, Node] = {}
         """Values of the backward computed for a seed of one, and others that stand too late in the graph."""
         self.merged: dict[Node, Value] = {}
         """Sliced values with the dims of their rows merged."""
         self.slices: dict[Node, Value] = {}
         """The rows of such values that the present chunk reads."""
+        self.done: list[Value] = []
+        """The last results of the chunk before."""
 
     def build(self) -> dict[Node, Value]:
         """The outputs of the region, whole; gradients are those for a seed of one."""
@@ -69,6 +80,8 @@ class Builder:
                 chunk[node] = self._compute(node, rows, chunk, span)
                 if node in parts:
                     parts[node].append(chunk[node])
+            products = [v for n, v in sums.items() if is_gemm(_op(self.program, n))]
+            self.done = products or [*sums.values(), *(several[-1] for several in parts.values())]
         return {n: self._finished_sum(n, sums[n]) if n in sums else self._joined(n, parts[n]) for n in parts}
 
     # ---- results ----
@@ -123,8 +136,11 @@ class Builder:
             shape = wanted.chunk_shape(shape_of(operand), self.region.units)
             self.merged[operand] = value if wanted.count == 1 else self.op.reshape(value, shape)
         bounds = wanted.at, span.start * wanted.per, span.stop * wanted.per
-        self.slices[operand] = self.op.slice(self.merged[operand], *bounds)
-        return self.slices[operand]
+        part = self.op.slice(self.merged[operand], *bounds)
+        if operand is self.start and self.done and self.program.options.codegen == "inductor":
+            part = self.op.call(torch.ops.triptych.after.default, part, self.done)
+        self.slices[operand] = part
+        return part
 
     def _outside(self, node: Node) -> Node:
         """A value from outside the region where the chunks can read it: of the backward, what it is for a seed of one;

@@ -20,6 +20,7 @@ from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
 from .reinplace_calls import ReinplaceCustomOperators, ReinplaceTritonKernels
+from .reinplace_products import ReinplaceAddedProducts
 
 aten = torch.ops.aten
 
@@ -329,6 +330,7 @@ class Reinplace(Pass):
             ReinplaceSliceAssignment(),  # first: it turns a write of a view into a copy that the others can drop
             ReinplaceIndexedWrites(),
             ReinplaceForeach(),
+            ReinplaceAddedProducts(),
             ReinplaceCustomOperators(),
             ReinplaceTritonKernels(),
         )
