@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from .. import kernels  # noqa: F401  (registers triptych::after)
 from ..ir.facts import tensor_of
 from ..ir.program import Program, Value
 from ..ir.traits import is_gemm, is_pointwise
@@ -192,7 +193,7 @@ class Builder:
         given = {key: now.get(value, value) if isinstance(value, Node) else value for key, value in args.items()}
         rows = wanted[args["self"]]
         if rows is not None and (name in REDUCTIONS or name in ONE_DIM):
-            dim = args.get("dim", ONE_DIM.get(name))
+            dim: Any = args.get("dim", ONE_DIM.get(name))
             given["dim"] = rows.chunk_dim(dim) if isinstance(dim, int) else [rows.chunk_dim(d) for d in dim]
         return getattr(self.op, name)(**given)
 

@@ -214,12 +214,12 @@ class _Reader:
         return self.large_sources[node]
 
     def _require_chunkable(self, node: Node, rows: Rows) -> None:
+        if not self.program.aliasing.effects(node).pure:
+            raise Refused("{at} draws random numbers or writes to memory", at=node)
         try:
             self.rules.sources(node, rows)
         except Refused as refused:
             raise Refused("{at}, which is as large as the product, cannot be computed in chunks", at=node) from refused
-        if not self.program.aliasing.effects(node).pure:
-            raise Refused("{at} draws random numbers or writes to memory", at=node)
 
     # ---- gradients ----
 

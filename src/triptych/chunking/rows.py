@@ -24,7 +24,7 @@ SAME_ORDER = frozenset(("reshape", "unsqueeze", "squeeze", "alias", "detach"))
 COPIES = frozenset(("clone", "contiguous", "expand"))
 """Aligned with their result as pointwise operations are."""
 ONE_DIM = {
-    "slice": 0, "slice_scatter": 0, "select_scatter": None, "gather": None, "scatter": None, "scatter_add": None,
+    "slice": 0, "slice_scatter": 0, "gather": None, "scatter": None, "scatter_add": None,
     "softmax": None, "log_softmax": None, "cumsum": None,
 }  # fmt: skip
 """Operations along the dim that they name; all operands have the rows in the same dims. By default dim 0, or none."""

@@ -14,7 +14,6 @@ from torch.utils.checkpoint import CheckpointPolicy
 from ..chunking.build import Builder
 from ..chunking.cost import ChunkCost, least_chunks
 from ..chunking.region import Region, read_region, tangent_dependents
-from ..chunking.rows import Rows
 from ..cost import bytes_of
 from ..ir.facts import POLICY, is_static, tensor_fact, tensor_of
 from ..ir.program import Program, Value
@@ -31,6 +30,20 @@ LEAST_BYTES = 64 * 2**20
 """Smaller products stay whole."""
 TIMES_WIDER = 4
 """The product must have so many times more columns than the operand whose rows it has: else little memory is saved."""
+
+
+HIDDEN = torch.linspace(-1, 1, 24).view(6, 4).requires_grad_()
+WEIGHT = torch.linspace(1, -2, 64).view(16, 4).requires_grad_()
+BIAS = torch.linspace(0, 1, 16).requires_grad_()
+TARGETS = torch.tensor([3, 15, -100, 0, 7, 3])
+TWO_CHUNKS = {"least_bytes": 0, "chunks": 2}
+JOINT: dict[str, Any] = {"dialects": ("joint",), "settings": TWO_CHUNKS}
+FORWARD: dict[str, Any] = {"dialects": ("aten",), "settings": TWO_CHUNKS}
+
+
+def _shifted(h: Any, w: Any, y: Any) -> Any:
+    logits = F.linear(h, w)[:, :-1]
+    return F.cross_entropy(logits.reshape(-1, w.shape[0]), y[:, 1:].reshape(-1))
 
 
 @dataclass(frozen=True)
@@ -106,13 +119,47 @@ class ChunkRows(Rule):
                 continue
             late = op.at(gradient)
             scaled = late.mul(unscaled, Value(m.program, region.seed))
+            if scaled.dtype != unscaled.dtype:  # of two scalars the wider dtype
+                scaled = late.to(scaled, dtype=unscaled.dtype)
             covered = (gradient,) if edits else tuple(region.rows)
             edits.append(Replacement((gradient,), scaled, late, covered, self))
             # computed in the forward, with the loss: never again
             kept.append(Annotate(unscaled.node, POLICY, CheckpointPolicy.MUST_SAVE))
         return Together([ReplaceAll(edits, is_one=True), *kept])
 
-    examples = []
+    examples = [
+        fires(lambda h, w, y: F.cross_entropy(F.linear(h, w), y), HIDDEN, WEIGHT, TARGETS, **JOINT),
+        fires(lambda h, w, b, y: F.cross_entropy(F.linear(h, w, b), y, label_smoothing=0.1), HIDDEN, WEIGHT, BIAS,
+              TARGETS, **JOINT),
+        fires(lambda h, w, y: F.cross_entropy(30 * torch.tanh(F.linear(h, w) / 30), y, reduction="sum"), HIDDEN, WEIGHT,
+              TARGETS, **JOINT),
+        # whole sequences, since each is shifted by one
+        fires(_shifted, HIDDEN.detach().view(2, 3, 4).requires_grad_(), WEIGHT, TARGETS.view(2, 3), **JOINT),
+        # the gradient of the loss is itself computed from the loss
+        fires(lambda h, w, y: F.cross_entropy(F.linear(h, w), y).exp(), HIDDEN, WEIGHT, TARGETS, **JOINT),
+        # without a backward
+        fires(lambda h, w: F.linear(h, w).logsumexp(-1).sum(), "f32[6, 4]", "f32[16, 4]", **FORWARD),
+        declines(lambda h, w, y: (F.cross_entropy(logits := F.linear(h, w), y), logits), HIDDEN, WEIGHT, TARGETS,
+                 because="is returned", **JOINT),
+        declines(lambda h, w, y: F.nll_loss(F.log_softmax(F.linear(h, w), 0), y), HIDDEN, WEIGHT, TARGETS,
+                 because="reduces over the rows", **JOINT),
+        declines(lambda h, w, y: F.cross_entropy(F.linear(h, w), y, reduction="none"), HIDDEN, WEIGHT, TARGETS,
+                 because="no single number", **JOINT),
+        declines(lambda h, w, y: F.cross_entropy(F.dropout(F.linear(h, w)), y), HIDDEN, WEIGHT, TARGETS,
+                 because="draws random numbers", **JOINT),
+        declines(lambda h, w, y: F.cross_entropy(F.linear(h.half(), w.half()), y), HIDDEN, WEIGHT, TARGETS,
+                 because="may underflow", **JOINT),
+        declines(lambda h, w: (F.linear(h, w).cumsum(0) ** 2).sum(), HIDDEN, WEIGHT, because="works along the rows",
+                 **FORWARD),
+        declines(lambda h, w: (F.linear(h, w).exp().sum(), w.mul_(0.5))[0], "f32[6, 4]", "f32[16, 4]",
+                 because="is written", **FORWARD),
+        # layers of a network: the rows go on
+        declines(lambda h, w, v: F.linear(F.linear(h, w).relu(), v), "f32[6, 4]", "f32[16, 4]", "f32[4, 16]",
+                 **FORWARD),
+        declines(lambda h, w, y: F.cross_entropy(F.linear(h, w), y), HIDDEN, WEIGHT, TARGETS, dialects=("joint",)),
+        declines(lambda h, w, y: F.cross_entropy(F.linear(h, w), y), HIDDEN, WEIGHT, TARGETS, dialects=("joint",),
+                 settings={"least_bytes": 0}, because="would cost"),
+    ]  # fmt: skip
 
 
 def _op(program: Program, node: Node) -> str:
@@ -124,6 +171,8 @@ def _problem(program: Program, region: Region) -> Refusal | None:
     read = {operand for node in region.rows for operand in node.all_input_nodes}
     if writer := next((n for n in read if program.aliasing.written(n)), None):
         return Refusal("memory of {at} is written", at=writer)
+    if checkpointed := next((n for n in region.rows if n.meta.get(POLICY) is not None), None):
+        return Refusal("{at} is in a checkpointed region, which says itself what is computed again", at=checkpointed)
     return None
 
 
