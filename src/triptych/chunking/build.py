@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,30 +15,11 @@ from ..ir.program import Program, Value
 from ..ir.traits import is_gemm, is_pointwise
 from ..rewrite.emit import Emitter
 from .region import Region
-from .rows import COPIES, ONE_DIM, REDUCTIONS, SAME_ORDER, RowRules, Rows, Summed, reduced_dims, shape_of
+from .rows import COPIES, ONE_DIM, REDUCTIONS, SAME_ORDER, RowRules, Rows, Span, Summed, reduced_dims, shape_of, spans
 
 HALF = (torch.bfloat16, torch.float16)
 PARTITIONER_TAG = "partitioner_tag"
 """Where AOTAutograd says that a node was traced in the backward: those computed for a seed of one are not."""
-
-
-@dataclass(frozen=True)
-class Span:
-    """The units of one chunk."""
-
-    start: int
-    stop: int
-
-    @property
-    def units(self) -> int:
-        return self.stop - self.start
-
-
-def spans(units: int, chunks: int) -> Iterator[Span]:
-    """Chunks of equal size; the last may be smaller."""
-    size = math.ceil(units / chunks)
-    for start in range(0, units, size):
-        yield Span(start, min(start + size, units))
 
 
 def _op(program: Program, node: Node) -> str:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from functools import cached_property
 
 from torch.fx import Node
 
 from ..cost import bytes_of, device_model
 from ..ir.facts import tensor_of
 from ..ir.program import Program
+from ..rewrite.record import Decision
 from .region import Region
-from .rows import Rows, Summed, shape_of
+from .rows import Rows, Summed, shape_of, spans
 
 MOST_CHUNKS = 16
 """A sum over chunks is rounded after each, and each reads the weight once more."""
@@ -20,15 +20,6 @@ PART_OF_WEIGHT = 4
 anyway, are most of the peak."""
 PASSES = 3
 """How often a loss reads or writes the product: the maximum and the sum, the loss, the gradient."""
-
-
-def least_chunks(program: Program, region: Region) -> int:
-    """As many chunks as the memory asks for, of whole units."""
-    rows, columns = shape_of(region.product)
-    inner = inner_size(program, region.product)
-    wanted = min(math.ceil(PART_OF_WEIGHT * rows / inner), MOST_CHUNKS, region.units)
-    per_chunk = math.ceil(region.units / max(wanted, 1))
-    return math.ceil(region.units / per_chunk)
 
 
 def inner_size(program: Program, product: Node) -> int:
@@ -55,23 +46,15 @@ class ChunkCost:
             self.model.copy(2 * bytes_of(t)) for t in scaled
         )
 
-    @cached_property
-    def saved_bytes(self) -> int:
-        """The product and, with a backward, its gradient; less those of one chunk."""
-        whole = [self.region.product, *self._gradients_of_product()]
-        return sum(bytes_of(tensor_of(n)) for n in whole) * (self.chunks - 1) // self.chunks
+    @property
+    def pays(self) -> bool:
+        return Decision(self.before, self.after, saves=self.saved_bytes).pays
 
-    def _gradients_of_product(self) -> list[Node]:
-        """The large operand of the products in the backward: one value, whatever views of it they read."""
-        call, shape = self.program.call, math.prod(shape_of(self.region.product))
-        for node in self._product_nodes():
-            one = call(node)
-            assert one is not None
-            large = [n for n in (one.args.get("self"), one.args.get("other")) if isinstance(n, Node)]
-            large = [n for n in large if self.region.is_gradient(n) and math.prod(shape_of(n)) == shape]
-            if large:
-                return large[:1]
-        return []
+    @property
+    def saved_bytes(self) -> int:
+        """The product of all rows, less that of one chunk; so much again for its gradient, where that is not written
+        over the product itself."""
+        return bytes_of(tensor_of(self.region.product)) * (self.chunks - 1) // self.chunks
 
     def _product_nodes(self) -> list[Node]:
         calls = {n: self.program.call(n) for n in self.region.rows}
@@ -91,9 +74,23 @@ class ChunkCost:
                 rows = math.ceil(rows / chunks)
             else:
                 columns = math.ceil(columns / chunks)
-            seconds += chunks * self.model.gemm(rows, columns, inner, tensor_of(node).dtype)
+            each = self.model.gemm(rows, columns, inner, tensor_of(node).dtype)
+            if isinstance(kind, Summed) and chunks > 1:  # it reads and writes the sum so far
+                each = max(each, self.model.copy(2 * bytes_of(tensor_of(node))))
+            seconds += chunks * each
         return seconds
 
     def _losses(self, chunks: int) -> float:
         moved = bytes_of(tensor_of(self.region.product))
         return PASSES * chunks * self.model.copy(moved / chunks)
+
+
+def least_memory(program: Program, region: Region) -> ChunkCost:
+    """As many chunks as the memory asks for, of whole units; fewer where those are too slow; at least two."""
+    rows, inner = shape_of(region.product)[0], inner_size(program, region.product)
+    chunks = max(2, min(math.ceil(PART_OF_WEIGHT * rows / inner), MOST_CHUNKS, region.units))
+    while True:
+        cost = ChunkCost(program, region, len(list(spans(region.units, chunks))))
+        if cost.pays or chunks // 2 < 2:
+            return cost
+        chunks //= 2

@@ -64,6 +64,25 @@ class Summed:
 SUMMED = Summed()
 
 
+@dataclass(frozen=True)
+class Span:
+    """The units of one chunk."""
+
+    start: int
+    stop: int
+
+    @property
+    def units(self) -> int:
+        return self.stop - self.start
+
+
+def spans(units: int, chunks: int) -> Iterator[Span]:
+    """Chunks of equal size; the last may be smaller."""
+    size = math.ceil(units / chunks)
+    for start in range(0, units, size):
+        yield Span(start, min(start + size, units))
+
+
 def shape_of(node: Node) -> tuple[int, ...]:
     """The sizes of a value, which must be known numbers."""
     tensor = tensor_of(node)

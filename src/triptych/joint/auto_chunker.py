@@ -12,7 +12,7 @@ from torch.fx import Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ..chunking.build import Builder
-from ..chunking.cost import ChunkCost, least_chunks
+from ..chunking.cost import least_memory
 from ..chunking.region import Region, read_region, tangent_dependents
 from ..cost import bytes_of
 from ..ir.facts import POLICY, is_static, tensor_fact, tensor_of
@@ -54,10 +54,11 @@ class ChunkRows(Rule):
     next chunk reuses its memory. The backward multiplies the sums by the loss gradient that comes in. So the product of
     all rows is at no time in memory, and nothing is computed twice.
 
-    Not bit for bit: the gradient of the weight is a sum over chunks, rounded to its dtype after each, and gradients are
-    rounded before they are multiplied by the loss gradient, not after. A loss gradient that is infinite or NaN spreads
-    to all gradients, also to those of rows that the loss ignores. The work of the backward is done in the forward: a
-    program that asks for gradients and never uses them is slower.
+    Not bit for bit: the gradient of the weight is a sum over chunks, rounded to its dtype after each: in bfloat16 the
+    error of 8 chunks was twice that of the whole (relative to float64, 3.6e-3 and 1.8e-3), in float32 the same. And
+    gradients are rounded before they are multiplied by the loss gradient, not after. A loss gradient that is infinite
+    or NaN spreads to all gradients, also to those of rows that the loss ignores. The work of the backward is done in
+    the forward: a program that asks for gradients and never uses them is slower.
     """
 
     least_bytes: int = LEAST_BYTES
@@ -98,16 +99,13 @@ class ChunkRows(Rule):
     def check(self, m, region):
         products = [n for n in region.rows if is_gemm(_op(m.program, n)) and not region.is_gradient(n)]
         m.applies(products == [region.product], "{at} is another product of the same rows", at=products[-1])
-        if self.chunks:
-            m.require(region.units > 1, "there is one unit of rows only")
-            return
-        chunks = least_chunks(m.program, region)
-        m.require(chunks > 1, "no part of the {found} rows is small enough", found=region.units)
-        cost = ChunkCost(m.program, region, chunks)
-        m.pays(cost.before, cost.after, saves=cost.saved_bytes)
+        m.require(region.units > 1, "the rows cannot be split")
+        if not self.chunks:
+            cost = least_memory(m.program, region)
+            m.pays(cost.before, cost.after, saves=cost.saved_bytes)
 
     def rewrite(self, op, m, region):
-        chunks = min(self.chunks or least_chunks(m.program, region), region.units)
+        chunks = min(self.chunks, region.units) or least_memory(m.program, region).chunks
         builder = Builder(m.program, op, region, chunks)
         whole = builder.build()
         m.leave_behind(builder.copies)  # what only the whole rows read
