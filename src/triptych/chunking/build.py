@@ -49,7 +49,7 @@ class Builder:
 
     def build(self) -> dict[Node, Value]:
         """The outputs of the region, whole; gradients are those for a seed of one."""
-        parts: dict[Node, list[Value]] = {n: [] for n in self.region.outputs}
+        parts: dict[Node, list[Value]] = {}
         sums: dict[Node, Value] = {}
         for span in self.spans:
             chunk: dict[Node, Value] = {}
@@ -59,11 +59,13 @@ class Builder:
                     sums[node] = self._add(node, chunk, span, sums.get(node))
                     continue
                 chunk[node] = self._compute(node, rows, chunk, span)
-                if node in parts:
-                    parts[node].append(chunk[node])
+                if node in self.region.outputs:
+                    parts.setdefault(node, []).append(chunk[node])
             products = [v for n, v in sums.items() if is_gemm(_op(self.program, n))]
             self.done = products or [*sums.values(), *(several[-1] for several in parts.values())]
-        return {n: self._finished_sum(n, sums[n]) if n in sums else self._joined(n, parts[n]) for n in parts}
+        joined = {n: self._joined(n, several) for n, several in parts.items()}
+        totals = {n: self._finished_sum(n, total) for n, total in sums.items() if n in self.region.outputs}
+        return joined | totals
 
     # ---- results ----
 
