@@ -42,8 +42,8 @@ class Builder:
         """Values of the backward computed for a seed of one, and others that stand too late in the graph."""
         self.merged: dict[Node, Value] = {}
         """Sliced values with the dims of their rows merged."""
-        self.slices: dict[Node, Value] = {}
-        """The rows of such values that the present chunk reads."""
+        self.read: dict[Node, Value] = {}
+        """Values from outside as the present chunk reads them."""
         self.done: list[Value] = []
         """The last results of the chunk before."""
 
@@ -53,7 +53,7 @@ class Builder:
         sums: dict[Node, Value] = {}
         for span in self.spans:
             chunk: dict[Node, Value] = {}
-            self.slices.clear()
+            self.read.clear()
             for node, rows in self.region.rows.items():
                 if isinstance(rows, Summed):
                     sums[node] = self._add(node, chunk, span, sums.get(node))
@@ -110,20 +110,32 @@ class Builder:
     def _operand(self, operand: Node, wanted: Rows | None, chunk: dict[Node, Value], span: Span) -> Value:
         if operand in chunk:
             return chunk[operand]
-        if wanted is None:
-            return self.program.value(self._outside(operand))
-        if operand in self.slices:
-            return self.slices[operand]
+        if operand not in self.read:
+            value = self._rows_of(operand, wanted, span) if wanted else self.program.value(self._outside(operand))
+            self.read[operand] = self._after(value, self._before(operand, chunk))
+        return self.read[operand]
+
+    def _rows_of(self, operand: Node, rows: Rows, span: Span) -> Value:
         if operand not in self.merged:
             value = self.program.value(self._outside(operand))
-            shape = wanted.chunk_shape(shape_of(operand), self.region.units)
-            self.merged[operand] = value if wanted.count == 1 else self.op.reshape(value, shape)
-        bounds = wanted.at, span.start * wanted.per, span.stop * wanted.per
-        part = self.op.slice(self.merged[operand], *bounds)
-        if operand is self.start and self.done and self.program.options.codegen == "inductor":
-            part = self.op.call(torch.ops.triptych.after.default, part, self.done)
-        self.slices[operand] = part
-        return part
+            shape = rows.chunk_shape(shape_of(operand), self.region.units)
+            self.merged[operand] = value if rows.count == 1 else self.op.reshape(value, shape)
+        return self.op.slice(self.merged[operand], rows.at, span.start * rows.per, span.stop * rows.per)
+
+    def _before(self, operand: Node, chunk: dict[Node, Value]) -> Sequence[Value]:
+        """What must be there before a chunk reads an operand: the chunk before, for the product; the values of its own
+        forward, for a gradient, which can then be written over the product."""
+        if operand is self.start:
+            return self.done
+        if operand in self.region.seeded:
+            return [v for n, v in chunk.items() if n in self.region.outputs and not self.region.is_gradient(n)]
+        return ()
+
+    def _after(self, value: Value, others: Sequence[Value]) -> Value:
+        """The value for a code generator that orders kernels itself; others run them in the order of the graph."""
+        if not others or self.program.options.codegen != "inductor":
+            return value
+        return self.op.call(torch.ops.triptych.after.default, value, list(others))
 
     def _outside(self, node: Node) -> Node:
         """A value from outside the region where the chunks can read it: of the backward, what it is for a seed of one;
