@@ -34,10 +34,6 @@ class Builder:
         self.program, self.op, self.region = program, op, region
         self.spans = tuple(spans(region.units, chunks))
         self.rules = RowRules(program.call, region.units)
-        product = program.call(region.product)
-        assert product is not None
-        self.start = product.args["self" if product.op == "matmul" else "mat1"]
-        """What the product of a chunk reads by rows: a chunk begins with it."""
         self.copies: dict[Node, Node] = {}
         """Values of the backward computed for a seed of one, and others that stand too late in the graph."""
         self.merged: dict[Node, Value] = {}
@@ -112,7 +108,7 @@ class Builder:
             return chunk[operand]
         if operand not in self.read:
             value = self._rows_of(operand, wanted, span) if wanted else self.program.value(self._outside(operand))
-            self.read[operand] = self._after(value, self._before(operand, chunk))
+            self.read[operand] = self._after(value, self._before(operand, wanted, chunk))
         return self.read[operand]
 
     def _rows_of(self, operand: Node, rows: Rows, span: Span) -> Value:
@@ -122,14 +118,13 @@ class Builder:
             self.merged[operand] = value if rows.count == 1 else self.op.reshape(value, shape)
         return self.op.slice(self.merged[operand], rows.at, span.start * rows.per, span.stop * rows.per)
 
-    def _before(self, operand: Node, chunk: dict[Node, Value]) -> Sequence[Value]:
-        """What must be there before a chunk reads an operand: the chunk before, for the product; the values of its own
-        forward, for a gradient, which can then be written over the product."""
-        if operand is self.start:
-            return self.done
+    def _before(self, operand: Node, rows: Rows | None, chunk: dict[Node, Value]) -> Sequence[Value]:
+        """What must be there before a chunk reads an operand: the values of its own forward, for a gradient, which can
+        then be written over the product; else, for its rows, the chunk before. Rows of the same layout in memory of
+        their own also mean that all chunks can share their kernels."""
         if operand in self.region.seeded:
             return [v for n, v in chunk.items() if n in self.region.outputs and not self.region.is_gradient(n)]
-        return ()
+        return self.done if rows is not None else ()
 
     def _after(self, value: Value, others: Sequence[Value]) -> Value:
         """The value for a code generator that orders kernels itself; others run them in the order of the graph."""
