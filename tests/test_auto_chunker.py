@@ -149,6 +149,12 @@ def linear_loss(head: Head) -> torch.Tensor:
     return F.linear(head.h, head.w).mean()
 
 
+def contrastive(head: Head) -> torch.Tensor:
+    """Each row against all rows: a chunk reads its own rows of the hidden states, and all of them."""
+    narrow = head.h[:, :4].contiguous()
+    return F.cross_entropy(narrow @ narrow.t(), torch.arange(ROWS))
+
+
 def two_heads(head: Head) -> torch.Tensor:
     return plain(head) + 0.5 * F.cross_entropy(F.linear(head.h.sin(), head.w.cos()), head.y.flip(0))
 
@@ -156,7 +162,7 @@ def two_heads(head: Head) -> torch.Tensor:
 FIRES: list[Loss] = [
     plain, with_bias, summed, weighted_rows, weighted_classes, smoothed, z_loss, soft_cap, llama, shifted_logits,
     classes_second, soft_targets, scaled_after, perplexity, frozen_weight, tied, temperature, two_heads,
-    linear_loss,
+    linear_loss, contrastive,
 ]  # fmt: skip
 
 

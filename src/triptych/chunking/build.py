@@ -38,7 +38,7 @@ class Builder:
         """Values of the backward computed for a seed of one, and others that stand too late in the graph."""
         self.merged: dict[Node, Value] = {}
         """Sliced values with the dims of their rows merged."""
-        self.read: dict[Node, Value] = {}
+        self.read: dict[tuple[Node, Rows | None], Value] = {}
         """Values from outside as the present chunk reads them."""
         self.done: list[Value] = []
         """The last results of the chunk before."""
@@ -72,7 +72,7 @@ class Builder:
         call = self.program.call(node)
         assert call is not None
         if call.op == "matmul":
-            wanted = dict(self.rules.operands(node, self.region.rows[node]))
+            wanted = self.rules.operands(node, self.region.rows[node])
             left, right = (self._operand(call.args[n], wanted[call.args[n]], chunk, span) for n in ("self", "other"))
             return self.op.matmul(left, right) if total is None else self.op.addmm(total, left, right)
         source = call.args["self"]
@@ -106,10 +106,10 @@ class Builder:
     def _operand(self, operand: Node, wanted: Rows | None, chunk: dict[Node, Value], span: Span) -> Value:
         if operand in chunk:
             return chunk[operand]
-        if operand not in self.read:
+        if (operand, wanted) not in self.read:  # of the same value a chunk may read its rows here and all there
             value = self._rows_of(operand, wanted, span) if wanted else self.program.value(self._outside(operand))
-            self.read[operand] = self._after(value, self._before(operand, wanted, chunk))
-        return self.read[operand]
+            self.read[operand, wanted] = self._after(value, self._before(operand, wanted, chunk))
+        return self.read[operand, wanted]
 
     def _rows_of(self, operand: Node, rows: Rows, span: Span) -> Value:
         if operand not in self.merged:
@@ -156,7 +156,7 @@ class Builder:
     def _compute(self, node: Node, rows: Rows, chunk: dict[Node, Value], span: Span) -> Value:
         call = self.program.call(node)
         assert call is not None
-        wanted = dict(self.rules.operands(node, rows))
+        wanted = self.rules.operands(node, rows)
         now = {n: self._operand(n, w, chunk, span) for n, w in wanted.items()}
         shape = rows.chunk_shape(shape_of(node), span.units)
         if call.op in SAME_ORDER:

@@ -65,7 +65,7 @@ def dependents(nodes: Iterable[Node], stop: Node | None = None) -> set[Node]:
 def read_region(program: Program, product: Node, tangent_dependent: set[Node]) -> Region:
     """The region of a product; raises Refused with the reason why it has none."""
     first: Refused | None = None
-    for seed, units in itertools.product(_seeds(product, tangent_dependent), _units(program, product)):
+    for seed, units in itertools.product(_seeds(tangent_dependent), _units(program, product)):
         try:
             return _Reader(program, product, units, seed, tangent_dependent).read()
         except Refused as refused:
@@ -74,10 +74,9 @@ def read_region(program: Program, product: Node, tangent_dependent: set[Node]) -
     raise first
 
 
-def _seeds(product: Node, tangent_dependent: set[Node]) -> list[Node | None]:
+def _seeds(tangent_dependent: set[Node]) -> list[Node | None]:
     """Scalars of the backward, the earliest first: it leaves most of the backward's own arithmetic as it is."""
-    reached = sorted(n for n in dependents([product]) | tangent_dependent if n in tangent_dependent)
-    scalars = [n for n in reached if proportional.is_scalar(n)]
+    scalars = sorted(n for n in tangent_dependent if proportional.is_scalar(n))
     return [*scalars[:MOST_SEEDS]] or [None]
 
 
@@ -144,7 +143,7 @@ class _Reader:
         own = self.rows[operand]
         assert isinstance(own, Rows)
         rows = self.rules.result(node, operand, own)
-        for other, wanted in self.rules.operands(node, rows):
+        for other, wanted in self.rules.operands(node, rows).items():
             if other in self.derived and self.rows.get(other) != wanted:
                 raise Refused("{found} has its rows in other dims than {at} can use", at=node, found=other)
         return rows
@@ -181,7 +180,7 @@ class _Reader:
         while waiting:
             node = max(waiting)  # after all that reads it
             del waiting[node]
-            for operand, wanted in self.rules.operands(node, self.rows[node]):
+            for operand, wanted in self.rules.operands(node, self.rows[node]).items():
                 if operand in self.derived or wanted is None:
                     continue
                 if operand in self.rows and self.rows[operand] != wanted or self.sliced.get(operand, wanted) != wanted:
@@ -207,9 +206,9 @@ class _Reader:
             try:
                 sources = self.rules.sources(node, rows)
             except Refused:
-                sources = []
+                sources = {}
             self.large_sources[node] = any(
-                wanted is not None and self._must_be_chunked(operand, wanted) for operand, wanted in sources
+                wanted is not None and self._must_be_chunked(operand, wanted) for operand, wanted in sources.items()
             )
         return self.large_sources[node]
 

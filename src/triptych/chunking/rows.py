@@ -138,9 +138,16 @@ class RowRules:
             raise self._not_by_row(node)
         return made
 
-    def operands(self, node: Node, rows: Rows | Summed) -> Iterator[tuple[Node, Rows | None]]:
+    def operands(self, node: Node, rows: Rows | Summed) -> dict[Node, Rows | None]:
         """Each tensor that the node reads, with the rows that it must have where the result has these; None: a chunk
         reads it whole."""
+        wanted: dict[Node, Rows | None] = {}
+        for operand, its_rows in self._operands(node, rows):
+            if wanted.setdefault(operand, its_rows) != its_rows:
+                raise Refused("{found} reads {at} by rows in two different ways", at=operand, found=node)
+        return wanted
+
+    def _operands(self, node: Node, rows: Rows | Summed) -> Iterator[tuple[Node, Rows | None]]:
         call = self.call_of(node)
         assert call is not None
         result = shape_of(node)
@@ -174,13 +181,13 @@ class RowRules:
             for operand in tensor_operands(node):
                 yield operand, self._aligned(operand, node, result, rows)
 
-    def sources(self, node: Node, rows: Rows) -> list[tuple[Node, Rows | None]]:
+    def sources(self, node: Node, rows: Rows) -> dict[Node, Rows | None]:
         """What `operands` says, of any node of the graph: raises Refused where it is not computed row by row."""
         call = self.call_of(node)
         if call is None or call.mutates or tensor_fact(node) is None or not self._has_rule(call.op):
             raise self._not_by_row(node)
-        operands = list(self.operands(node, rows))
-        for operand, wanted in operands:
+        operands = self.operands(node, rows)
+        for operand, wanted in operands.items():
             if wanted is not None and self.result(node, operand, wanted) != rows:
                 raise self._not_by_row(node)
         return operands
