@@ -63,8 +63,10 @@ def from_itself(a, b):
 FIRES = (halves, rows, written_twice)
 
 
-@pytest.mark.parametrize("codegen", ["eager", "inductor"])
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "codegen, dynamic", [("eager", False), ("eager", True), ("inductor", False),
+                         pytest.param("inductor", True, marks=pytest.mark.slow)],
+)  # fmt: skip
 @pytest.mark.parametrize("program", [*FIRES, of_another_dtype, from_itself, interleaved, looked_at_between], ids=lambda p: p.__name__)
 def test_equal_to_eager(program, dynamic, codegen):
     with watching() as sessions:
