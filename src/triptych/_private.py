@@ -50,6 +50,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "generator_prims": "torch._inductor.inductor_prims",
         # maximum and sum of a softmax in one pass over each row: an operation its code generator knows
         "prepare_softmax_online": "torch._inductor.inductor_prims:prepare_softmax_online",
+        # where Inductor notes which nodes a kernel computes
+        "inductor_debug": "torch._inductor.debug",
         # artifacts for TORCH_TRACE and tlparse
         "trace_structured": "torch._logging:trace_structured",
         # how the operands that a functionalised custom operator writes are views of the values given beside them
@@ -283,6 +285,23 @@ def forget_tensors(fake_mode: Any) -> None:
     describer = fake_mode.fake_tensor_converter.meta_converter.describer
     describer.lookup_tensor.clear()
     describer.lookup_storage.clear()
+
+
+TRACK_NODES_OF_KERNELS: Mapping[str, Any] = MappingProxyType({"trace.provenance_tracking_level": 2})
+"""Settings with which Inductor notes for each call of a kernel which nodes of the graph it computes."""
+
+
+@contextlib.contextmanager
+def nodes_of_kernels(notes: dict[str, dict[str, list[str]]], graph: str) -> Iterator[None]:
+    """Keep what Inductor notes inside, for one graph: node names by `kernel:number of the call`.
+
+    A torch that takes no such notes leaves the entry empty: reports then have kernels without nodes.
+    """
+    debug = __getattr__("inductor_debug")
+    with debug.reset_provenance_globals():
+        yield
+        noted = getattr(debug, "_inductor_triton_kernel_to_post_grad_node_info", {})
+        notes[graph] = {kernel: list(nodes) for kernel, nodes in noted.items()}
 
 
 def source_name(source: Any) -> str:

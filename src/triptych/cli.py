@@ -35,7 +35,7 @@ def demo(out: str, device: str) -> None:
     import torch
 
     from .explaining.demo import run_demo
-    from .explaining.html import page
+    from .explaining.page import page
 
     if device == "cuda" and not torch.cuda.is_available():
         raise TriptychError("there is no CUDA device here; leave --device out to run on the CPU")

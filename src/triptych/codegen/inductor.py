@@ -78,9 +78,8 @@ class InductorCodegen:
                     is_inference=graph == "inference",
                 )
         if self.session.observed:
-            self.session.kernels["backward" if graph == "backward" else "forward"] = getattr(
-                compiled, "source_code", ""
-            )
+            side = "backward" if graph == "backward" else "forward"
+            self.session.kernels[side] = getattr(compiled, "source_code", "")
         return compiled
 
     def _compile_with_visible_outputs(
@@ -101,6 +100,9 @@ class InductorCodegen:
         config = _private.inductor_config
         with contextlib.ExitStack() as stack:
             stack.enter_context(keeping_write_order())
+            if self.session.observed:
+                graph = "backward" if facts.get("is_backward") else "forward"
+                stack.enter_context(_private.nodes_of_kernels(self.session.kernel_nodes, graph))
             if config.cpp_wrapper:
                 facts["cpp_wrapper"] = True
                 stack.enter_context(config.patch(_private.get_cpp_wrapper_config()))
@@ -121,6 +123,8 @@ def inductor_settings(session: Session, cacheable: bool) -> dict[str, Any]:
     if session.observed or not cacheable:
         # A cached kernel comes without being generated: whoever watches would see nothing.
         settings.update(fx_graph_cache=False, fx_graph_remote_cache=False)
+    if session.observed:
+        settings.update(_private.TRACK_NODES_OF_KERNELS)
     return settings
 
 

@@ -19,6 +19,7 @@ from ..passes.record import PassRecord
 from ..passes.session import Session
 from ..rewrite.record import Decline
 from .diff import unified
+from .kernels import kernel_calls
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -67,6 +68,11 @@ class Explanation:
     def kernels(self) -> dict[str, str]:
         """Generated source by graph."""
         return dict(self._named(lambda session: session.kernels))
+
+    @property
+    def kernel_launches(self) -> int:
+        """How many kernels one call of the model launches, forward and backward together; 0 if none were generated."""
+        return sum(len(kernel_calls(source)) for source in self.kernels.values())
 
     @property
     def warnings(self) -> list[str]:
@@ -129,8 +135,8 @@ class Explanation:
         return json.dumps(self.to_dict(), indent=indent)
 
     def to_html(self, path: str | Path) -> Path:
-        """Write one page that needs nothing but itself; its path."""
-        from .html import page
+        """Write the report: one page that needs nothing but itself. Returns its path."""
+        from .page import page
 
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -154,7 +160,7 @@ class Explanation:
         yield from render(self)
 
     def _repr_html_(self) -> str:
-        from .html import fragment
+        from .notebook import fragment
 
         return fragment(self)
 

@@ -15,8 +15,8 @@ from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 from .. import _private
 from ..errors import TriptychError, UnknownName
 from ..ir.graph_copies import snapshot
-from ..ir.text import lines
 from ..options import Options
+from ..passes.node_lines import node_lines
 from ..passes.record import Listing, PassRecord
 from ..passes.session import Session, open_session
 
@@ -44,7 +44,7 @@ class _Stage:
         now = structure(gm.graph)
         changed = now != self.seen
         first = len(self.listing.deltas)
-        last = self.listing.add(lines(gm.graph)) if changed else first
+        last = self.listing.add(node_lines(gm.graph)) if changed else first
         self.session.records.append(
             PassRecord(
                 self.stage, name, self.graph, len(self.seen), len(now),
@@ -79,7 +79,7 @@ def observed_inductor(options: Mapping[str, Any] | Options | None) -> Iterator[C
 
     def inner_compile(gm: GraphModule, example_inputs: Any, *, session: Session, **kwargs: Any) -> Any:
         graph = "backward" if kwargs.get("is_backward") else "forward"
-        with _now(watch, session, graph):
+        with _now(watch, session, graph), _private.nodes_of_kernels(session.kernel_nodes, graph):
             return driver.compile_fx_inner(gm, example_inputs, **kwargs)
 
     def backend(gm: GraphModule, example_inputs: Any) -> Any:
@@ -87,7 +87,8 @@ def observed_inductor(options: Mapping[str, Any] | Options | None) -> Iterator[C
         session.graphs["dynamo"] = snapshot(gm)
         inner = functools.partial(inner_compile, session=session)
         with _now(watch, session, ""):
-            return driver.compile_fx(gm, example_inputs, inner, config_patches=dict(options or {}))
+            patches = {**_private.TRACK_NODES_OF_KERNELS, **(options or {})}
+            return driver.compile_fx(gm, example_inputs, inner, config_patches=patches)
 
     def keep_source(source: str) -> None:
         if watch.session is not None:
@@ -113,7 +114,7 @@ def _staged(watch: _Watch, stage: str, original: Callable[..., Any]) -> Callable
             return original(gm, *args, **kwargs)
         outer = watch.stages[-1] if watch.stages else None
         graph = (watch.graph or stage) if outer is None else f"{outer.graph}.{_inner_name(outer.gm, gm)}"
-        session, listing = watch.session, Listing(lines(gm.graph))
+        session, listing = watch.session, Listing(node_lines(gm.graph))
         session.listings[f"{stage}/{graph}"] = listing
         current = _Stage(session, stage, graph, gm, structure(gm.graph), listing, time.perf_counter())
         watch.stages.append(current)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..passes.effects import Effect, count_effects
 from ..passes.record import PassRecord
 
 if TYPE_CHECKING:
@@ -42,6 +43,27 @@ def summary(explanation: Explanation) -> str:
         f"{changed} of {count(len(passes), 'pass', 'passes')} changed something",
     ]
     if explanation.backend != "inductor":
-        parts.append(count(explanation.rewrites, "rewrite"))
+        parts.append(what_mattered(explanation) or "nothing to improve")
+        parts += [rest] if (rest := the_rest(explanation)) else []
         parts.append(f"{count(explanation.declined, 'site')} left alone")
+    if launches := explanation.kernel_launches:
+        parts.append(count(launches, "kernel launch", "kernel launches"))
     return "; ".join([*parts, f"{duration(explanation.seconds)} in passes"])
+
+
+def what_mattered(explanation: Explanation) -> str:
+    """The rewrites that changed what is computed or moved: "2 attentions fused, 26 no-ops gone"."""
+    return ", ".join(effect.phrase(times) for effect, times in _effects(explanation, matters=True))
+
+
+def the_rest(explanation: Explanation) -> str:
+    """What only changed how the program is written: "beside 100 changes of spelling, 12 moves"."""
+    phrases = [effect.phrase(times) for effect, times in _effects(explanation, matters=False)]
+    return f"beside {', '.join(phrases)}" if phrases else ""
+
+
+def _effects(explanation: Explanation, matters: bool) -> list[tuple[Effect, int]]:
+    """Effects with their counts, those first that change most: fusions, then what was cleaned up."""
+    counts = count_effects(explanation.passes)
+    chosen = [(effect, times) for effect, times in counts.items() if effect.matters == matters]
+    return sorted(chosen, key=lambda item: (item[0].name not in ("yours", "fusion"), -item[1]))

@@ -89,27 +89,40 @@ def source_line(node: Node) -> str:
     return _last_frame(trace) if isinstance(trace, str) else ""
 
 
+def call_text(node: Node) -> str:
+    """What a node computes, as one expression: the right-hand side of its line."""
+    if node.op == "output":
+        return _argument(node.args[0] if node.args else None)
+    if node.op == "placeholder":
+        return "input"
+    if node.op == "get_attr":
+        return f"self.{node.target}"
+    parts = [_argument(a) for a in node.args] + [f"{k}={_argument(v)}" for k, v in node.kwargs.items()]
+    if node.op == "call_method":
+        return f"{parts[0]}.{node.target}({', '.join(parts[1:])})"
+    if node.op == "call_module":
+        return f"self.{node.target}({', '.join(parts)})"
+    return f"{target_name(node)}({', '.join(parts)})"
+
+
+def type_text(node: Node) -> str:
+    """The type of a node's value, or nothing if it is not known."""
+    value = None if node.op == "output" else fact(node)
+    return "" if value is None else type_of(value)
+
+
 def line(node: Node) -> str:
     """One node as one line."""
+    return join_line(node, type_text(node), call_text(node))
+
+
+def join_line(node: Node, type_: str, call: str) -> str:
+    """The line of a node whose type and expression are written already."""
     if node.op == "output":
-        return f"return {_argument(node.args[0] if node.args else None)}"
-    value = fact(node)
-    kind = "" if value is None else f": {type_of(value)}"
-    if node.op == "placeholder":
-        text = f"{node.name}{kind} = input"
-    elif node.op == "get_attr":
-        text = f"{node.name}{kind} = self.{node.target}"
-    else:
-        parts = [_argument(a) for a in node.args] + [f"{k}={_argument(v)}" for k, v in node.kwargs.items()]
-        if node.op == "call_method":
-            call = f"{parts[0]}.{node.target}({', '.join(parts[1:])})"
-        elif node.op == "call_module":
-            call = f"self.{node.target}({', '.join(parts)})"
-        else:
-            call = f"{target_name(node)}({', '.join(parts)})"
-        text = f"{node.name}{kind} = {call}"
+        return f"return {call}"
     source, rule = source_line(node), node.meta.get(RULE)
-    return text + (f"  # {source}" if source else "") + (f"  <- {rule}" if rule else "")
+    start = f"{node.name}: {type_} = {call}" if type_ else f"{node.name} = {call}"
+    return start + (f"  # {source}" if source else "") + (f"  <- {rule}" if rule else "")
 
 
 def lines(graph: Graph) -> list[str]:

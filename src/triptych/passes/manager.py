@@ -18,7 +18,7 @@ from ..ir.fingerprint import fingerprint
 from ..ir.graph_copies import GraphState
 from ..ir.origins import given_tensor
 from ..ir.program import Program
-from ..ir.text import lines, text
+from ..ir.text import text
 from ..pipeline import Hook, steps
 from ..rewrite.driver import Tally, run_rules
 from ..rewrite.passes import Pass, pass_with_options
@@ -29,6 +29,7 @@ from ..verify.numerics import NumericCheck
 from ..verify.structure import Contract, contract, verify
 from .culprit import Rewrite, first_bad, last_rewrite
 from .custom_passes import call_custom, custom_steps, name_of
+from .node_lines import node_lines
 from .record import Listing, PassRecord
 from .session import Session
 
@@ -92,7 +93,7 @@ class _StageRunner:
         self.listing: Listing | None = None
         if session.observed:
             key = f"{stage}/{graph}"
-            self.listing = session.listings.setdefault(key, Listing(lines(gm.graph)))
+            self.listing = session.listings.setdefault(key, Listing(node_lines(gm.graph)))
 
     def run_pass(self, pass_: Pass, before: Contract | None, name: str = "") -> None:
         """Run a pass; `name` is that of the hook it was given to, if any."""
@@ -200,7 +201,7 @@ class _StageRunner:
         if record.changed:
             self.changed = True
             if self.listing is not None:
-                record.versions = (record.versions[0], self.listing.add(lines(self.gm.graph)))
+                record.versions = (record.versions[0], self.listing.add(node_lines(self.gm.graph)))
             _private.trace_artifact(f"triptych_{self.stage}_{record.name}_{self.graph}", lambda: text(self.gm))
             log.debug("%s %s: %d rewrites in %s", self.stage, record.name, record.rewrites, self.graph)
         self.session.add(record)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..rewrite.record import Decision, Decline, Firing
@@ -48,11 +50,16 @@ class Listing:
         self.latest = lines
         return len(self.deltas)
 
-    def version(self, number: int) -> str:
+    def versions(self) -> Iterator[list[str]]:
+        """The lines of every version in order, the first one included."""
         lines = self.first
-        for delta in self.deltas[:number]:
+        yield lines
+        for delta in self.deltas:
             lines = delta.apply(lines)
-        return "\n".join(lines)
+            yield lines
+
+    def version(self, number: int) -> str:
+        return "\n".join(next(itertools.islice(self.versions(), number, None)))
 
 
 @dataclass

@@ -39,6 +39,8 @@ class Session:
     records: list[PassRecord] = field(default_factory=list)
     graphs: dict[str, GraphModule] = field(default_factory=dict)
     kernels: dict[str, str] = field(default_factory=dict)
+    kernel_nodes: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    """By graph: the nodes that each call of a kernel computes, under the kernel's name and the number of the call."""
     listings: dict[str, Listing] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 

@@ -171,7 +171,7 @@ def _try(
     what = next(iter(names), rule.name)
     try:
         rule.check(match)
-        _rewrite(rewriter, rule, match)
+        created = _rewrite(rewriter, rule, match)
     except NotConcerned:
         tally.matched -= 1
         return False
@@ -186,15 +186,18 @@ def _try(
     for name in names:
         tally.fired[name] += 1
         rewriter.counted()
-        if tally.sites is not None:
-            tally.sites.append(Firing(name, node.name, source_line(node)))
+    if tally.sites is not None:
+        removed = tuple(n.name for n in match.nodes if n._erased)
+        added = tuple(n.name for n in created if not n._erased)
+        tally.sites += [Firing(name, node.name, source_line(node), "", removed, added) for name in names]
     if match.decision is not None:
         tally.decisions.append(replace(match.decision, rule=what, node=node.name))
     tally.declines.pop((what, node.name), None)
     return True
 
 
-def _rewrite(rewriter: Rewriter, rule: CompiledRule, match: Match) -> None:
+def _rewrite(rewriter: Rewriter, rule: CompiledRule, match: Match) -> list[Node]:
+    """Rewrite one site; the nodes that the rule emitted for it."""
     roots = [root.node for root in match.roots]
     op = match.emitter(rewriter.program, match.before or max(roots), rule.name)
     try:
@@ -203,6 +206,7 @@ def _rewrite(rewriter: Rewriter, rule: CompiledRule, match: Match) -> None:
         op.discard()
         raise
     rewriter.erase_unused(match.leftovers)
+    return op.made
 
 
 def _report_failure(

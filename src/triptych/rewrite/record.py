@@ -69,6 +69,10 @@ class Firing:
     source: str = ""
     graph: str = ""
     """The graph it is in, where a record does not say so."""
+    removed: tuple[str, ...] = ()
+    """Names of the nodes that the rewrite erased."""
+    created: tuple[str, ...] = ()
+    """Names of the nodes that it put in their place."""
 
     def __str__(self) -> str:
         graph = f" ({self.graph})" if self.graph else ""

@@ -1,0 +1,82 @@
+"""Inductor's generated source, taken apart: kernels, the calls of them, and the nodes that each call computes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+DEFINITION = re.compile(r"^(\w+) = async_compile\.(\w+)\((.*)$")
+HANDLE = re.compile(r"^\s*# \[Provenance debug handles\] (.+:\d+)$")
+CALL = re.compile(r"^\s+(?:\w+ = )?(?P<name>extern_kernels\.\w+|torch\.ops\.[\w.]+|\w+)(?:\.run)?\(")
+LANGUAGES = {"cpp_pybinding": "cpp", "cpp": "cpp", "triton": "python", "cuda": "cpp", "metal": "cpp"}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel that Inductor generated."""
+
+    name: str
+    language: str
+    """For highlighting: "cpp" or "python"."""
+    source: str
+    line: int
+    """Where its source begins in the generated file, counted from 1."""
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """One launch: of a generated kernel, of a library's, or of an operator."""
+
+    name: str
+    text: str
+    line: int
+    nodes: tuple[str, ...] = ()
+
+
+def kernels(source: str) -> list[Kernel]:
+    """The kernels that a generated file defines."""
+    lines = source.splitlines()
+    result = []
+    number = 0
+    while number < len(lines):
+        definition = DEFINITION.match(lines[number])
+        if definition is None:
+            number += 1
+            continue
+        name, how, rest = definition.groups()
+        quote = next((q for q in ("'''", '"""') if q in rest), "")
+        end = number + 1
+        while quote and end < len(lines) and not lines[end].startswith(quote):
+            end += 1
+        body = "\n".join(lines[number + 1 : end]).strip("\n")
+        result.append(Kernel(name, LANGUAGES.get(how, "python"), body, number + 2))
+        number = end + 1
+    return result
+
+
+def kernel_calls(source: str, nodes: Mapping[str, Sequence[str]] | None = None) -> list[KernelCall]:
+    """The launches of a generated file in order; `nodes` by `kernel:number`, as a session has them."""
+    generated = {kernel.name for kernel in kernels(source)}
+    lines = source.splitlines()
+    result: list[KernelCall] = []
+    handle = ""
+    inside_call = False
+    for number, line in enumerate(lines, 1):
+        if re.match(r"\s*def call\(|\s*def partition_\d+\(", line):
+            inside_call = True
+        elif inside_call and re.match(r"\S", line):
+            inside_call = False
+        if not inside_call:
+            continue
+        if found := HANDLE.match(line):
+            handle = found.group(1)
+            continue
+        called = CALL.match(line)
+        if called is None:
+            continue
+        name = called["name"]
+        if name in generated or name.startswith(("extern_kernels.", "torch.ops.")):
+            result.append(KernelCall(name, line.strip(), number, tuple((nodes or {}).get(handle, ()))))
+            handle = ""
+    return result

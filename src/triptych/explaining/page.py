@@ -1,0 +1,55 @@
+"""The report page: one file with script, style and data in it, which opens from disk without a network.
+
+The script and the style are built from `report/` and lie in `assets/`; see CONTRIBUTING.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from .page_data import report_data
+from .phrases import summary, title
+
+if TYPE_CHECKING:
+    from .explanation import Explanation
+
+ASSETS = files(__package__) / "assets"
+
+
+def page(*explanations: Explanation) -> str:
+    """One page, self-contained; where there are several explanations, it has a switch between them."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
+    template = environment.from_string(_asset("report.html.j2"))
+    reports = [report_data(explanation) for explanation in explanations]
+    return template.render(
+        title=f"Triptych: {explanations[0].model or 'what each pass did'}",
+        heads=[(title(explanation), summary(explanation)) for explanation in explanations],
+        script=_asset("report.js"),
+        style=_asset("report.css"),
+        parts=list(_parts(reports)),
+    )
+
+
+def _parts(reports: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Every part of the data with the identifier it is found by: each is decoded when it is first shown."""
+    for number, report in enumerate(reports):
+        for name, part in report.items():
+            yield f"data-{number}-{name}", encoded(part)
+
+
+def encoded(part: Mapping[str, Any]) -> str:
+    """Compressed JSON in base64: no data can end the script element that it stands in."""
+    text = json.dumps(part, separators=(",", ":"), ensure_ascii=False)
+    # the time of compression is left out: the same data give the same page
+    return base64.b64encode(gzip.compress(text.encode("utf-8", "replace"), 6, mtime=0)).decode("ascii")
+
+
+def _asset(name: str) -> str:
+    return (ASSETS / name).read_text("utf-8")

@@ -1,0 +1,244 @@
+"""An explanation as the data of its report page, in three parts that the page decodes when it first needs them.
+
+`core`, which the page opens with:
+    title, model, backend, train, torch; summary (one line), mattered and rest (its two halves); warnings
+    programs: one for each captured program: {flow: [box]}
+        box: {key, label, side, listing, version, passes: [numbers], nodes, gemms, bytes, seconds}; kernels instead of
+        listing and version for generated code. A point of the flow where forward and backward part is two boxes.
+    passes: {program, stage, graph, place, name, purpose, effect, changed, error, note, rewrites, tried, matched,
+        before, after (node counts), seconds, stop, fired: [[rule, count, formula, effect]],
+        declines: [{rule, reason, count, sites: [[node, source line]]}],
+        decisions: [{rule, node, before, after (seconds), measured}], listing, versions: [from, to]}
+`graphs`:
+    names, types, rules: strings by number; stacks: [[file, line, function]] by number, innermost frame last
+    files: {path, numbers, lines}: the source lines that the report has
+    columns: name, type, call, inputs, stack, rule, origin, sequence, gemms, bytes, nanoseconds of every line
+    listings: {program, stage, graph, first: [lines], deltas: [[[where, how many go, [lines that come]]]]}
+    firings: {pass number: [[rule, node, [removed names], [created names]]]}
+`kernels`:
+    sources: {name, language, source}; calls: {program, graph, name, text, source (number or -1), nodes, gemms, bytes,
+    seconds}, in the order in which they run
+All estimates are those of `cost/estimate.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..cost.estimate import group_cost
+from ..passes.catalogue import all_rules
+from ..passes.effects import effect_of
+from ..passes.record import PassRecord
+from ..passes.session import Session
+from ..pipeline import STAGES
+from .kernels import kernel_calls, kernels
+from .labels import input_labels
+from .line_table import LineTable, splices
+from .phrases import place, summary, the_rest, title, what_mattered
+
+if TYPE_CHECKING:
+    from .explanation import Explanation
+
+SITES = 12
+"""How many sites of one reason to decline are named."""
+
+
+def report_data(explanation: Explanation) -> dict[str, dict[str, Any]]:
+    """The parts of the page's data by name."""
+    return _Report(explanation).parts()
+
+
+class _Report:
+    def __init__(self, explanation: Explanation) -> None:
+        self.explanation = explanation
+        self.table = LineTable()
+        self.listings: list[dict[str, Any]] = []
+        self.totals: list[list[dict[str, Any]]] = []
+        """Of every version of every listing."""
+        self.listing_number: dict[int, int] = {}
+        self.passes: list[dict[str, Any]] = []
+        self.firings: dict[int, list[Any]] = {}
+        self.sources: list[dict[str, Any]] = []
+        self.calls: list[dict[str, Any]] = []
+        self.purposes = {
+            (stage, entry.name): entry.purpose() for stage, entries in STAGES.items() for entry in entries
+        }
+        self.formulas = {name: rule.formula() for name, rule in all_rules().items()}
+
+    def parts(self) -> dict[str, dict[str, Any]]:
+        explanation = self.explanation
+        programs = [self._program(session, number) for number, session in enumerate(explanation.sessions, 1)]
+        core = {
+            "title": title(explanation),
+            "model": explanation.model,
+            "backend": explanation.backend,
+            "train": explanation.train,
+            "torch": torch.__version__,
+            "summary": summary(explanation),
+            "mattered": what_mattered(explanation),
+            "rest": the_rest(explanation),
+            "warnings": explanation.warnings,
+            "programs": programs,
+            "passes": self.passes,
+        }
+        graphs = {**self.table.data(), "listings": self.listings, "firings": self.firings}
+        return {"core": core, "graphs": graphs, "kernels": {"sources": self.sources, "calls": self.calls}}
+
+    def _program(self, session: Session, number: int) -> dict[str, Any]:
+        labels = input_labels(session.graphs)
+        for key, listing in session.listings.items():
+            self.listing_number[id(listing)] = len(self.listings)
+            stage, _, graph = key.partition("/")
+            versions = [[self.table.number(line, number, labels) for line in lines] for lines in listing.versions()]
+            deltas = [splices(before, after) for before, after in itertools.pairwise(versions)]
+            self.totals.append([self.table.total(version) for version in versions])
+            self.listings.append(
+                {"program": number, "stage": stage, "graph": graph, "first": versions[0], "deltas": deltas}
+            )
+        first = len(self.passes)
+        for record in session.records:
+            if record.sites:
+                self.firings[len(self.passes)] = [
+                    [site.rule, site.node, list(site.removed), list(site.created)] for site in record.sites
+                ]
+            self.passes.append(self._pass(record, number))
+        for graph, source in session.kernels.items():
+            self._kernels(session, number, graph, source)
+        return {"flow": list(self._flow(session, number, first))}
+
+    # ---- the flow ----
+
+    def _flow(self, session: Session, program: int, first_pass: int) -> Iterator[dict[str, Any]]:
+        """The points of the flow in order, each with the size of its graph."""
+        by_place: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for number in range(first_pass, len(self.passes)):
+            by_place[self.passes[number]["stage"], self.passes[number]["graph"]].append(number)
+        has_backward = any(graph == "backward" for _, graph in by_place)
+
+        def box(key: str, label: str, places: list[tuple[str, str]], last: bool, side: str = "") -> Iterator[Any]:
+            there = [f"{stage}/{graph}" for stage, graph in places if f"{stage}/{graph}" in session.listings]
+            if not there:
+                return
+            listing = self.listing_number[id(session.listings[there[-1 if last else 0]])]
+            version = len(self.totals[listing]) - 1 if last else 0
+            ran = places if last else [where for where in places if where[0] == "after_partition"]
+            passes = [number for where in ran for number in by_place[where]]
+            yield {
+                "key": key, "label": label, "side": side, "listing": listing, "version": version, "passes": passes,
+                **self.totals[listing][version],
+            }  # fmt: skip
+
+        joint = [("freeze", "inference"), ("joint", "joint"), ("before_partition", "joint")]
+        yield from box("dynamo", "Dynamo", [("pre_grad", "pre_grad")], last=False)
+        yield from box("pre_grad", "pre-grad", [("pre_grad", "pre_grad")], last=True)
+        yield from box("autograd", "AOTAutograd", joint[1:], last=False)
+        yield from box("joint", "joint", joint, last=True)
+        sides = ("forward", "backward") if has_backward else ("inference", "forward")
+        for last, key, label in ((False, "partition", "partition"), (True, "post_grad", "post-grad")):
+            if key == "partition" and not has_backward:
+                continue
+            for side in sides:
+                stages = ["after_partition"] * (not last) + ["post_grad", "before_codegen"]
+                yield from box(key, label, [(stage, side) for stage in stages], last, side if has_backward else "")
+        for graph in session.kernels:
+            calls = [call for call in self.calls if call["program"] == program and call["graph"] == graph]
+            yield {
+                "key": "kernels", "label": "code generation", "side": graph if has_backward else "",
+                "kernels": graph, "passes": [], "nodes": len(calls),
+                **{what: sum(call[what] for call in calls) for what in ("gemms", "bytes", "seconds")},
+            }  # fmt: skip
+
+    # ---- passes ----
+
+    def _pass(self, record: PassRecord, program: int) -> dict[str, Any]:
+        reasons: dict[tuple[str, str], list[list[str]]] = defaultdict(list)
+        for decline in record.declines:
+            reasons[decline.rule, decline.reason].append([decline.fault, decline.source])
+        listing = self.listing_number.get(id(record.listing), -1) if record.listing is not None else -1
+        if record.listing is not None and listing < 0:  # a record that no session has the listing of
+            listing = self._stray_listing(record, program)
+        return {
+            "program": program,
+            "stage": record.stage,
+            "graph": record.graph,
+            "place": place(record, program),
+            "name": record.name,
+            "purpose": self.purposes.get((record.stage, record.name), ""),
+            "effect": effect_of(record.name).name if record.fired else "",
+            "changed": record.changed,
+            "error": record.error,
+            "note": record.note,
+            "rewrites": record.rewrites,
+            "tried": record.tried,
+            "matched": record.matched,
+            "before": record.nodes_before,
+            "after": record.nodes_after,
+            "seconds": record.seconds,
+            "stop": record.stop,
+            "fired": [
+                [rule, times, self.formulas.get(rule, ""), effect_of(record.name, rule).name]
+                for rule, times in record.fired.most_common()
+                if times
+            ],
+            "declines": [
+                {"rule": rule, "reason": reason, "count": len(sites), "sites": sites[:SITES]}
+                for (rule, reason), sites in sorted(reasons.items(), key=lambda item: -len(item[1]))
+            ],
+            "decisions": [
+                {
+                    "rule": decision.rule, "node": decision.node, "before": decision.before, "after": decision.after,
+                    "measured": decision.measured,
+                }
+                for decision in record.decisions
+            ],
+            "listing": listing,
+            "versions": list(record.versions),
+            "change": self._change(listing, record.versions),
+        }  # fmt: skip
+
+    def _change(self, listing: int, versions: tuple[int, int]) -> dict[str, Any]:
+        """What a pass changed in the estimates of its graph."""
+        if listing < 0 or versions[0] == versions[1]:
+            return {}
+        before, after = (self.totals[listing][version] for version in versions)
+        return {what: after[what] - before[what] for what in ("gemms", "bytes", "seconds")}
+
+    def _stray_listing(self, record: PassRecord, program: int) -> int:
+        assert record.listing is not None
+        versions = [[self.table.number(line, program, {}) for line in lines] for lines in record.listing.versions()]
+        deltas = [splices(before, after) for before, after in itertools.pairwise(versions)]
+        number = self.listing_number[id(record.listing)] = len(self.listings)
+        self.totals.append([self.table.total(version) for version in versions])
+        self.listings.append(
+            {"program": program, "stage": record.stage, "graph": record.graph, "first": versions[0], "deltas": deltas}
+        )
+        return number
+
+    # ---- kernels ----
+
+    def _kernels(self, session: Session, program: int, graph: str, source: str) -> None:
+        numbers = {}
+        for kernel in kernels(source):
+            numbers[kernel.name] = len(self.sources)
+            self.sources.append({"name": kernel.name, "language": kernel.language, "source": kernel.source})
+        gm = session.graphs.get(graph)
+        by_name = {node.name: node for node in gm.graph.nodes} if gm is not None else {}
+        calls = kernel_calls(source, session.kernel_nodes.get(graph))
+        # a fused kernel lists values that it only reads a view of: what a library computes is not computed again
+        of_libraries = {name for call in calls if call.name not in numbers for name in call.nodes}
+        for call in calls:
+            own = [name for name in call.nodes if call.name not in numbers or name not in of_libraries]
+            nodes = [by_name[name] for name in own if name in by_name]
+            cost = group_cost(nodes, set(nodes))
+            self.calls.append(
+                {
+                    "program": program, "graph": graph, "name": call.name, "text": call.text,
+                    "source": numbers.get(call.name, -1), "nodes": list(call.nodes),
+                    "gemms": cost.gemms, "bytes": cost.bytes, "seconds": cost.seconds,
+                }  # fmt: skip
+            )

@@ -1,0 +1,167 @@
+"""What kind of change each pass makes, in one table: a report counts what matters apart from spelling and order.
+
+A rule that does something else than the rest of its pass has a row of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..pipeline import STAGES, Hook
+from .record import PassRecord
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A kind of change, and how a summary counts changes of this kind."""
+
+    name: str
+    one: str
+    many: str
+    matters: bool = True
+    """The program does less, or other, work afterwards."""
+
+    def phrase(self, times: int) -> str:
+        return f"{times} {self.one if times == 1 else self.many}"
+
+
+SPELLING = Effect("spelling", "change of spelling", "changes of spelling", matters=False)
+MOVE = Effect("order", "move", "moves", matters=False)
+PREPARATION = Effect("preparation", "step for the code generator", "steps for the code generator", matters=False)
+
+ATTENTION = Effect("fusion", "attention fused", "attentions fused")
+MASK = Effect("fusion", "attention mask simplified", "attention masks simplified")
+LINEARS = Effect("fusion", "group of linears joined", "groups of linears joined")
+BATCH = Effect("fusion", "operation batched", "operations batched")
+NORM = Effect("fusion", "batch norm folded into weights", "batch norms folded into weights")
+PRODUCT = Effect("fusion", "matrix product rewritten", "matrix products rewritten")
+PIECES = Effect("clean-up", "split or concatenation simplified", "splits and concatenations simplified")
+VIEWS = Effect("clean-up", "view or cast dropped", "views and casts dropped")
+NO_OP = Effect("clean-up", "no-op gone", "no-ops gone")
+DEAD = Effect("clean-up", "unused value dropped", "unused values dropped")
+CONSTANT = Effect("constant", "constant folded", "constants folded")
+RANDOM = Effect("lowering", "random draw replaced", "random draws replaced")
+REDUCTION = Effect("lowering", "reduction rewritten", "reductions rewritten")
+IN_PLACE = Effect("memory", "write made in place", "writes made in place")
+SAVED = Effect("memory", "saved value changed", "saved values changed")
+DEVICE = Effect("memory", "tensor built on the GPU", "tensors built on the GPU")
+YOURS = Effect("yours", "rewrite of yours", "rewrites of yours")
+OTHER = Effect("rewrite", "other rewrite", "other rewrites")
+
+EFFECT_OF_PASS: dict[str, Effect] = {
+    # pre_grad
+    "normalization_pass_aten": SPELLING,
+    "normalize_node_kwargs_pass": SPELLING,
+    "remove_identity": NO_OP,
+    "remove_noop_pass": NO_OP,
+    "relu_nan_to_num": NO_OP,
+    "fuse_conv_bn": NORM,
+    "efficient_conv_bn_eval": NORM,
+    "fuse_attention": SPELLING,  # all its rules but one bring an attention into the form that this one takes
+    "simplify_attention_masks": MASK,
+    "attention_heads": MASK,
+    "use_triton_dot_compress": PRODUCT,
+    "use_triton_lce_replace_simple_LCE": PRODUCT,
+    "use_triton_lce_replace_normal_LCE": PRODUCT,
+    "use_matmul_fuse_lce_replace_first_LCE": PRODUCT,
+    "use_matmul_lce_replace_normal_LCE": PRODUCT,
+    "apply_gumbel_max_trick": RANDOM,
+    "einsum_to_pointwise_pass": PRODUCT,
+    "group_batch_fusion_passes": BATCH,
+    "sink_cat_after_pointwise": BATCH,
+    "fuse_split_linear_add_pass": LINEARS,
+    "fuse_parallel_linear_pass": LINEARS,
+    "remove_reshape_pass": VIEWS,
+    "linear_permute_fusion": PRODUCT,
+    "permute_linear_fusion": PRODUCT,
+    "permute_matmul_fusion": PRODUCT,
+    "quant_lift_up": MOVE,
+    **dict.fromkeys(
+        (
+            "fuse_chunk_reshape_concat_pass", "fuse_split_getitem_squeeze_cat", "fuse_chunk_squeeze_cat_pass",
+            "merge_concats_pass", "remove_split_ops_pass", "stack_to_unsqueeze_pass",
+            "fuse_chunk_reshape_unsqueeze_concat_pass", "remove_split_with_size_one_pass", "merge_splits_pass",
+            "merge_stack_tanh_unbind_pass", "merge_getitem_cat_pass", "mutate_cat_pass", "split_cat_to_slices_pass",
+            "unbind_cat_to_view_pass", "split_stack_to_cats_pass", "unbind_stack_to_slices_pass", "unbind_stack_pass",
+            "move_reshape_out_of_split_stack_pass", "split_cat_pass",
+        ),
+        PIECES,
+    ),
+    "stable_topological_sort": MOVE,
+    # freeze, joint and partition
+    "freeze": CONSTANT,
+    "canonicalize_aten_ir_passes": SPELLING,
+    "remove_noop_ops": NO_OP,
+    "constant_fold_uniform_value": CONSTANT,
+    "pass_patterns": VIEWS,
+    "pad_mm": PRODUCT,
+    "replace_random_passes": RANDOM,
+    "keep_overwritten": SAVED,
+    "compute_masks_again": SAVED,
+    # post_grad
+    "eliminate_dead_code": DEAD,
+    "reorder_for_locality": MOVE,
+    "grouped_gemm_pass": LINEARS,
+    "concat_linear_woq_int4": LINEARS,
+    "remove_assert_ops": NO_OP,
+    "slice_scatter_chunking": PIECES,
+    "normalization_aten_pass": SPELLING,
+    "decompose_mm_pass": PRODUCT,
+    "unbind_stack_aten_pass": PIECES,
+    "split_cat_aten_pass": PIECES,
+    "select_cat_aten_pass": PIECES,
+    "move_view_after_cat_aten_pass": PIECES,
+    "pad_aten_mm_pass": PRODUCT,
+    "B2B_GEMM_PASS": PRODUCT,
+    "move_constructors_to_gpu": DEVICE,
+    # before_codegen
+    "draw_into_empty_memory": PREPARATION,
+    "lift_constants": PREPARATION,
+    "cat_in_one_launch": PREPARATION,
+    "cast_by_aten": PREPARATION,
+    "spell_out_complex_numbers": PREPARATION,
+    "reinplace": IN_PLACE,
+}  # fmt: skip
+
+EFFECT_OF_RULE: dict[str, Effect] = {
+    "fuse_attention": ATTENTION,
+    "stabilize_relu": OTHER,
+    "fix_iota_device": DEVICE,
+    "scatter_upon_const_tensor": CONSTANT,
+    "mul_softmax_pattern": REDUCTION,
+    "div_softmax_pattern": REDUCTION,
+    "prepare_softmax": REDUCTION,
+    "partial_reduction": REDUCTION,
+    "pointless_cumsum_replacement": REDUCTION,
+    "splitwithsizes_cat_replace": PIECES,
+    "cat_splitwithsizes_replace": PIECES,
+    "cat_slice_cat": PIECES,
+    "cat_of_cat": PIECES,
+    **dict.fromkeys(
+        (
+            "bmm_to_mm", "binary_folding", "mm_plus_mm", "fused_int_mm_mul", "decompose_mem_bound_mm", "addmm",
+            "unfuse_bias_add_to_pointwise",
+        ),
+        PRODUCT,
+    ),
+}  # fmt: skip
+
+HOOKS = frozenset(entry.name for entries in STAGES.values() for entry in entries if isinstance(entry, Hook))
+
+
+def effect_of(pass_name: str, rule: str = "") -> Effect:
+    """The kind of change that a rule of a pass makes, or the pass itself."""
+    if pass_name in HOOKS:
+        return YOURS
+    return EFFECT_OF_RULE.get(rule) or EFFECT_OF_PASS.get(pass_name, OTHER)
+
+
+def count_effects(records: Iterable[PassRecord]) -> Counter[Effect]:
+    """How many rewrites of each kind were made."""
+    counts: Counter[Effect] = Counter()
+    for record in records:
+        for rule, times in record.fired.items():
+            counts[effect_of(record.name, rule)] += times
+    return +counts

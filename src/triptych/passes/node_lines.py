@@ -1,0 +1,47 @@
+"""The listing of a graph for whoever is watching: its text, one line a node, with the facts that a report shows."""
+
+from __future__ import annotations
+
+from torch.fx import Graph, Node
+
+from ..cost.estimate import OperationCost, operation_cost
+from ..ir.text import RULE, call_text, join_line, type_text
+
+
+class NodeLine(str):
+    """One line of a listing: a string, which also has the parts that it was written from."""
+
+    __slots__ = ("name", "type", "call", "inputs", "stack_trace", "rule", "origin", "sequence", "cost")
+
+    name: str
+    type: str
+    call: str
+    inputs: tuple[str, ...]
+    """Names of the nodes that it reads."""
+    stack_trace: str
+    """Where in the user's program it comes from, as torch formats it."""
+    rule: str
+    """The rule that created it in this or an earlier stage, or nothing."""
+    origin: str
+    """The node of the captured graph that AOTAutograd made it of, or nothing."""
+    sequence: int
+    """Number of the autograd operation: a node of the backward has that of its forward; -1 if it is not known."""
+    cost: OperationCost
+
+    @staticmethod
+    def of(node: Node) -> NodeLine:
+        type_, call, meta = type_text(node), call_text(node), node.meta
+        line = NodeLine(join_line(node, type_, call))
+        line.name, line.type, line.call = node.name, type_, call
+        line.inputs = tuple(operand.name for operand in node.all_input_nodes)
+        line.stack_trace = trace if isinstance(trace := meta.get("stack_trace"), str) else ""
+        line.rule = str(meta.get(RULE) or "")
+        sources = meta.get("from_node")
+        line.origin = str(sources[0].name) if sources else ""
+        line.sequence = number if isinstance(number := meta.get("seq_nr"), int) else -1
+        line.cost = operation_cost(node)
+        return line
+
+
+def node_lines(graph: Graph) -> list[str]:
+    return [NodeLine.of(node) for node in graph.nodes]
