@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 TEST_ENV := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 TOKENIZERS_PARALLELISM=false
 WORKERS ?= 2
 
-.PHONY: help demo test test-fast test-all test-kernels conformance sweep fuzz releases lint docs bench bench-passes clean
+.PHONY: help demo report test test-fast test-all test-kernels conformance sweep fuzz releases lint docs bench bench-passes clean
 .DEFAULT_GOAL := help
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo 'make releases  the fast tests on every supported torch release (RELEASES="2.11 2.15")'
 	@echo 'make lint    ruff and mypy'
 	@echo 'make docs    write docs/passes.md from the passes'
+	@echo 'make report  build the script and style of the report page (needs node; what it builds is checked in)'
 	@echo 'make bench   eager, Inductor and Triptych on thirty models (MODELS="bert gpt2", BENCH_ARGS=..., see bench/suite.py --help)'
 	@echo 'make bench-passes  time of the passes, ours and those of Inductor side by side'
 	@echo 'make clean   remove .venv, caches and build output'
@@ -71,6 +72,13 @@ lint: $(VENV)/.lint-installed
 
 docs: $(VENV)/.installed
 	$(BIN)/python -m triptych.passes.document docs/passes.md
+
+report: report/node_modules/.installed
+	cd report && npm run --silent check && npm run --silent build
+
+report/node_modules/.installed: report/package.json report/package-lock.json
+	cd report && npm ci --silent
+	@touch $@
 
 # MODELS="bert gpt2" and BENCH_ARGS="--mode training" choose; see bench/suite.py --help
 bench: $(VENV)/.installed

@@ -75,7 +75,7 @@ class LineTable:
         return [
             self.names.number(name),
             self.types.number(type_),
-            labels[name] if call == "input" and name in labels else shown,
+            f"input {labels[name]}" if call == "input" and name in labels else shown,
             [self.names.number(operand) for operand in inputs],
             self._stack(trace),
             self.rules.number(rule),

@@ -32,7 +32,7 @@ import torch
 
 from ..cost.estimate import group_cost
 from ..passes.catalogue import all_rules
-from ..passes.effects import effect_of
+from ..passes.effects import effect_of, main_effect
 from ..passes.record import PassRecord
 from ..passes.session import Session
 from ..pipeline import STAGES
@@ -169,7 +169,7 @@ class _Report:
             "place": place(record, program),
             "name": record.name,
             "purpose": self.purposes.get((record.stage, record.name), ""),
-            "effect": effect_of(record.name).name if record.fired else "",
+            "effect": effect.name if (effect := main_effect(record)) is not None else "",
             "changed": record.changed,
             "error": record.error,
             "note": record.note,

@@ -158,6 +158,12 @@ def effect_of(pass_name: str, rule: str = "") -> Effect:
     return EFFECT_OF_RULE.get(rule) or EFFECT_OF_PASS.get(pass_name, OTHER)
 
 
+def main_effect(record: PassRecord) -> Effect | None:
+    """What a pass was mainly good for this time: the most frequent kind of change that matters, else of any."""
+    counts = count_effects([record])
+    return max(counts, key=lambda effect: (effect.matters, counts[effect]), default=None)
+
+
 def count_effects(records: Iterable[PassRecord]) -> Counter[Effect]:
     """How many rewrites of each kind were made."""
     counts: Counter[Effect] = Counter()

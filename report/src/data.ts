@@ -1,0 +1,124 @@
+// The data that the Python side writes; src/triptych/explaining/page_data.py describes them.
+
+export interface Size {
+  nodes: number;
+  gemms: number;
+  bytes: number;
+  seconds: number;
+}
+
+export interface Box extends Size {
+  key: string;
+  label: string;
+  side: string;
+  passes: number[];
+  listing?: number;
+  version?: number;
+  kernels?: string;
+}
+
+export interface Decline {
+  rule: string;
+  reason: string;
+  count: number;
+  sites: [string, string][];
+}
+
+export interface Decision {
+  rule: string;
+  node: string;
+  before: number;
+  after: number;
+  measured: boolean;
+}
+
+export interface Pass {
+  program: number;
+  stage: string;
+  graph: string;
+  place: string;
+  name: string;
+  purpose: string;
+  effect: string;
+  changed: boolean;
+  error: string | null;
+  note: string;
+  rewrites: number;
+  tried: number;
+  matched: number;
+  before: number;
+  after: number;
+  seconds: number;
+  stop: string;
+  fired: [string, number, string, string][];
+  declines: Decline[];
+  decisions: Decision[];
+  listing: number;
+  versions: [number, number];
+  change: Partial<Size>;
+}
+
+export interface Core {
+  title: string;
+  model: string;
+  backend: string;
+  train: boolean;
+  torch: string;
+  summary: string;
+  mattered: string;
+  rest: string;
+  warnings: string[];
+  programs: { flow: Box[] }[];
+  passes: Pass[];
+}
+
+export type Splice = [where: number, gone: number, come: number[]];
+
+export interface Listing {
+  program: number;
+  stage: string;
+  graph: string;
+  first: number[];
+  deltas: Splice[][];
+}
+
+export interface GraphData {
+  names: string[];
+  types: string[];
+  rules: string[];
+  stacks: [number, number, string][][];
+  files: { path: string; numbers: number[]; lines: string[] }[];
+  columns: [
+    number[], number[], string[], number[][], number[], number[], number[], number[], number[], number[], number[],
+  ];
+  listings: Listing[];
+  firings: Record<string, [string, string, string[], string[]][]>;
+}
+
+export interface KernelCall {
+  program: number;
+  graph: string;
+  name: string;
+  text: string;
+  source: number;
+  nodes: string[];
+  gemms: number;
+  bytes: number;
+  seconds: number;
+}
+
+export interface KernelData {
+  sources: { name: string; language: string; source: string }[];
+  calls: KernelCall[];
+}
+
+export const reportCount = (): number => document.querySelectorAll('script[id$="-core"]').length;
+
+/** One part of one report, decompressed and read when it is first asked for. */
+export async function part<T>(report: number, name: string): Promise<T> {
+  const element = document.getElementById(`data-${report}-${name}`);
+  const text = atob(element?.textContent ?? "");
+  const packed = Uint8Array.from(text, (character) => character.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return JSON.parse(await new Response(stream).text()) as T;
+}

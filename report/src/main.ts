@@ -1,0 +1,280 @@
+// The report page: what each pass did to a model, from the captured program to the kernels.
+
+import { Columns } from "./columns";
+import { type Box, type Core, type GraphData, type KernelData, part, reportCount } from "./data";
+import { DiffView } from "./diffview";
+import { h, replace } from "./dom";
+import { flow } from "./flow";
+import { Graphs, type Row } from "./graphs";
+import type { Place, Step } from "./history";
+import { NodePanel } from "./nodepanel";
+import { PassList } from "./passlist";
+import { Picture } from "./picture";
+
+type View = "passes" | "columns";
+
+class Report {
+  private report = 0;
+  private program = 1;
+  private core!: Core;
+  private graphs: Promise<Graphs> | null = null;
+  private kernels: Promise<KernelData> | null = null;
+  private pass = -1;
+  private box = -1;
+  private place: Place | null = null;
+  private rows: Row[] = [];
+
+  private list = new PassList((pass) => void this.showPass(pass));
+  private diff = new DiffView((name, side) => void this.chooseNode(name, side));
+  private picture = new Picture((name) => void this.chooseNode(name, "right"));
+  private node = new NodePanel((step) => void this.follow(step), (file, line) => void this.showLine(file, line));
+  private columns = new Columns((listing, version, name) => void this.showNode({ listing, version, name }));
+  private head = h("header", { class: "top" });
+  private flow = h("div", { class: "flow-holder" });
+  private passView = h("div", { class: "pass-view" });
+  private help = helpDialog();
+  private tabs: Record<View, HTMLElement>;
+
+  constructor(app: HTMLElement) {
+    const tab = (view: View, text: string): HTMLElement =>
+      h("button", { type: "button", role: "tab", id: `tab-${view}`, "aria-selected": "false", onclick: () => void this.open(view) }, text);
+    this.tabs = { passes: tab("passes", "Passes"), columns: tab("columns", "Source · nodes · kernels") };
+    const right = h("aside", { class: "right", "aria-label": "Picture and node" }, this.picture.element, this.node.element);
+    this.passView.append(this.list.element, this.diff.element, right);
+    app.append(this.head, this.flow, this.passView, this.columns.element, this.help);
+    document.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  async start(report: number): Promise<void> {
+    this.report = report;
+    this.core = await part<Core>(report, "core");
+    this.graphs = this.kernels = null;
+    document.title = `Triptych: ${this.core.title}`;
+    this.showProgram(1);
+    await this.open("passes");
+  }
+
+  private loadGraphs(): Promise<Graphs> {
+    this.graphs ??= part<GraphData>(this.report, "graphs").then((data) => new Graphs(data, this.core.passes));
+    return this.graphs;
+  }
+
+  private loadKernels(): Promise<KernelData> {
+    this.kernels ??= part<KernelData>(this.report, "kernels");
+    return this.kernels;
+  }
+
+  // ---- the frame ----
+
+  private showProgram(program: number): void {
+    this.program = program;
+    this.drawHead();
+    replace(this.flow, this.core.programs.length ? flow(this.core.programs[program - 1].flow, (box, index) => void this.showBox(box, index)) : "");
+    this.list.show(this.core.passes, program);
+    this.node.clear();
+    const own = this.core.passes.map((_, number) => number).filter((number) => this.core.passes[number].program === program);
+    const changed = own.filter((number) => this.core.passes[number].changed);
+    // open with what people ask about: a fusion, else the first change that is more than a spelling
+    const effect = (number: number): string => this.core.passes[number].effect;
+    const first =
+      changed.find((number) => effect(number) === "yours" || effect(number) === "fusion") ??
+      changed.find((number) => effect(number) !== "spelling") ??
+      changed[0] ?? own[0] ?? -1;
+    this.pass = -1;
+    if (first >= 0) void this.showPass(first);
+    else this.diff.showText("Nothing was captured", h("p", {}, "Dynamo found no tensor operation to compile in this call."));
+  }
+
+  private drawHead(): void {
+    const { core } = this;
+    const options = (count: number, text: (index: number) => string): HTMLElement[] =>
+      Array.from({ length: count }, (_, index) => h("option", { value: index }, text(index)));
+    const reports = reportCount();
+    const chooseReport = h("select", { "aria-label": "Report", onchange: (event: Event) => void this.start(Number((event.target as HTMLSelectElement).value)) }, options(reports, (index) => `report ${index + 1} of ${reports}`));
+    chooseReport.value = String(this.report);
+    const chooseProgram = h(
+      "select",
+      { "aria-label": "Captured program", onchange: (event: Event) => {
+        this.showProgram(Number((event.target as HTMLSelectElement).value) + 1);
+        if (!this.columns.element.hidden) void this.open("columns");
+      } },
+      options(core.programs.length, (index) => `program ${index + 1} of ${core.programs.length}`),
+    );
+    chooseProgram.value = String(this.program - 1);
+    const rest = core.summary.split("; ").filter((piece) => piece !== core.mattered);
+    replace(
+      this.head,
+      h(
+        "div",
+        { class: "bar" },
+        h("h1", {}, core.title),
+        h("div", { role: "tablist", class: "tabs" }, this.tabs.passes, this.tabs.columns),
+        reports > 1 && chooseReport,
+        core.programs.length > 1 && chooseProgram,
+        h("button", { type: "button", class: "icon", title: "Light or dark (t)", "aria-label": "Light or dark", onclick: toggleTheme }, "◐"),
+        h("button", { type: "button", class: "icon", title: "Keys (?)", "aria-label": "Help", onclick: () => this.help.showModal() }, "?"),
+      ),
+      h("p", { class: "summary" }, core.mattered && h("strong", {}, core.mattered), h("span", {}, rest.join(" · "))),
+      core.warnings.map((warning) => h("p", { class: "warning" }, `! ${warning}`)),
+    );
+  }
+
+  private async open(view: View): Promise<void> {
+    for (const [name, tab] of Object.entries(this.tabs)) tab.setAttribute("aria-selected", String(name === view));
+    this.passView.hidden = view !== "passes";
+    this.columns.element.hidden = view !== "columns";
+    if (view === "columns") {
+      const [graphs, kernels] = await Promise.all([this.loadGraphs(), this.loadKernels()]);
+      this.columns.show(graphs, kernels, this.program);
+    }
+  }
+
+  private markBox(index: number): void {
+    this.box = index;
+    for (const element of this.flow.querySelectorAll<HTMLElement>(".box"))
+      element.setAttribute("aria-pressed", String(Number(element.dataset.index) === index));
+  }
+
+  // ---- choices ----
+
+  private async showPass(number: number, node = ""): Promise<void> {
+    const { core } = this;
+    const pass = core.passes[number];
+    this.pass = number;
+    this.place = null;
+    this.list.mark(number);
+    this.markBox(core.programs[this.program - 1].flow.findIndex((box) => box.passes.includes(number)));
+    this.diff.showHead(pass, core);
+    this.diff.mark(node);
+    if (!pass.changed || pass.listing < 0) {
+      this.picture.clear(pass.changed ? "" : "This pass changed nothing.");
+      return;
+    }
+    const graphs = await this.loadGraphs();
+    if (this.pass !== number) return;
+    this.rows = graphs.rows(pass);
+    this.diff.showPass(graphs, this.rows);
+    void this.picture.show(graphs, pass, this.rows, node);
+    if (node) this.diff.goTo(node);
+  }
+
+  private async showBox(box: Box, index: number): Promise<void> {
+    await this.open(box.kernels ? "columns" : "passes");
+    this.markBox(index);
+    if (box.kernels) return;
+    await this.showGraph(box, index);
+    if (box.passes.length) this.list.reveal(this.core.passes[box.passes[0]].place);
+  }
+
+  private async showGraph(box: Box, index: number): Promise<void> {
+    this.pass = -1;
+    this.place = null;
+    this.list.mark(-1);
+    const graphs = await this.loadGraphs();
+    if (this.box !== index) return;
+    const names: Record<string, string> = { dynamo: "as Dynamo captured it", autograd: "as AOTAutograd traced it", partition: `after the partition` };
+    const title = `The ${box.side ? box.side + " " : ""}graph ${names[box.key] ?? `after ${box.label}`}`;
+    this.diff.showGraph(graphs, graphs.version(box.listing as number, box.version as number), title, box);
+    const first = this.list.first(box.passes);
+    this.picture.clear(first >= 0 ? "Choose a pass on the left to see what it changed." : "");
+    this.rows = [];
+  }
+
+  private async chooseNode(name: string, side: "left" | "right"): Promise<void> {
+    const graphs = await this.loadGraphs();
+    const pass = this.core.passes[this.pass];
+    const box = this.core.programs[this.program - 1].flow[this.box];
+    const listing = pass ? pass.listing : (box?.listing ?? -1);
+    if (listing < 0) return;
+    const [before, after] = pass ? pass.versions : [box.version as number, box.version as number];
+    // a node that the pass removed is there only before it
+    const version = side === "right" && graphs.lookup(listing, after).has(name) ? after : before;
+    this.place = { listing, version, name };
+    this.diff.mark(name);
+    this.node.show(graphs, await this.loadKernels(), this.place);
+    if (pass?.changed) void this.picture.show(graphs, pass, this.rows, name);
+  }
+
+  private async follow(step: Step): Promise<void> {
+    if (step.kernel >= 0) {
+      await this.open("columns");
+      this.columns.pinCall(step.kernel);
+    } else if (step.at && step.pass >= 0) {
+      await this.open("passes");
+      await this.showPass(step.pass, step.at.name);
+      await this.chooseNode(step.at.name, "right");
+      this.diff.goTo(step.at.name);
+    } else if (step.at) await this.showNode(step.at);
+  }
+
+  /** A node in the graph that it is in, whole. */
+  private async showNode(place: Place): Promise<void> {
+    await this.open("passes");
+    const boxes = this.core.programs[this.program - 1].flow;
+    const last = boxes.findIndex((box) => box.listing === place.listing && box.version === place.version);
+    const index = last >= 0 ? last : boxes.findIndex((box) => box.listing === place.listing);
+    if (index < 0) return;
+    this.markBox(index);
+    await this.showGraph(boxes[index], index);
+    this.diff.goTo(place.name);
+    await this.chooseNode(place.name, "right");
+  }
+
+  private async showLine(file: number, line: number): Promise<void> {
+    await this.open("columns");
+    this.columns.pinLine(file, line);
+  }
+
+  private key(event: KeyboardEvent): void {
+    const target = event.target as HTMLElement;
+    if (event.ctrlKey || event.metaKey || event.altKey || this.help.open) return;
+    if (/^(INPUT|SELECT|TEXTAREA)$/.test(target.tagName) && (target as HTMLInputElement).type !== "checkbox") return;
+    const act: Record<string, () => void> = {
+      j: () => this.list.move(1),
+      k: () => this.list.move(-1),
+      n: () => this.diff.nextChange(1),
+      p: () => this.diff.nextChange(-1),
+      c: () => this.list.toggleChanged(),
+      t: toggleTheme,
+      "1": () => void this.open("passes"),
+      "2": () => void this.open("columns"),
+      "/": () => void this.open("passes").then(() => this.list.search.focus()),
+      "?": () => this.help.showModal(),
+    };
+    const action = act[event.key];
+    if (!action) return;
+    event.preventDefault();
+    action();
+  }
+}
+
+function toggleTheme(): void {
+  const dark = document.documentElement.dataset.theme
+    ? document.documentElement.dataset.theme === "dark"
+    : matchMedia("(prefers-color-scheme: dark)").matches;
+  document.documentElement.dataset.theme = dark ? "light" : "dark";
+}
+
+function helpDialog(): HTMLDialogElement {
+  const keys: [string, string][] = [
+    ["j, k or ↓, ↑", "next, previous pass"],
+    ["n, p", "next, previous change of the pass"],
+    ["/", "search passes, rules and reasons to decline"],
+    ["c", "only passes that changed something, or all"],
+    ["1, 2", "passes; source, nodes and kernels"],
+    ["Tab, Enter", "go to a node, choose it: its source, its history"],
+    ["Esc", "leave the search; let go of a choice"],
+    ["t", "light or dark"],
+  ];
+  return h(
+    "dialog",
+    { "aria-label": "Keys" },
+    h("form", { method: "dialog" }, h("h2", {}, "Keys"), h("dl", {}, keys.map(([key, what]) => [h("dt", {}, key), h("dd", {}, what)])), h("button", {}, "close")),
+  );
+}
+
+const app = document.getElementById("app") as HTMLElement;
+void new Report(app).start(0).then(() => {
+  performance.mark("report-ready");
+  document.documentElement.dataset.ready = "true";
+});

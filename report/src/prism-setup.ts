@@ -1,0 +1,3 @@
+// Prism would look for code on the page by itself: it must be told not to before it is loaded.
+
+(globalThis as unknown as Record<string, unknown>).Prism = { manual: true, disableWorkerMessageHandler: true };

@@ -1,0 +1,141 @@
+// Uses a report as a reader does, in Debian's chromium, from disk and without a network: node test/browser.mjs PAGE.html
+import assert from "node:assert/strict";
+import { pathToFileURL } from "node:url";
+import { chromium } from "playwright-core";
+
+const [file, executablePath = "/usr/bin/chromium"] = process.argv.slice(2);
+const browser = await chromium.launch({ executablePath, args: ["--no-sandbox", "--disable-gpu"] });
+const context = await browser.newContext({ viewport: { width: 1280, height: 1000 }, offline: true });
+const page = await context.newPage();
+const problems = [];
+page.on("console", (message) => message.type() === "error" && problems.push(message.text()));
+page.on("pageerror", (error) => problems.push(String(error)));
+page.on("request", (request) => /^(file|blob|data):/.test(request.url()) || problems.push(`asked for ${request.url()}`));
+
+const steps = {
+  async "it opens on a pass, with both columns inside the window"() {
+    await page.goto(pathToFileURL(file).href);
+    await page.waitForSelector("html[data-ready]");
+    await page.waitForSelector(".row.changed, .row.replaced, .row.added, .row.removed");
+    for (const cell of await page.locator(".diff .cell").all()) {
+      const box = await cell.boundingBox();
+      assert.ok(box.x >= 0 && box.x + box.width <= 1280, `a cell ends at ${box.x + box.width}`);
+    }
+    const width = await page.evaluate(() => document.documentElement.scrollWidth);
+    assert.ok(width <= 1280, `the page is ${width} wide`);
+  },
+
+  async "passes are walked with the keyboard"() {
+    const shown = () => page.locator(".pass-head h2").textContent();
+    await page.locator(".passes").focus();
+    const seen = new Set([await shown()]);
+    for (let i = 0; i < 20; i++) await page.keyboard.press("k");
+    for (let i = 0; i < 4; i++) {
+      seen.add(await shown());
+      await page.keyboard.press(i % 2 ? "ArrowDown" : "j");
+    }
+    assert.ok(seen.size >= 3, [...seen].join());
+    assert.equal(await page.locator('.pass[aria-selected="true"]').count(), 1);
+  },
+
+  async "a click shows a pass with its purpose and rules"() {
+    for (const pass of await page.locator(".pass.changed").all()) {
+      await pass.click();
+      await page.waitForSelector(".row[data-start], .row.moved");
+      assert.ok((await page.locator(".purpose").textContent()).length > 10);
+      assert.ok((await page.locator(".rules li").count()) > 0);
+    }
+  },
+
+  async "changed only is a filter, search looks at all passes"() {
+    const count = () => page.locator(".pass").count();
+    const changed = await count();
+    await page.keyboard.press("c");
+    assert.ok((await count()) > changed);
+    await page.keyboard.press("c");
+    await page.keyboard.press("/");
+    await page.keyboard.type("topological");
+    const found = await page.locator(".pass-name").allTextContents();
+    assert.ok(found.length > 0 && found.every((name) => name.includes("topological")), found.join());
+    await page.keyboard.press("Escape");
+    assert.equal(await count(), changed);
+  },
+
+  async "folds open"() {
+    await page.locator(".pass.changed").last().click();
+    await page.waitForSelector(".fold");
+    const rows = () => page.locator(".row.same").count();
+    const before = await rows();
+    await page.locator(".fold").first().click();
+    assert.ok((await rows()) > before);
+  },
+
+  async "a node has a history, which leads elsewhere"() {
+    await page.locator(".row[data-start] .cell[data-name]").first().click();
+    await page.waitForSelector(".history li.current");
+    const steps = page.locator(".history li:not(.current) .link:enabled");
+    assert.ok((await steps.count()) > 0);
+    await steps.first().click();
+    await page.waitForSelector(".cell.chosen");
+  },
+
+  async "the picture shows what changed"() {
+    await page.locator(".pass.changed").first().click();
+    await page.waitForSelector(".canvas svg .node");
+    await page.locator(".canvas .node").first().click();
+    await page.waitForSelector(".history");
+  },
+
+  async "the flow leads to the graph of a stage"() {
+    await page.locator(".box").first().click();
+    await page.waitForSelector(".row.single");
+    assert.match(await page.locator(".pass-head h2").textContent(), /Dynamo/);
+  },
+
+  async "a source line leads to its kernel and back"() {
+    await page.keyboard.press("2");
+    await page.waitForSelector(".source-row.has");
+    await page.locator(".source-row.has").last().click();
+    const line = await page.locator(".source-row.linked").first().getAttribute("data-line");
+    await page.waitForSelector(".node-row.linked");
+    await page.waitForSelector(".call-row.linked");
+    assert.ok((await page.locator(".kernel-code pre").first().textContent()).length > 10);
+    await page.locator(".call-row.linked").first().click();
+    await page.waitForSelector(`.source-row.linked[data-line="${line}"]`);
+    const nodes = await page.locator(".node-row.linked").count();
+    assert.ok(nodes > 0);
+    await page.locator(".node-row.linked").first().click();
+    await page.waitForSelector(".call-row.linked");
+    await page.locator(".node-row.linked").first().hover();
+    await page.waitForSelector(".call-row.hovered");
+  },
+
+  async "data are text, never markup"() {
+    assert.equal(await page.evaluate(() => globalThis.injected), undefined);
+    assert.equal(await page.locator("#app script, #app img").count(), 0);
+  },
+
+  async "light and dark, help"() {
+    const colour = () => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
+    const light = await colour();
+    await page.keyboard.press("t");
+    assert.notEqual(await colour(), light);
+    await page.keyboard.press("?");
+    assert.ok(await page.locator("dialog").isVisible());
+    await page.keyboard.press("Escape");
+  },
+};
+
+let failed = 0;
+for (const [name, step] of Object.entries(steps)) {
+  try {
+    await step();
+    console.log(`ok      ${name}`);
+  } catch (error) {
+    failed++;
+    console.log(`FAILED  ${name}\n${error.stack}`);
+  }
+}
+if (problems.length) console.log(`FAILED  the console stays empty\n${problems.join("\n")}`);
+await browser.close();
+process.exitCode = failed || problems.length ? 1 : 0;
