@@ -1,7 +1,7 @@
 // Builds the page's script and style into the Python package, which carries them: installing it needs no node.
 import { build } from "esbuild";
 
-const assets = "../src/triptych/explaining/assets";
+const assets = process.argv[2] ?? "../src/triptych/explaining/assets";
 const shared = { bundle: true, minify: true, target: "es2022", charset: "utf8", legalComments: "none", define: { global: "globalThis" } };
 
 // Chrome refuses workers from files beside a page on disk, so the worker travels as text inside the script.

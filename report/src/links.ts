@@ -29,6 +29,7 @@ export class Links {
   private byName = new Map<string, number>();
   /** Lines that had nodes at some point. */
   private captured = new Set<string>();
+  private linesOf = new Map<number, string[]>();
   private callsOf = new Map<number, number[]>();
 
   constructor(
@@ -60,7 +61,7 @@ export class Links {
           const key = lineKey(file, number);
           if (!this.byLine.has(key)) this.byLine.set(key, []);
           this.byLine.get(key)?.push(index);
-          if (depth === stack.length - 1) this.countOwn(key);
+          if (depth === stack.length - 1) this.own(index, key);
         });
         for (const number of absorbed.stacksOf(listing, line)) {
           const frame = graphs.data.stacks[number].at(-1);
@@ -68,7 +69,7 @@ export class Links {
           if (!key || this.byLine.get(key)?.at(-1) === index) continue;
           if (!this.byLine.has(key)) this.byLine.set(key, []);
           this.byLine.get(key)?.push(index);
-          this.countOwn(key);
+          this.own(index, key);
         }
       }
     }
@@ -84,8 +85,10 @@ export class Links {
     });
   }
 
-  private countOwn(key: string): void {
+  /** A line that computes a node itself, not by a call of another function. */
+  private own(node: number, key: string): void {
     this.ownLines.set(key, (this.ownLines.get(key) ?? 0) + 1);
+    this.linesOf.set(node, [...(this.linesOf.get(node) ?? []), key]);
   }
 
   /** How many nodes a source line became; calls of functions that have lines of their own count there. */
@@ -94,17 +97,10 @@ export class Links {
   /** A line of which nothing is left to compute. */
   isGone = (file: number, line: number): boolean => !this.isLinked(file, line) && this.captured.has(lineKey(file, line));
 
-  private ownLine(node: number): string | null {
-    const stack = this.graphs.data.stacks[this.graphs.stackNumber(this.nodes[node].line)];
-    const frame = stack[stack.length - 1];
-    return frame ? lineKey(frame[0], frame[1]) : null;
-  }
-
   private around(nodes: Iterable<number>): Linked {
     const linked: Linked = { lines: new Set(), nodes: new Set(nodes), calls: new Set() };
     for (const node of linked.nodes) {
-      const key = this.ownLine(node);
-      if (key) linked.lines.add(key);
+      for (const key of this.linesOf.get(node) ?? []) linked.lines.add(key);
       for (const call of this.callsOf.get(node) ?? []) linked.calls.add(call);
     }
     return linked;

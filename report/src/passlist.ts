@@ -150,7 +150,7 @@ export class PassList {
 
   private what(pass: Pass): string {
     const parts = [];
-    if (pass.rewrites) parts.push(`${integer(pass.rewrites)} ${pass.effect || "changed"}`);
+    if (pass.rewrites && pass.effect) parts.push(`${integer(pass.rewrites)} ${pass.effect}`);
     const declined = pass.declines.reduce((sum, one) => sum + one.count, 0);
     if (declined) parts.push(`${integer(declined)} declined`);
     return parts.join(" · ");

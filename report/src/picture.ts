@@ -114,7 +114,11 @@ function laidOut(request: { nodes: unknown[]; edges: [string, string][] }): Prom
   });
 }
 
-const operation = (call: string): string => (/^[\w.]*?(\w+)\(/.exec(call)?.[1] ?? call).slice(0, 24);
+/** `aten.div.Tensor(x, y)` is a div, `x.view(8)` a view. */
+const operation = (call: string): string => {
+  const path = /^([\w.]+)\(/.exec(call)?.[1].split(".") ?? [call];
+  return (path.length > 2 ? path[1] : path[path.length - 1]).slice(0, 24);
+};
 const CHARACTER = 6.3;
 const SIGNS: Record<Mark, string> = { same: "", added: "+ ", removed: "− ", changed: "~ " };
 

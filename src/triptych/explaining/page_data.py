@@ -65,8 +65,10 @@ class _Report:
         self.firings: dict[int, list[Any]] = {}
         self.sources: list[dict[str, Any]] = []
         self.calls: list[dict[str, Any]] = []
+        # Inductor has passes of the same names
+        stages = {} if explanation.backend == "inductor" else STAGES
         self.purposes = {
-            (stage, entry.name): entry.purpose() for stage, entries in STAGES.items() for entry in entries
+            (stage, entry.name): entry.purpose() for stage, entries in stages.items() for entry in entries
         }
         self.formulas = {name: rule.formula() for name, rule in all_rules().items()}
 
