@@ -275,7 +275,7 @@ def test_demo_checks_and_writes_a_report(eager_demo, tmp_path):
     data = json.loads((tmp_path / "report" / "triptych-demo.json").read_text())
     assert data["passed"] is True and set(data["training"]["graphs"]) >= {"joint", "backward"}
     page = (tmp_path / "report" / "triptych-demo.html").read_text()
-    assert page.count('-core">') == 2  # the data of both explanations
+    assert page.count('-core" data-report="SmallTransformer, ') == 2  # the data of both explanations
 
 
 def test_demo_fails_if_numbers_differ(eager_demo, tmp_path, monkeypatch):

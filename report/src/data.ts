@@ -112,7 +112,8 @@ export interface KernelData {
   calls: KernelCall[];
 }
 
-export const reportCount = (): number => document.querySelectorAll('script[id$="-core"]').length;
+export const reportTitles = (): string[] =>
+  [...document.querySelectorAll<HTMLElement>('script[id$="-core"]')].map((element) => element.dataset.report ?? "");
 
 /** One part of one report, decompressed and read when it is first asked for. */
 export async function part<T>(report: number, name: string): Promise<T> {

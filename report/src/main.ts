@@ -1,7 +1,7 @@
 // The report page: what each pass did to a model, from the captured program to the kernels.
 
 import { Columns } from "./columns";
-import { type Box, type Core, type GraphData, type KernelData, part, reportCount } from "./data";
+import { type Box, type Core, type GraphData, type KernelData, part, reportTitles } from "./data";
 import { DiffView } from "./diffview";
 import { h, replace } from "./dom";
 import { flow } from "./flow";
@@ -89,8 +89,8 @@ class Report {
     const { core } = this;
     const options = (count: number, text: (index: number) => string): HTMLElement[] =>
       Array.from({ length: count }, (_, index) => h("option", { value: index }, text(index)));
-    const reports = reportCount();
-    const chooseReport = h("select", { "aria-label": "Report", onchange: (event: Event) => void this.start(Number((event.target as HTMLSelectElement).value)) }, options(reports, (index) => `report ${index + 1} of ${reports}`));
+    const reports = reportTitles();
+    const chooseReport = h("select", { "aria-label": "Report", onchange: (event: Event) => void this.start(Number((event.target as HTMLSelectElement).value)) }, options(reports.length, (index) => reports[index]));
     chooseReport.value = String(this.report);
     const chooseProgram = h(
       "select",
@@ -107,9 +107,8 @@ class Report {
       h(
         "div",
         { class: "bar" },
-        h("h1", {}, core.title),
+        reports.length > 1 ? h("h1", {}, chooseReport) : h("h1", {}, core.title),
         h("div", { role: "tablist", class: "tabs" }, this.tabs.passes, this.tabs.columns),
-        reports > 1 && chooseReport,
         core.programs.length > 1 && chooseProgram,
         h("button", { type: "button", class: "icon", title: "Light or dark (t)", "aria-label": "Light or dark", onclick: toggleTheme }, "◐"),
         h("button", { type: "button", class: "icon", title: "Keys (?)", "aria-label": "Help", onclick: () => this.help.showModal() }, "?"),

@@ -98,7 +98,8 @@ def passes(name: str | None, stage: str | None, run: bool, as_json: bool) -> Non
 @click.option("--train", is_flag=True, help="Explain the training step: forward and backward.")
 @click.option("--backend", default="triptych", show_default=True, help="Whose passes: triptych or inductor.")
 @click.option("--option", "options", multiple=True, metavar="K=V", help="One of its options; repeatable.")
-@click.option("--html", metavar="PATH", help="Also write a page.")
+@click.option("--stock", is_flag=True, help="Compare with the kernels of Inductor's own passes: compiles twice.")
+@click.option("--html", metavar="PATH", help="Also write the report page, which opens from disk.")
 @click.option("--json", "as_json", is_flag=True, help="Print data instead of a table.")
 @click.option("--pass", "pass_name", metavar="NAME", help="Show what this pass changed, line by line.")
 def explain(
@@ -106,6 +107,7 @@ def explain(
     train: bool,
     backend: str,
     options: tuple[str, ...],
+    stock: bool,
     html: str | None,
     as_json: bool,
     pass_name: str | None,
@@ -122,7 +124,7 @@ def explain(
     subject = load(file)
     with working(f"compiling {subject.name}"):
         explanation = explain_model(
-            subject.model, *subject.args, train=train, options=parsed, backend=backend, **subject.kwargs
+            subject.model, *subject.args, train=train, options=parsed, backend=backend, stock=stock, **subject.kwargs
         )
     if html is not None:
         explanation.to_html(html)

@@ -31,15 +31,20 @@ def explain(
     train: bool = False,
     options: Mapping[str, Any] | Options | None = None,
     backend: str | Callable[..., Any] = "triptych",
+    stock: bool = False,
     **kwargs: Any,
 ) -> Explanation:
     """What each pass does to `model(*args, **kwargs)`; with `train` also to its gradient.
 
     The model is compiled anew and run once; its parameters, buffers, gradients, inputs and the random state
     are afterwards as they were, and so is what was compiled of it before. `backend="inductor"` shows
-    Inductor's own passes at work on the same model; `options` are then Inductor's.
+    Inductor's own passes at work on the same model; `options` are then Inductor's. With `stock`, the model is compiled
+    by Inductor with its own passes as well, and the summary compares the kernels of both.
     """
-    return observed_run(model, args, kwargs, train=train, options=options, backend=backend).explanation
+    explanation = observed_run(model, args, kwargs, train=train, options=options, backend=backend).explanation
+    if stock:
+        explanation.stock = observed_run(model, args, kwargs, train=train, backend="inductor").explanation
+    return explanation
 
 
 @dataclass

@@ -19,6 +19,7 @@ from ..passes.record import PassRecord
 from ..passes.session import Session
 from ..rewrite.record import Decline
 from .diff import unified
+from .kernel_costs import kernel_costs
 from .kernels import kernel_calls
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class Explanation:
         self.train = train
         self.model = model
         """Its name, for titles."""
+        self.stock: Explanation | None = None
+        """The same model compiled by Inductor with its own passes, to compare with; only on request."""
 
     @property
     def passes(self) -> list[PassRecord]:
@@ -73,6 +76,12 @@ class Explanation:
     def kernel_launches(self) -> int:
         """How many kernels one call of the model launches, forward and backward together; 0 if none were generated."""
         return sum(len(kernel_calls(source)) for source in self.kernels.values())
+
+    @property
+    def kernel_bytes(self) -> int:
+        """What the kernels read and write, all together: an estimate from the nodes that each computes."""
+        graphs = [(session, graph) for session in self.sessions for graph in session.kernels]
+        return sum(cost.bytes for session, graph in graphs for _, cost in kernel_costs(session, graph))
 
     @property
     def warnings(self) -> list[str]:
@@ -140,7 +149,8 @@ class Explanation:
 
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page(self), encoding="utf-8")
+        reports = (self,) if self.stock is None else (self, self.stock)
+        path.write_text(page(*reports), encoding="utf-8")
         return path
 
     def __str__(self) -> str:

@@ -44,7 +44,7 @@ class _Stage:
         now = structure(gm.graph)
         changed = now != self.seen
         first = len(self.listing.deltas)
-        last = self.listing.add(node_lines(gm.graph)) if changed else first
+        last = self.listing.add(node_lines(gm.graph, self.listing.latest)) if changed else first
         self.session.records.append(
             PassRecord(
                 self.stage, name, self.graph, len(self.seen), len(now),

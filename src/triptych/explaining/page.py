@@ -37,11 +37,11 @@ def page(*explanations: Explanation) -> str:
     )
 
 
-def _parts(reports: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Every part of the data with the identifier it is found by: each is decoded when it is first shown."""
+def _parts(reports: list[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    """Every part of the data: the identifier it is found by, the title of its report, and the data themselves."""
     for number, report in enumerate(reports):
         for name, part in report.items():
-            yield f"data-{number}-{name}", encoded(part)
+            yield f"data-{number}-{name}", report["core"]["title"], encoded(part)
 
 
 def encoded(part: Mapping[str, Any]) -> str:

@@ -30,13 +30,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..cost.estimate import group_cost
 from ..passes.catalogue import all_rules
 from ..passes.effects import effect_of, main_effect
 from ..passes.record import PassRecord
 from ..passes.session import Session
 from ..pipeline import STAGES
-from .kernels import kernel_calls, kernels
+from .kernel_costs import kernel_costs
+from .kernels import kernels
 from .labels import input_labels
 from .line_table import LineTable, splices
 from .phrases import place, summary, the_rest, title, what_mattered
@@ -228,15 +228,7 @@ class _Report:
         for kernel in kernels(source):
             numbers[kernel.name] = len(self.sources)
             self.sources.append({"name": kernel.name, "language": kernel.language, "source": kernel.source})
-        gm = session.graphs.get(graph)
-        by_name = {node.name: node for node in gm.graph.nodes} if gm is not None else {}
-        calls = kernel_calls(source, session.kernel_nodes.get(graph))
-        # a fused kernel lists values that it only reads a view of: what a library computes is not computed again
-        of_libraries = {name for call in calls if call.name not in numbers for name in call.nodes}
-        for call in calls:
-            own = [name for name in call.nodes if call.name not in numbers or name not in of_libraries]
-            nodes = [by_name[name] for name in own if name in by_name]
-            cost = group_cost(nodes, set(nodes))
+        for call, cost in kernel_costs(session, graph):
             self.calls.append(
                 {
                     "program": program, "graph": graph, "name": call.name, "text": call.text,

@@ -46,9 +46,27 @@ def summary(explanation: Explanation) -> str:
         parts.append(what_mattered(explanation) or "nothing to improve")
         parts += [rest] if (rest := the_rest(explanation)) else []
         parts.append(f"{count(explanation.declined, 'site')} left alone")
-    if launches := explanation.kernel_launches:
-        parts.append(count(launches, "kernel launch", "kernel launches"))
+    if explanation.kernel_launches:
+        parts.append(kernels(explanation))
     return "; ".join([*parts, f"{duration(explanation.seconds)} in passes"])
+
+
+def kernels(explanation: Explanation) -> str:
+    """How many kernels run, and beside those of stock Inductor if it was asked for them."""
+    phrase = count(explanation.kernel_launches, "kernel launch", "kernel launches")
+    if explanation.stock is None:
+        return phrase
+    saved = explanation.stock.kernel_bytes - explanation.kernel_bytes
+    moved = f"{data_size(abs(saved))} {'less' if saved >= 0 else 'more'} read and written (estimated)"
+    return f"{phrase} instead of {explanation.stock.kernel_launches} by stock Inductor, {moved}"
+
+
+def data_size(size: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
 
 
 def what_mattered(explanation: Explanation) -> str:

@@ -201,7 +201,7 @@ class _StageRunner:
         if record.changed:
             self.changed = True
             if self.listing is not None:
-                record.versions = (record.versions[0], self.listing.add(node_lines(self.gm.graph)))
+                record.versions = (record.versions[0], self.listing.add(node_lines(self.gm.graph, self.listing.latest)))
             _private.trace_artifact(f"triptych_{self.stage}_{record.name}_{self.graph}", lambda: text(self.gm))
             log.debug("%s %s: %d rewrites in %s", self.stage, record.name, record.rewrites, self.graph)
         self.session.add(record)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch.fx import Graph, Node
 
 from ..cost.estimate import OperationCost, operation_cost
@@ -29,9 +31,12 @@ class NodeLine(str):
     cost: OperationCost
 
     @staticmethod
-    def of(node: Node) -> NodeLine:
+    def of(node: Node, known: NodeLine | None = None) -> NodeLine:
+        """The line of a node; the one that is `known` of it, if that still says the same."""
         type_, call, meta = type_text(node), call_text(node), node.meta
         line = NodeLine(join_line(node, type_, call))
+        if line == known:
+            return known
         line.name, line.type, line.call = node.name, type_, call
         line.inputs = tuple(operand.name for operand in node.all_input_nodes)
         line.stack_trace = trace if isinstance(trace := meta.get("stack_trace"), str) else ""
@@ -43,5 +48,7 @@ class NodeLine(str):
         return line
 
 
-def node_lines(graph: Graph) -> list[str]:
-    return [NodeLine.of(node) for node in graph.nodes]
+def node_lines(graph: Graph, before: Sequence[str] = ()) -> list[str]:
+    """The listing of a graph; `before` is that of the same graph before a pass: most of its lines are still right."""
+    known = {line.name: line for line in before if isinstance(line, NodeLine)}
+    return [NodeLine.of(node, known.get(node.name)) for node in graph.nodes]
