@@ -143,6 +143,38 @@ def test_the_flow_has_the_size_of_each_graph(data):
     assert sorted(numbers) == list(range(len(data["core"]["passes"]))), "every pass belongs to one point of the flow"
 
 
+def branch(x):
+    return torch.cond(x.sum() > 0, lambda x: x.sin() + 1, lambda x: x.cos() * 1, (x,))
+
+
+def two_programs(x):
+    x = x.relu() + 1
+    torch._dynamo.graph_break()
+    return x.sin()
+
+
+weights = nn.Linear(4, 4)
+
+
+@pytest.mark.parametrize(
+    "model, options",
+    [
+        (branch, {}),
+        (two_programs, {}),
+        # three runs of one stage, over a graph that changes in between
+        (lambda x: (x @ (weights.weight.t() * 2 + weights.bias.exp())).relu() + torch.full((4, 4), 2.0) * 3, {"freeze": True}),
+    ],
+)
+def test_graphs_inside_graphs_several_programs_and_repeated_stages(model, options):
+    explanation = triptych.explain(model, torch.randn(4, 4), options={**EAGER, **options})
+    for record in explanation.passes:
+        sizes = (len(record.before.splitlines()), len(record.after.splitlines()))
+        assert sizes == (record.nodes_before, record.nodes_after), f"{record.stage} {record.name}"
+    core = json.loads(json.dumps(report_data(explanation)))["core"]
+    numbers = [number for program in core["programs"] for box in program["flow"] for number in box["passes"]]
+    assert sorted(numbers) == list(range(len(core["passes"]))), "every pass belongs to one point of the flow"
+
+
 def test_declines_are_counted_by_reason(training, data):
     for shown, record in zip(data["core"]["passes"], training.passes):
         assert {(d["rule"], d["reason"]): d["count"] for d in shown["declines"]} == Counter((d.rule, d.reason) for d in record.declines)

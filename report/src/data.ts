@@ -67,6 +67,7 @@ export interface Core {
   summary: string;
   mattered: string;
   rest: string;
+  launches: string;
   warnings: string[];
   programs: { flow: Box[] }[];
   passes: Pass[];

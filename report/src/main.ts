@@ -101,7 +101,8 @@ class Report {
       options(core.programs.length, (index) => `program ${index + 1} of ${core.programs.length}`),
     );
     chooseProgram.value = String(this.program - 1);
-    const rest = core.summary.split("; ").filter((piece) => piece !== core.mattered);
+    const important = [core.mattered, core.launches].filter(Boolean);
+    const rest = core.summary.split("; ").filter((piece) => !important.includes(piece));
     replace(
       this.head,
       h(
@@ -113,7 +114,7 @@ class Report {
         h("button", { type: "button", class: "icon", title: "Light or dark (t)", "aria-label": "Light or dark", onclick: toggleTheme }, "◐"),
         h("button", { type: "button", class: "icon", title: "Keys (?)", "aria-label": "Help", onclick: () => this.help.showModal() }, "?"),
       ),
-      h("p", { class: "summary" }, core.mattered && h("strong", {}, core.mattered), h("span", {}, rest.join(" · "))),
+      h("p", { class: "summary" }, important.length > 0 && h("strong", {}, important.join("; ")), h("span", {}, rest.join(" · "))),
       core.warnings.map((warning) => h("p", { class: "warning" }, `! ${warning}`)),
     );
   }

@@ -114,8 +114,8 @@ def _staged(watch: _Watch, stage: str, original: Callable[..., Any]) -> Callable
             return original(gm, *args, **kwargs)
         outer = watch.stages[-1] if watch.stages else None
         graph = (watch.graph or stage) if outer is None else f"{outer.graph}.{_inner_name(outer.gm, gm)}"
-        session, listing = watch.session, Listing(node_lines(gm.graph))
-        session.listings[f"{stage}/{graph}"] = listing
+        session = watch.session
+        listing = session.open_listing(f"{stage}/{graph}", node_lines(gm.graph))
         current = _Stage(session, stage, graph, gm, structure(gm.graph), listing, time.perf_counter())
         watch.stages.append(current)
         try:

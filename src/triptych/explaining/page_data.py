@@ -1,7 +1,7 @@
 """An explanation as the data of its report page, in three parts that the page decodes when it first needs them.
 
 `core`, which the page opens with:
-    title, model, backend, train, torch; summary (one line), mattered and rest (its two halves); warnings
+    title, model, backend, train, torch; summary (one line) and parts of it: mattered, rest, launches; warnings
     programs: one for each captured program: {flow: [box]}
         box: {key, label, side, listing, version, passes: [numbers], nodes, gemms, bytes, seconds}; kernels instead of
         listing and version for generated code. A point of the flow where forward and backward part is two boxes.
@@ -39,7 +39,7 @@ from .kernel_costs import kernel_costs
 from .kernels import kernels
 from .labels import input_labels
 from .line_table import LineTable, splices
-from .phrases import place, summary, the_rest, title, what_mattered
+from .phrases import kernel_phrase, place, summary, the_rest, title, what_mattered
 
 if TYPE_CHECKING:
     from .explanation import Explanation
@@ -84,6 +84,7 @@ class _Report:
             "summary": summary(explanation),
             "mattered": what_mattered(explanation),
             "rest": the_rest(explanation),
+            "launches": kernel_phrase(explanation) if explanation.kernel_launches else "",
             "warnings": explanation.warnings,
             "programs": programs,
             "passes": self.passes,
@@ -95,7 +96,7 @@ class _Report:
         labels = input_labels(session.graphs)
         for key, listing in session.listings.items():
             self.listing_number[id(listing)] = len(self.listings)
-            stage, _, graph = key.partition("/")
+            stage, _, graph = key.partition("#")[0].partition("/")
             versions = [[self.table.number(line, number, labels) for line in lines] for lines in listing.versions()]
             deltas = [splices(before, after) for before, after in itertools.pairwise(versions)]
             self.totals.append([self.table.total(version) for version in versions])
@@ -119,14 +120,16 @@ class _Report:
         """The points of the flow in order, each with the size of its graph."""
         by_place: dict[tuple[str, str], list[int]] = defaultdict(list)
         for number in range(first_pass, len(self.passes)):
-            by_place[self.passes[number]["stage"], self.passes[number]["graph"]].append(number)
+            shown = self.passes[number]
+            by_place[shown["stage"], shown["graph"].partition(".")[0]].append(number)  # with the graphs inside a graph
         has_backward = any(graph == "backward" for _, graph in by_place)
 
         def box(key: str, label: str, places: list[tuple[str, str]], last: bool, side: str = "") -> Iterator[Any]:
-            there = [f"{stage}/{graph}" for stage, graph in places if f"{stage}/{graph}" in session.listings]
+            wanted = {f"{stage}/{graph}" for stage, graph in places}
+            there = [listing for key, listing in session.listings.items() if key.partition("#")[0] in wanted]
             if not there:
                 return
-            listing = self.listing_number[id(session.listings[there[-1 if last else 0]])]
+            listing = self.listing_number[id(there[-1 if last else 0])]
             version = len(self.totals[listing]) - 1 if last else 0
             ran = places if last else [where for where in places if where[0] == "after_partition"]
             passes = [number for where in ran for number in by_place[where]]
@@ -135,10 +138,10 @@ class _Report:
                 **self.totals[listing][version],
             }  # fmt: skip
 
-        joint = [("freeze", "inference"), ("joint", "joint"), ("before_partition", "joint")]
+        joint = [("freeze", "joint"), ("joint", "joint"), ("before_partition", "joint")]
         yield from box("dynamo", "Dynamo", [("pre_grad", "pre_grad")], last=False)
         yield from box("pre_grad", "pre-grad", [("pre_grad", "pre_grad")], last=True)
-        yield from box("autograd", "AOTAutograd", joint[1:], last=False)
+        yield from box("autograd", "AOTAutograd", joint, last=False)
         yield from box("joint", "joint", joint, last=True)
         sides = ("forward", "backward") if has_backward else ("inference", "forward")
         for last, key, label in ((False, "partition", "partition"), (True, "post_grad", "post-grad")):

@@ -47,11 +47,11 @@ def summary(explanation: Explanation) -> str:
         parts += [rest] if (rest := the_rest(explanation)) else []
         parts.append(f"{count(explanation.declined, 'site')} left alone")
     if explanation.kernel_launches:
-        parts.append(kernels(explanation))
+        parts.append(kernel_phrase(explanation))
     return "; ".join([*parts, f"{duration(explanation.seconds)} in passes"])
 
 
-def kernels(explanation: Explanation) -> str:
+def kernel_phrase(explanation: Explanation) -> str:
     """How many kernels run, and beside those of stock Inductor if it was asked for them."""
     phrase = count(explanation.kernel_launches, "kernel launch", "kernel launches")
     if explanation.stock is None:

@@ -92,8 +92,7 @@ class _StageRunner:
         self.notes: set[str] = set()
         self.listing: Listing | None = None
         if session.observed:
-            key = f"{stage}/{graph}"
-            self.listing = session.listings.setdefault(key, Listing(node_lines(gm.graph)))
+            self.listing = session.open_listing(f"{stage}/{graph}", node_lines(gm.graph))
 
     def run_pass(self, pass_: Pass, before: Contract | None, name: str = "") -> None:
         """Run a pass; `name` is that of the hook it was given to, if any."""

@@ -58,6 +58,15 @@ class Session:
             return None
         return 0 if self.count.stopped else max(self.rewrite_limit - self.count.made, 0)
 
+    def open_listing(self, place: str, lines: list[str]) -> Listing:
+        """The listing of a graph in a stage; another one if the stage runs again and the graph has changed since."""
+        earlier = [key for key in self.listings if key.partition("#")[0] == place]
+        if earlier and self.listings[earlier[-1]].latest == lines:
+            return self.listings[earlier[-1]]
+        key = f"{place}#{len(earlier) + 1}" if earlier else place
+        listing = self.listings[key] = Listing(lines)
+        return listing
+
     def add(self, record: PassRecord) -> None:
         """Keep the record of a pass that has run, and count its rewrites."""
         self.records.append(record)
