@@ -24,10 +24,12 @@ from triptych.explaining.labels import input_labels
 from triptych.explaining.line_table import splices
 from triptych.explaining.page import ASSETS, page
 from triptych.explaining.page_data import report_data
+from triptych.options import Options
 from triptych.passes.catalogue import all_rules
 from triptych.passes.effects import EFFECT_OF_PASS, EFFECT_OF_RULE, MOVE, SPELLING, count_effects, effect_of
 from triptych.passes.node_lines import NodeLine, node_lines
 from triptych.passes.record import PassRecord
+from triptych.passes.session import Session
 from triptych.pipeline import STAGES, Hook
 
 ROOT = Path(__file__).parent.parent
@@ -161,7 +163,6 @@ weights = nn.Linear(4, 4)
     [
         (branch, {}),
         (two_programs, {}),
-        # three runs of one stage, over a graph that changes in between
         (lambda x: (x @ (weights.weight.t() * 2 + weights.bias.exp())).relu() + torch.full((4, 4), 2.0) * 3, {"freeze": True}),
     ],
 )
@@ -170,9 +171,21 @@ def test_graphs_inside_graphs_several_programs_and_repeated_stages(model, option
     for record in explanation.passes:
         sizes = (len(record.before.splitlines()), len(record.after.splitlines()))
         assert sizes == (record.nodes_before, record.nodes_after), f"{record.stage} {record.name}"
-    core = json.loads(json.dumps(report_data(explanation)))["core"]
+    core = report_data(explanation)["core"]
+    (joint,) = [box for box in core["programs"][0]["flow"] if box["key"] == "joint"]
+    assert joint["nodes"] == len(explanation.graphs["joint"].graph.nodes)
     numbers = [number for program in core["programs"] for box in program["flow"] for number in box["passes"]]
     assert sorted(numbers) == list(range(len(core["passes"]))), "every pass belongs to one point of the flow"
+
+
+def test_a_stage_that_runs_again_goes_on_only_if_the_graph_is_the_same():
+    session = Session(Options())
+    first = session.open_listing("freeze/joint", ["a", "b"])
+    first.add(["a"])
+    assert session.open_listing("freeze/joint", ["a"]) is first
+    second = session.open_listing("freeze/joint", ["c"])
+    assert second is not first and second.version(0) == "c"
+    assert session.open_listing("freeze/joint", ["c"]) is second
 
 
 def test_declines_are_counted_by_reason(training, data):

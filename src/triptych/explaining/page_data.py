@@ -122,14 +122,17 @@ class _Report:
         for number in range(first_pass, len(self.passes)):
             shown = self.passes[number]
             by_place[shown["stage"], shown["graph"].partition(".")[0]].append(number)  # with the graphs inside a graph
+        listings: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for number, shown in enumerate(self.listings):
+            if shown["program"] == program:
+                listings[shown["stage"], shown["graph"]].append(number)
         has_backward = any(graph == "backward" for _, graph in by_place)
 
         def box(key: str, label: str, places: list[tuple[str, str]], last: bool, side: str = "") -> Iterator[Any]:
-            wanted = {f"{stage}/{graph}" for stage, graph in places}
-            there = [listing for key, listing in session.listings.items() if key.partition("#")[0] in wanted]
+            there = [number for where in places for number in listings[where]]
             if not there:
                 return
-            listing = self.listing_number[id(there[-1 if last else 0])]
+            listing = there[-1 if last else 0]
             version = len(self.totals[listing]) - 1 if last else 0
             ran = places if last else [where for where in places if where[0] == "after_partition"]
             passes = [number for where in ran for number in by_place[where]]
