@@ -294,9 +294,9 @@ def test_generated_source_is_kernels_and_calls_of_them():
     ]
 
 
-def test_inductor_says_which_nodes_a_kernel_computes():
+def test_inductor_says_which_nodes_a_kernel_computes(tmp_path):
     layer = nn.Linear(8, 8)
-    explanation = triptych.explain(lambda x: layer(x).relu().sum(), torch.randn(4, 8))
+    explanation = triptych.explain(lambda x: layer(x).relu().sum(), torch.randn(4, 8), stock=True)
     calls = report_data(explanation)["kernels"]["calls"]
     assert explanation.kernel_launches == len(calls) > 0
     nodes = {node.name for node in explanation.graphs["forward"].graph.nodes}
@@ -305,6 +305,11 @@ def test_inductor_says_which_nodes_a_kernel_computes():
     assert any(call["gemms"] for call in calls)
     (flow,) = [box for box in report_data(explanation)["core"]["programs"][0]["flow"] if box["key"] == "kernels"]
     assert flow["nodes"] == len(calls) and flow["seconds"] > 0
+    assert explanation.stock.backend == "inductor" and explanation.stock.kernel_launches > 0
+    said = " ".join(str(explanation).split())
+    assert f"{len(calls)} kernel launches instead of {explanation.stock.kernel_launches} by stock Inductor" in said
+    path = explanation.to_html(tmp_path / "both.html")
+    assert decoded(path.read_text("utf-8"), 1)["core"]["backend"] == "inductor"
 
 
 # ---- what mattered ----

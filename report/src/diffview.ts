@@ -260,7 +260,7 @@ function passHead(pass: Pass, backend: string): Child[] {
     declined > 0 &&
       h(
         "details",
-        { class: "declines" },
+        { class: "declines", open: !pass.changed },
         h("summary", {}, `${plural(declined, "site")} declined`),
         h(
           "ul",

@@ -45,6 +45,11 @@ export class Graphs {
   type = (line: number): string => this.data.types[this.data.columns[1][line]];
   call = (line: number): string => this.data.columns[2][line];
   isInput = (line: number): boolean => /^input( |$)/.test(this.call(line));
+  /** What a reader calls a node: an input by its name in the model, everything else by its own. */
+  title(line: number): string {
+    const call = this.call(line);
+    return call.startsWith("input ") ? call.slice("input ".length) : this.name(line);
+  }
   inputs = (line: number): string[] => this.data.columns[3][line].map((number) => this.data.names[number]);
   rule = (line: number): string => this.data.rules[this.data.columns[5][line]];
   origin = (line: number): string => this.data.names[this.data.columns[6][line]] ?? "";
@@ -100,6 +105,24 @@ export class Graphs {
       this.namesIn.set(key, names);
     }
     return names;
+  }
+
+  /** Nodes of one program whose line has all the words, in the last version of each graph that has them. */
+  find(words: string[], program: number, most: number): { listing: number; version: number; line: number }[] {
+    const found = new Map<string, { listing: number; version: number; line: number }>();
+    this.data.listings.forEach((listing, number) => {
+      if (listing.program !== program) return;
+      const version = this.lastVersion(number);
+      for (const line of this.version(number, version)) {
+        if (this.name(line) === "output") continue;
+        const text = `${this.name(line)} ${this.call(line)}`.toLowerCase();
+        // the same line in a later stage takes the place of the earlier one
+        if (words.every((word) => text.includes(word)))
+          found.set(`${listing.stage === "pre_grad"}/${listing.graph}/${this.name(line)}`, { listing: number, version, line });
+      }
+    });
+    const starts = (hit: { line: number }): boolean => words.some((word) => this.title(hit.line).toLowerCase().startsWith(word));
+    return [...found.values()].sort((a, b) => Number(starts(b)) - Number(starts(a))).slice(0, most);
   }
 
   /** Before and after of a pass, aligned; all rows, the unchanged ones too. */

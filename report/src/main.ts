@@ -11,6 +11,8 @@ import { NodePanel } from "./nodepanel";
 import { PassList } from "./passlist";
 import { Picture } from "./picture";
 
+const FOUND_NODES = 40;
+
 type View = "passes" | "columns";
 
 class Report {
@@ -55,7 +57,17 @@ class Report {
   }
 
   private loadGraphs(): Promise<Graphs> {
-    this.graphs ??= part<GraphData>(this.report, "graphs").then((data) => new Graphs(data, this.core.passes));
+    this.graphs ??= part<GraphData>(this.report, "graphs").then((data) => {
+      const graphs = new Graphs(data, this.core.passes);
+      this.list.findNodes = (words) =>
+        graphs.find(words, this.program, FOUND_NODES).map(({ listing, version, line }) => {
+          const { stage, graph } = data.listings[listing];
+          const where = (graph.startsWith(stage) ? graph : `${stage} ${graph}`).replaceAll("_", "-");
+          const name = graphs.name(line);
+          return { name: graphs.title(line), where, text: graphs.call(line), go: () => void this.showNode({ listing, version, name }) };
+        });
+      return graphs;
+    });
     return this.graphs;
   }
 
@@ -259,7 +271,7 @@ function helpDialog(): HTMLDialogElement {
   const keys: [string, string][] = [
     ["j, k or ↓, ↑", "next, previous pass"],
     ["n, p", "next, previous change of the pass"],
-    ["/", "search passes, rules and reasons to decline"],
+    ["/", "search passes, rules, reasons to decline, nodes"],
     ["c", "only passes that changed something, or all"],
     ["1, 2", "passes; source, nodes and kernels"],
     ["Tab, Enter", "go to a node, choose it: its source, its history"],

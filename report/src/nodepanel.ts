@@ -30,7 +30,7 @@ export class NodePanel {
     const steps = history(graphs, kernels, place);
     replace(
       this.element,
-      h("h2", {}, place.name),
+      h("h2", {}, graphs.title(line)),
       h("p", { class: "listing" }, lineElement(graphs, line, -1, "right")),
       cost > 0 && h("p", { class: "facts" }, `about ${time(cost)} and ${bytes(graphs.bytes(line))} by itself (estimated)`),
       frames.length > 0 && h("h3", {}, "Source"),

@@ -16,9 +16,11 @@ export class PassList {
   private texts: string[] = [];
   private program = 1;
   current = -1;
+  /** Nodes that a search finds, once the graphs are decoded. */
+  findNodes: (words: string[]) => { name: string; where: string; text: string; go: () => void }[] = () => [];
 
   constructor(private choose: (pass: number) => void) {
-    this.search = h("input", { type: "search", placeholder: "search passes, rules, reasons", "aria-label": "Search passes" });
+    this.search = h("input", { type: "search", placeholder: "search passes, rules, nodes", "aria-label": "Search passes" });
     this.search.addEventListener("input", () => this.draw());
     this.search.addEventListener("keydown", (event) => {
       if (event.key === "Escape") {
@@ -121,6 +123,14 @@ export class PassList {
     });
     const total = this.passes.filter((pass) => pass.program === this.program).length;
     replace(this.status, `${this.order.length} of ${total}`);
+    const nodes = words.length ? this.findNodes(words) : [];
+    if (nodes.length) {
+      const hits = nodes.map(({ name, where, text, go }) =>
+        h("div", { class: "pass hit", title: text, role: "option", tabindex: 0, onclick: go, onkeydown: (event: KeyboardEvent) => event.key === "Enter" && go() },
+          h("span", { class: "sign" }, "▪"), h("span", { class: "pass-name" }, breakable(name)), h("span", { class: "nodes" }), h("span", { class: "what" }, where)),
+      );
+      children.push(h("div", { role: "group", "aria-label": "nodes" }, h("h3", {}, "nodes"), hits));
+    }
     replace(this.list, children.length ? children : h("p", { class: "empty" }, "No pass fits."));
     for (const [number, row] of this.rows) row.setAttribute("aria-selected", String(number === this.current));
   }

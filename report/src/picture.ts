@@ -171,7 +171,7 @@ export class Picture {
       this.clear("Only the order changed.");
       return;
     }
-    const texts = new Map(part.nodes.map((node) => [node.name, [SIGNS[node.mark] + node.name, operation(graphs.call(node.line))]]));
+    const texts = new Map(part.nodes.map((node) => [node.name, [SIGNS[node.mark] + graphs.title(node.line), graphs.isInput(node.line) ? "input" : operation(graphs.call(node.line))]]));
     const width = (name: string): number =>
       Math.max(...(texts.get(name) as string[]).map((text) => Math.min(text.length, 30))) * CHARACTER + 14;
     const expected = (this.request = requests + 1);

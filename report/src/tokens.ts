@@ -38,12 +38,13 @@ export function lineElement(
   const source = graphs.source(line);
   const rule = withRule ? graphs.rule(line) : "";
   const isOutput = name === "output" && !type;
-  const shown = call.length > LONGEST ? call.slice(0, LONGEST) + " …" : call;
-  const otherCall = versus(graphs.call);
+  const title = graphs.title(line);
+  const shown = title !== name ? "input" : call.length > LONGEST ? call.slice(0, LONGEST) + " …" : call;
+  const otherCall = title !== name ? null : versus(graphs.call);
   return h(
     "span",
     { class: "line" },
-    h("b", { class: "name" }, isOutput ? "return" : name),
+    h("b", { class: "name", title: title !== name && name }, isOutput ? "return" : title),
     type && h("span", { class: "type" }, ": ", marked(type, versus(graphs.type), side)),
     isOutput ? " " : " = ",
     h("span", { class: "call" }, marked(shown, otherCall && otherCall.slice(0, LONGEST), side)),

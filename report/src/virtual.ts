@@ -14,7 +14,7 @@ export class VirtualList {
 
   constructor(
     private rowHeight: number,
-    label: string,
+    private label: string,
     private draw: (index: number) => HTMLElement,
     private choose: (index: number) => void,
   ) {
@@ -46,7 +46,10 @@ export class VirtualList {
     if (top < scrollTop || top + this.rowHeight > scrollTop + clientHeight)
       this.element.scrollTop = Math.max(0, top - clientHeight / 3);
     this.active = index;
+    this.element.setAttribute("aria-activedescendant", this.rowId(index));
   }
+
+  private rowId = (index: number): string => `${this.label.replaceAll(" ", "-")}-${index}`;
 
   private refresh(): void {
     const first = Math.max(0, Math.floor(this.element.scrollTop / this.rowHeight) - MARGIN);
@@ -61,6 +64,7 @@ export class VirtualList {
       if (this.shown.has(index)) continue;
       const row = this.draw(index);
       row.style.top = `${index * this.rowHeight}px`;
+      row.id = this.rowId(index);
       row.setAttribute("role", "option");
       row.setAttribute("aria-posinset", String(index + 1));
       row.setAttribute("aria-setsize", String(this.count));

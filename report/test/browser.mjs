@@ -55,10 +55,15 @@ const steps = {
     await page.keyboard.press("c");
     await page.keyboard.press("/");
     await page.keyboard.type("topological");
-    const found = await page.locator(".pass-name").allTextContents();
+    const found = await page.locator(".pass:not(.hit) .pass-name").allTextContents();
     assert.ok(found.length > 0 && found.every((name) => name.includes("topological")), found.join());
     await page.keyboard.press("Escape");
     assert.equal(await count(), changed);
+    await page.keyboard.press("/");
+    await page.keyboard.type("scaled_dot");
+    await page.locator(".pass.hit").first().click();
+    await page.waitForSelector(".row.single .cell.chosen[data-name*=scaled_dot]");
+    await page.locator(".filters input[type=search]").fill("");
   },
 
   async "folds open"() {
