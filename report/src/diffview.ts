@@ -45,7 +45,7 @@ const SIGNS: Record<string, [string, string]> = {
 };
 
 export class DiffView {
-  readonly element = h("main", { class: "middle", tabindex: -1 });
+  readonly element = h("main", { class: "panel-middle", tabindex: -1 });
   private head = h("div", { class: "pass-head" });
   private table = h("div", { class: "diff", role: "table" });
   private scroller = h("div", { class: "scroller" });

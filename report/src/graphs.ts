@@ -107,19 +107,19 @@ export class Graphs {
     return names;
   }
 
-  /** Nodes of one program whose line has all the words, in the last version of each graph that has them. */
+  /** Nodes of one program whose line has all the words: where a stage leaves them or, if it removed them, met them. */
   find(words: string[], program: number, most: number): { listing: number; version: number; line: number }[] {
     const found = new Map<string, { listing: number; version: number; line: number }>();
     this.data.listings.forEach((listing, number) => {
       if (listing.program !== program) return;
-      const version = this.lastVersion(number);
-      for (const line of this.version(number, version)) {
-        if (this.name(line) === "output") continue;
-        const text = `${this.name(line)} ${this.call(line)}`.toLowerCase();
-        // the same line in a later stage takes the place of the earlier one
-        if (words.every((word) => text.includes(word)))
-          found.set(`${listing.stage === "pre_grad"}/${listing.graph}/${this.name(line)}`, { listing: number, version, line });
-      }
+      for (const version of new Set([0, this.lastVersion(number)]))
+        for (const line of this.version(number, version)) {
+          if (this.name(line) === "output") continue;
+          const text = `${this.name(line)} ${this.call(line)}`.toLowerCase();
+          // a later version of a node takes the place of an earlier one
+          if (words.every((word) => text.includes(word)))
+            found.set(`${listing.stage === "pre_grad"}/${listing.graph}/${this.name(line)}`, { listing: number, version, line });
+        }
     });
     const starts = (hit: { line: number }): boolean => words.some((word) => this.title(hit.line).toLowerCase().startsWith(word));
     return [...found.values()].sort((a, b) => Number(starts(b)) - Number(starts(a))).slice(0, most);

@@ -1,6 +1,7 @@
 // A node through all stages: from the call that Dynamo captured to the kernel that computes it.
 
 import type { KernelData } from "./data";
+import { plural } from "./format";
 import type { Graphs } from "./graphs";
 
 export interface Place {
@@ -88,7 +89,12 @@ function backwards(graphs: Graphs, place: Place): Step[] {
     if (graphs.data.listings[listing].stage === "joint" || graphs.data.listings[earlier.listing].stage === TORCH_STAGE)
       for (const name of current.slice(0, 3))
         steps.unshift(
-          step({ where: "AOTAutograd", what: "traced", at: { listing, version: 0, name }, line: first.get(name) as number }),
+          step({
+            where: "AOTAutograd",
+            what: graphs.origin(first.get(name) as number) ? "traced" : "traced, as part of its gradient",
+            at: { listing, version: 0, name },
+            line: first.get(name) as number,
+          }),
         );
     ({ listing, version, names: current } = earlier);
   }
@@ -203,7 +209,7 @@ function forwards(graphs: Graphs, kernels: KernelData | null, place: Place): Ste
           step({ where: "AOTAutograd", what: "becomes", at: { listing: later, version: 0, name }, line: first.get(name) as number }),
         ),
       );
-      if (names.size > shown.length) steps.push(step({ where: "AOTAutograd", what: `and ${names.size - shown.length} more nodes` }));
+      if (names.size > shown.length) steps.push(step({ where: "AOTAutograd", what: `and ${plural(names.size - shown.length, "more node")}` }));
     }
     listing = later;
     version = 0;

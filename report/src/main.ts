@@ -41,7 +41,7 @@ class Report {
     const tab = (view: View, text: string): HTMLElement =>
       h("button", { type: "button", role: "tab", id: `tab-${view}`, "aria-selected": "false", onclick: () => void this.open(view) }, text);
     this.tabs = { passes: tab("passes", "Passes"), columns: tab("columns", "Source · nodes · kernels") };
-    const right = h("aside", { class: "right", "aria-label": "Picture and node" }, this.picture.element, this.node.element);
+    const right = h("aside", { class: "panel-right", "aria-label": "Picture and node" }, this.picture.element, this.node.element);
     this.passView.append(this.list.element, this.diff.element, right);
     app.append(this.head, this.flow, this.passView, this.columns.element, this.help);
     document.addEventListener("keydown", (event) => this.key(event));

@@ -45,7 +45,7 @@ export class PassList {
     });
     this.element = h(
       "nav",
-      { class: "left", "aria-label": "Passes" },
+      { class: "panel-left", "aria-label": "Passes" },
       h("div", { class: "filters" }, this.search, h("label", {}, this.onlyChanged, " changed only"), this.status),
       this.list,
     );
