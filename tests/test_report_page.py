@@ -26,11 +26,21 @@ from triptych.explaining.page import ASSETS, page
 from triptych.explaining.page_data import report_data
 from triptych.options import Options
 from triptych.passes.catalogue import all_rules
-from triptych.passes.effects import EFFECT_OF_PASS, EFFECT_OF_RULE, MOVE, SPELLING, count_effects, effect_of
+from triptych.passes.effects import (
+    EFFECT_OF_PASS,
+    EFFECT_OF_RULE,
+    LINEARS,
+    MOVE,
+    SPELLING,
+    count_effects,
+    effect_of,
+    sizes_of,
+)
 from triptych.passes.node_lines import NodeLine, node_lines
 from triptych.passes.record import PassRecord
 from triptych.passes.session import Session
 from triptych.pipeline import STAGES, Hook
+from triptych.rewrite.record import Firing
 
 ROOT = Path(__file__).parent.parent
 FRONT_END = ROOT / "report"
@@ -332,6 +342,16 @@ def test_spelling_and_order_are_counted_apart():
     assert counts[SPELLING] == 10 and counts[MOVE] == 5
     assert [e.phrase(n) for e, n in counts.items() if e.matters] == ["2 attentions fused"]
     assert effect_of("pre_grad_custom_pass", "anything").name == "yours"
+
+
+def test_linears_that_are_joined_are_counted():
+    assert [LINEARS.phrase(len(sizes), sizes) for sizes in ([3], [3, 3], [3, 2])] == [
+        "3 linears joined", "2x3 linears joined", "5 linears joined into 2",
+    ]  # fmt: skip
+    assert LINEARS.phrase(2) == "2 groups of linears joined"
+    record = PassRecord("pre_grad", "fuse_parallel_linear_pass", "pre_grad")
+    record.sites.append(Firing("joined_weights", "linear", removed=("linear", "linear_1", "linear_2"), created=("cat",)))
+    assert sizes_of(LINEARS, [record]) == [3]
 
 
 def test_the_summary_says_what_mattered(training):

@@ -95,8 +95,8 @@ def _flops(node: Node) -> float:
         return backward * 2.0 * elements(produced.shape) * elements(weight.shape[1:])
     if not is_gemm(name):
         return 0.0
-    matrices = [value for value in operands if value.dim() >= 2] or operands
-    left = matrices[-2] if name in ("addmm", "baddbmm", "addbmm") and len(matrices) > 1 else operands[0]
+    # the first operand of a sum with a product is what is added to it
+    left = operands[-2:][0] if name in ("addmm", "baddbmm", "addbmm") else operands[0]
     return 2.0 * elements(first.shape) * size_hint(left.shape[-1] if left.dim() else 1)
 
 

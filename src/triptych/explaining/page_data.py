@@ -8,7 +8,8 @@
     passes: {program, stage, graph, place, name, purpose, effect, changed, error, note, rewrites, tried, matched,
         before, after (node counts), seconds, stop, fired: [[rule, count, formula, effect]],
         declines: [{rule, reason, count, sites: [[node, source line]]}],
-        decisions: [{rule, node, before, after (seconds), measured}], listing, versions: [from, to]}
+        decisions: [{rule, node, before, after (seconds), measured}], listing, versions: [from, to],
+        change: {gemms, bytes, seconds}, what it changed in the estimates}
 `graphs`:
     names, types, rules: strings by number; stacks: [[file, line, function]] by number, innermost frame last
     files: {path, numbers, lines}: the source lines that the report has
@@ -25,14 +26,14 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..passes.catalogue import all_rules
 from ..passes.effects import effect_of, main_effect
-from ..passes.record import PassRecord
+from ..passes.record import Listing, PassRecord
 from ..passes.session import Session
 from ..pipeline import STAGES
 from .kernel_costs import kernel_costs
@@ -95,14 +96,7 @@ class _Report:
     def _program(self, session: Session, number: int) -> dict[str, Any]:
         labels = input_labels(session.graphs)
         for key, listing in session.listings.items():
-            self.listing_number[id(listing)] = len(self.listings)
-            stage, _, graph = key.partition("#")[0].partition("/")
-            versions = [[self.table.number(line, number, labels) for line in lines] for lines in listing.versions()]
-            deltas = [splices(before, after) for before, after in itertools.pairwise(versions)]
-            self.totals.append([self.table.total(version) for version in versions])
-            self.listings.append(
-                {"program": number, "stage": stage, "graph": graph, "first": versions[0], "deltas": deltas}
-            )
+            self._add_listing(listing, number, key.partition("#")[0], labels)
         first = len(self.passes)
         for record in session.records:
             if record.sites:
@@ -113,6 +107,16 @@ class _Report:
         for graph, source in session.kernels.items():
             self._kernels(session, number, graph, source)
         return {"flow": list(self._flow(session, number, first))}
+
+    def _add_listing(self, listing: Listing, program: int, place: str, labels: Mapping[str, str]) -> None:
+        self.listing_number[id(listing)] = len(self.listings)
+        stage, _, graph = place.partition("/")
+        versions = [[self.table.number(line, program, labels) for line in lines] for lines in listing.versions()]
+        deltas = [splices(before, after) for before, after in itertools.pairwise(versions)]
+        self.totals.append([self.table.total(version) for version in versions])
+        self.listings.append(
+            {"program": program, "stage": stage, "graph": graph, "first": versions[0], "deltas": deltas}
+        )
 
     # ---- the flow ----
 
@@ -167,9 +171,7 @@ class _Report:
         reasons: dict[tuple[str, str], list[list[str]]] = defaultdict(list)
         for decline in record.declines:
             reasons[decline.rule, decline.reason].append([decline.fault, decline.source])
-        listing = self.listing_number.get(id(record.listing), -1) if record.listing is not None else -1
-        if record.listing is not None and listing < 0:  # a record that no session has the listing of
-            listing = self._stray_listing(record, program)
+        listing = self._listing_of(record, program)
         return {
             "program": program,
             "stage": record.stage,
@@ -216,16 +218,13 @@ class _Report:
         before, after = (self.totals[listing][version] for version in versions)
         return {what: after[what] - before[what] for what in ("gemms", "bytes", "seconds")}
 
-    def _stray_listing(self, record: PassRecord, program: int) -> int:
-        assert record.listing is not None
-        versions = [[self.table.number(line, program, {}) for line in lines] for lines in record.listing.versions()]
-        deltas = [splices(before, after) for before, after in itertools.pairwise(versions)]
-        number = self.listing_number[id(record.listing)] = len(self.listings)
-        self.totals.append([self.table.total(version) for version in versions])
-        self.listings.append(
-            {"program": program, "stage": record.stage, "graph": record.graph, "first": versions[0], "deltas": deltas}
-        )
-        return number
+    def _listing_of(self, record: PassRecord, program: int) -> int:
+        """The number of a record's listing; -1 if nobody was watching."""
+        if record.listing is None:
+            return -1
+        if id(record.listing) not in self.listing_number:  # of a record that was made by hand
+            self._add_listing(record.listing, program, f"{record.stage}/{record.graph}", {})
+        return self.listing_number[id(record.listing)]
 
     # ---- kernels ----
 

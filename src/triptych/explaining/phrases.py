@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..passes.effects import Effect, count_effects
+from ..passes.effects import Effect, count_effects, sizes_of
 from ..passes.record import PassRecord
 
 if TYPE_CHECKING:
@@ -71,7 +71,10 @@ def data_size(size: float) -> str:
 
 def what_mattered(explanation: Explanation) -> str:
     """The rewrites that changed what is computed or moved: "2 attentions fused, 26 no-ops gone"."""
-    return ", ".join(effect.phrase(times) for effect, times in _effects(explanation, matters=True))
+    return ", ".join(
+        effect.phrase(times, sizes_of(effect, explanation.passes))
+        for effect, times in _effects(explanation, matters=True)
+    )
 
 
 def the_rest(explanation: Explanation) -> str:

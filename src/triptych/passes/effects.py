@@ -6,7 +6,7 @@ A rule that does something else than the rest of its pass has a row of its own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..pipeline import STAGES, Hook
@@ -22,9 +22,16 @@ class Effect:
     many: str
     matters: bool = True
     """The program does less, or other, work afterwards."""
+    members: str = ""
+    """Of a rewrite that makes one operation of several like ones: what these are, so that they can be counted too."""
 
-    def phrase(self, times: int) -> str:
-        return f"{times} {self.one if times == 1 else self.many}"
+    def phrase(self, times: int, sizes: Sequence[int] = ()) -> str:
+        """How often, in words; `sizes`: how many operations each rewrite made one of."""
+        if not self.members or len(sizes) != times:
+            return f"{times} {self.one if times == 1 else self.many}"
+        if len(set(sizes)) > 1:
+            return f"{sum(sizes)} {self.members} joined into {times}"
+        return f"{times}x{sizes[0]} {self.members} joined" if times > 1 else f"{sizes[0]} {self.members} joined"
 
 
 SPELLING = Effect("spelling", "change of spelling", "changes of spelling", matters=False)
@@ -33,7 +40,8 @@ PREPARATION = Effect("preparation", "step for the code generator", "steps for th
 
 ATTENTION = Effect("fusion", "attention fused", "attentions fused")
 MASK = Effect("fusion", "attention mask simplified", "attention masks simplified")
-LINEARS = Effect("fusion", "group of linears joined", "groups of linears joined")
+LINEARS = Effect("fusion", "group of linears joined", "groups of linears joined", members="linears")
+PRODUCTS = Effect("fusion", "group of matrix products joined", "groups of matrix products joined")
 BATCH = Effect("fusion", "operation batched", "operations batched")
 NORM = Effect("fusion", "batch norm folded into weights", "batch norms folded into weights")
 PRODUCT = Effect("fusion", "matrix product rewritten", "matrix products rewritten")
@@ -71,7 +79,7 @@ EFFECT_OF_PASS: dict[str, Effect] = {
     "einsum_to_pointwise_pass": PRODUCT,
     "group_batch_fusion_passes": BATCH,
     "sink_cat_after_pointwise": BATCH,
-    "fuse_split_linear_add_pass": LINEARS,
+    "fuse_split_linear_add_pass": PRODUCTS,
     "fuse_parallel_linear_pass": LINEARS,
     "remove_reshape_pass": VIEWS,
     "linear_permute_fusion": PRODUCT,
@@ -103,8 +111,8 @@ EFFECT_OF_PASS: dict[str, Effect] = {
     # post_grad
     "eliminate_dead_code": DEAD,
     "reorder_for_locality": MOVE,
-    "grouped_gemm_pass": LINEARS,
-    "concat_linear_woq_int4": LINEARS,
+    "grouped_gemm_pass": PRODUCTS,
+    "concat_linear_woq_int4": PRODUCTS,
     "remove_assert_ops": NO_OP,
     "slice_scatter_chunking": PIECES,
     "normalization_aten_pass": SPELLING,
@@ -156,6 +164,12 @@ def effect_of(pass_name: str, rule: str = "") -> Effect:
     if pass_name in HOOKS:
         return YOURS
     return EFFECT_OF_RULE.get(rule) or EFFECT_OF_PASS.get(pass_name, OTHER)
+
+
+def sizes_of(effect: Effect, records: Iterable[PassRecord]) -> list[int]:
+    """How many operations each rewrite of this kind replaced, as far as somebody was watching."""
+    firings = [(record.name, site) for record in records for site in record.sites]
+    return [len(site.removed) for name, site in firings if effect_of(name, site.rule) is effect]
 
 
 def main_effect(record: PassRecord) -> Effect | None:
