@@ -286,7 +286,13 @@ function helpDialog(): HTMLDialogElement {
 }
 
 const app = document.getElementById("app") as HTMLElement;
-void new Report(app).start(0).then(() => {
-  performance.mark("report-ready");
-  document.documentElement.dataset.ready = "true";
-});
+new Report(app).start(0).then(
+  () => {
+    performance.mark("report-ready");
+    document.documentElement.dataset.ready = "true";
+  },
+  (error: unknown) => {
+    app.replaceChildren(h("p", { class: "warning empty" }, `The report could not be read; a current browser is needed. ${error}`));
+    throw error;
+  },
+);

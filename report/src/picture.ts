@@ -68,7 +68,7 @@ export function neighbourhood(graphs: Graphs, pass: Pass, rows: Row[], centre: s
   const seeds = new Set<string>();
   const waiting = start ? [start] : [];
   const seen = new Set(waiting);
-  let distance = new Map([[start, 0]]);
+  const distance = new Map([[start, 0]]);
   while (waiting.length && seeds.size < MOST_SEEDS) {
     const name = waiting.shift() as string;
     const near = changed.has(name) ? 0 : (distance.get(name) ?? 0) + 1;
