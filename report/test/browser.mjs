@@ -63,6 +63,9 @@ const steps = {
     await page.keyboard.type("scaled_dot");
     await page.locator(".pass.hit").first().click();
     await page.waitForSelector(".row.single .cell.chosen[data-name*=scaled_dot]");
+    const history = (await page.locator(".history li").allTextContents()).join("\n");
+    for (const step of [/^Dynamo captured/, /fuse_attention created by fuse_attention from .*softmax/, /AOTAutograd/, /code generation/])
+      assert.match(history, new RegExp(step.source, "m"));
     await page.locator(".filters input[type=search]").fill("");
   },
 

@@ -49,7 +49,7 @@ def operation_cost(node: Node) -> OperationCost:
 
 
 def group_cost(nodes: Iterable[Node], inside: Collection[Node]) -> OperationCost:
-    """The estimate for nodes that one kernel computes: what lies between two of them is not read or written."""
+    """The estimate for nodes that one kernel computes: values that only these nodes use are not read or written."""
     gemms, flops = 0, 0.0
     read_nodes: dict[Node, None] = {}
     written: list[torch.Tensor] = []

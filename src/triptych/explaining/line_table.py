@@ -1,4 +1,4 @@
-"""Every line of every listing of a report, once: what the page's graphs, differences and histories are made of."""
+"""Every line of every listing of a report, stored once. The page builds graphs, differences and histories from it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class LineTable:
         if isinstance(line, NodeLine):
             name, type_, call, inputs = line.name, line.type, line.call, line.inputs
             rule, origin, sequence = line.rule, line.origin, line.sequence
-        else:  # a listing that somebody made by hand
+        else:  # a listing of plain strings
             name, _, call = line.partition(" = ") if " = " in line else (line, "", line)
             name, _, type_ = name.partition(": ")
             inputs, rule, origin, sequence = (), "", "", -1

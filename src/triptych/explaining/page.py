@@ -38,7 +38,7 @@ def page(*explanations: Explanation) -> str:
 
 
 def _parts(reports: list[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
-    """Every part of the data: the identifier it is found by, the title of its report, and the data themselves."""
+    """Every part of the data: its identifier, the title of its report, and the data themselves."""
     for number, report in enumerate(reports):
         for name, part in report.items():
             yield f"data-{number}-{name}", report["core"]["title"], encoded(part)

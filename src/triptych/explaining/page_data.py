@@ -222,7 +222,7 @@ class _Report:
         """The number of a record's listing; -1 if nobody was watching."""
         if record.listing is None:
             return -1
-        if id(record.listing) not in self.listing_number:  # of a record that was made by hand
+        if id(record.listing) not in self.listing_number:  # a record that no stage of the session wrote
             self._add_listing(record.listing, program, f"{record.stage}/{record.graph}", {})
         return self.listing_number[id(record.listing)]
 

@@ -26,7 +26,7 @@ class Effect:
     """Of a rewrite that makes one operation of several like ones: what these are, so that they can be counted too."""
 
     def phrase(self, times: int, sizes: Sequence[int] = ()) -> str:
-        """How often, in words; `sizes`: how many operations each rewrite made one of."""
+        """How often, in words; `sizes`: how many operations each rewrite joined."""
         if not self.members or len(sizes) != times:
             return f"{times} {self.one if times == 1 else self.many}"
         if len(set(sizes)) > 1:
@@ -179,7 +179,7 @@ def main_effect(record: PassRecord) -> Effect | None:
 
 
 def count_effects(records: Iterable[PassRecord]) -> Counter[Effect]:
-    """How many rewrites of each kind were made."""
+    """How many rewrites there are of each kind."""
     counts: Counter[Effect] = Counter()
     for record in records:
         for rule, times in record.fired.items():

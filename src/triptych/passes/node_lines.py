@@ -25,7 +25,7 @@ class NodeLine(str):
     rule: str
     """The rule that created it in this or an earlier stage, or nothing."""
     origin: str
-    """The node of the captured graph that AOTAutograd made it of, or nothing."""
+    """The node of the captured graph that AOTAutograd traced it for, or nothing."""
     sequence: int
     """Number of the autograd operation: a node of the backward has that of its forward; -1 if it is not known."""
     cost: OperationCost
