@@ -54,6 +54,7 @@ RANDOM = Effect("lowering", "random draw replaced", "random draws replaced")
 REDUCTION = Effect("lowering", "reduction rewritten", "reductions rewritten")
 IN_PLACE = Effect("memory", "write made in place", "writes made in place")
 SAVED = Effect("memory", "saved value changed", "saved values changed")
+CHUNKS = Effect("memory", "loss computed in chunks", "losses computed in chunks")
 DEVICE = Effect("memory", "tensor built on the GPU", "tensors built on the GPU")
 YOURS = Effect("yours", "rewrite of yours", "rewrites of yours")
 OTHER = Effect("rewrite", "other rewrite", "other rewrites")
@@ -104,6 +105,7 @@ EFFECT_OF_PASS: dict[str, Effect] = {
     "remove_noop_ops": NO_OP,
     "constant_fold_uniform_value": CONSTANT,
     "pass_patterns": VIEWS,
+    "auto_chunker": CHUNKS,
     "pad_mm": PRODUCT,
     "replace_random_passes": RANDOM,
     "keep_overwritten": SAVED,
