@@ -86,6 +86,12 @@ def test_explain_train_writes_a_page(file):
     assert "<!doctype html>" in (file.parent / "out" / "page.html").read_text()
 
 
+def test_explain_compares_kernels_with_those_of_stock_inductor(file):
+    text = run("explain", "models.py:tower", "--stock", "--html", "page.html").output
+    assert re.search(r"\d+ kernel launch(es)? instead of \d+ by stock Inductor", " ".join(text.split()))
+    assert (file.parent / "page.html").read_text().count('-core" data-report="tower, inference, compiled with ') == 2
+
+
 def test_explain_inductor_shows_one_pass_line_by_line(file):
     text = run("explain", "models.py:tower", "--backend", "inductor", "--pass", "remove_noop_ops").output
     assert text.startswith("joint remove_noop_ops (joint):")

@@ -56,9 +56,11 @@ def kernel_phrase(explanation: Explanation) -> str:
     phrase = count(explanation.kernel_launches, "kernel launch", "kernel launches")
     if explanation.stock is None:
         return phrase
+    phrase += f" instead of {explanation.stock.kernel_launches} by stock Inductor"
     saved = explanation.stock.kernel_bytes - explanation.kernel_bytes
-    moved = f"{data_size(abs(saved))} {'less' if saved >= 0 else 'more'} read and written (estimated)"
-    return f"{phrase} instead of {explanation.stock.kernel_launches} by stock Inductor, {moved}"
+    if not saved:
+        return phrase
+    return f"{phrase}, {data_size(abs(saved))} {'less' if saved > 0 else 'more'} read and written (estimated)"
 
 
 def data_size(size: float) -> str:
