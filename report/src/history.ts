@@ -63,7 +63,8 @@ function backwards(graphs: Graphs, place: Place): Step[] {
         const what =
           event.kind === "created"
             ? `created by ${why}${before.length ? ` from ${before.join(", ")}` : ""}`
-            : `rewritten${graphs.rule(event.line) ? ` by ${graphs.rule(event.line)}` : ""}`;
+            : // a rule that created the node earlier has nothing to do with this change
+              `rewritten${graphs.rule(event.line) !== graphs.rule(event.was) ? ` by ${graphs.rule(event.line)}` : ""}`;
         steps.unshift(
           step({ where: pass?.name ?? "", what, pass: event.pass, at: { listing, version: at, name }, line: event.line }),
         );
