@@ -69,6 +69,20 @@ def test_index_add_takes_what_eager_takes(dynamic):
     torch.testing.assert_close(compiled(function, "eager", dynamic)(*inputs), function(*inputs))
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("codegen", CODEGENS)
+def test_index_fill_has_the_strides_of_a_copy(codegen, dynamic):
+    """Of operands that are transposed, have gaps, both, or repeat their elements."""
+
+    def function(x):
+        views = x, x.t(), x[:, ::2], x.t()[:, ::2], x[:1].expand(4, 6)
+        return tuple(v.index_fill(0, torch.tensor([1]), 2.0) for v in views)
+
+    x = torch.randn(4, 6)
+    for want, got in zip(function(x), compiled(function, codegen, dynamic)(x)):
+        assert torch.equal(got, want) and got.stride() == want.stride()
+
+
 @pytest.mark.parametrize("codegen", CODEGENS)
 def test_round_to_decimals_refuses_integers(codegen):
     def function(x):
@@ -167,7 +181,8 @@ def test_torchs_own_table_stays_as_it_is():
     table = corrected(before)
     assert {op for op in before if table[op] is not before[op]} == {
         aten.addmm.default, aten.add.Tensor, aten.index_add.default, aten.max_unpool2d.default, aten.round.decimals,
-        aten.soft_margin_loss_backward.default, aten.native_dropout.default,
+        aten.soft_margin_loss_backward.default, aten.native_dropout.default, aten.index_fill.int_Scalar,
+        aten.index_fill.int_Tensor,
     }  # fmt: skip
     assert _private.select_decomp_table() == before
     assert aten.add.Tensor not in portable_decompositions()

@@ -27,6 +27,8 @@ def corrected(table: Decompositions) -> Decompositions:
         aten.addmm.default: bias_unread_at_beta_zero,
         aten.add.Tensor: complex_add_of_nothing,
         aten.index_add.default: index_add_of_matching_shapes,
+        aten.index_fill.int_Scalar: index_fill_in_strides_of_a_copy,
+        aten.index_fill.int_Tensor: index_fill_in_strides_of_a_copy,
         aten.max_unpool2d.default: max_unpool2d_in_memory_format,
         aten.round.decimals: lambda _: round_decimals,
         aten.soft_margin_loss_backward.default: lambda _: soft_margin_loss_backward,
@@ -94,6 +96,19 @@ def index_add_of_matching_shapes(decomposition: Decomposition) -> Decomposition:
         return decomposition(x, dim, index, source, alpha=alpha)
 
     return index_add
+
+
+def index_fill_in_strides_of_a_copy(decomposition: Decomposition) -> Decomposition:
+    """The operator fills a copy of its operand, which keeps the order of its strides. The decomposition of torch 2.13
+    loses that order where the operand has gaps; that of 2.11 makes it by a write, which AOTAutograd refuses."""
+
+    @functools.wraps(decomposition)
+    def index_fill(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        filled = decomposition(x.contiguous(), *args, **kwargs)
+        strides = torch.empty_like(x).stride()
+        return filled if known_equal(filled.stride(), strides) else torch.ops.prims.copy_strided(filled, strides)
+
+    return index_fill
 
 
 def max_unpool2d_in_memory_format(decomposition: Decomposition) -> Decomposition:
