@@ -40,6 +40,7 @@ from .post_grad.post_grad_fusions import (
     SplitCatAtenPass,
     UnbindStackAtenPass,
 )
+from .post_grad.reduced_atomic_contention import ReducedAtomicContention
 from .post_grad.reinplace import Reinplace
 from .post_grad.remove_assert_ops import RemoveAssertOps
 from .post_grad.reorder_for_locality import ReorderForLocality
@@ -214,6 +215,7 @@ POST_GRAD: list[Entry] = [
     RemoveAssertOps,
     PostGradPatterns,  # by the name of the joint stage's: the rules are others
     SliceScatterChunking,
+    ReducedAtomicContention,
     *POST_GRAD_FUSIONS,
     B2bGemmPass,  # after the patterns, which settle products and biases
     Hook("post_grad_custom_post_pass"),

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch.fx import Node
 
 from ..ir.facts import known, known_equal, number, tensor_fact
-from ..ir.program import ATEN, Program, Value
+from ..ir.program import Program, Value
 from ..ir.traits import is_pointwise
 from ..match.pattern import Tensor
-from ..rewrite.emit import Emitter
 from ..rewrite.examples import declines, fires
+from ..rewrite.iota import iota
 from ..rewrite.rule import Match, Rule
 
 FIRST_USERS = 64
@@ -66,7 +66,7 @@ class ScatterUponConstTensor(Rule):
 
     def rewrite(self, op, m, fill, dim, index, value, source):
         like, shape = m.root.tensor, list(m.root.shape)
-        places = _iota(op, shape[dim], like.device)
+        places = iota(op, shape[dim], like.device)
         places = op.reshape(places, [shape[dim] if d == dim else 1 for d in range(len(shape))])
         if not _checked_elsewhere(m, index, dim, shape[dim]):
             # some kernels count a negative place of a gather from the back: here it is out of range
@@ -110,13 +110,6 @@ def _fits(value: bool | int | float, dtype: torch.dtype) -> bool:
         return value in (0, 1)
     info = torch.iinfo(dtype)
     return float(value).is_integer() and info.min <= value <= info.max
-
-
-def _iota(op: Emitter, length: Any, device: torch.device) -> Value:
-    if op.program.dialect != ATEN:
-        return op.arange(length, device=device)
-    how = {"start": 0, "step": 1, "dtype": torch.int64, "device": device, "requires_grad": False}
-    return op.call(torch.ops.prims.iota.default, length, **how)
 
 
 # ---- an index that another operation checks ----

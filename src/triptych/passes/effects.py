@@ -54,6 +54,7 @@ RANDOM = Effect("lowering", "random draw replaced", "random draws replaced")
 REDUCTION = Effect("lowering", "reduction rewritten", "reductions rewritten")
 IN_PLACE = Effect("memory", "write made in place", "writes made in place")
 SAVED = Effect("memory", "saved value changed", "saved values changed")
+SPREAD = Effect("memory", "scatter spread over copies", "scatters spread over copies")
 CHUNKS = Effect("memory", "loss computed in chunks", "losses computed in chunks")
 DEVICE = Effect("memory", "tensor built on the GPU", "tensors built on the GPU")
 YOURS = Effect("yours", "rewrite of yours", "rewrites of yours")
@@ -117,6 +118,7 @@ EFFECT_OF_PASS: dict[str, Effect] = {
     "concat_linear_woq_int4": PRODUCTS,
     "remove_assert_ops": NO_OP,
     "slice_scatter_chunking": PIECES,
+    "reduced_atomic_contention": SPREAD,
     "normalization_aten_pass": SPELLING,
     "decompose_mm_pass": PRODUCT,
     "unbind_stack_aten_pass": PIECES,
