@@ -159,7 +159,7 @@ class _Reader:
         for node in large:
             for user in node.users:
                 if user.op == "output":
-                    raise Refused("{at}, which is as large as the product, is returned", at=node)
+                    raise Refused("{at}, which is as large as the product, is returned or saved", at=node)
                 if user not in self.rows:
                     raise Refused(self.refusals.get(user, Refusal("{at} is read outside", at=user)))
                 region.add(user)

@@ -56,9 +56,10 @@ class ChunkRows(Rule):
 
     Not bit for bit: the gradient of the weight is a sum over chunks, rounded to its dtype after each: in bfloat16 the
     error of 8 chunks was twice that of the whole (relative to float64, 3.6e-3 and 1.8e-3), in float32 the same. And
-    gradients are rounded before they are multiplied by the loss gradient, not after. A loss gradient that is infinite
-    or NaN spreads to all gradients, also to those of rows that the loss ignores. The work of the backward is done in
-    the forward: a program that asks for gradients and never uses them is slower.
+    gradients are rounded before they are multiplied by the loss gradient, not after: where they leave the range of
+    their dtype before, they stay infinite or zero. Where the loss gradient is infinite or NaN, a gradient is zero or
+    not finite, as in eager, but not always NaN where it is in eager. The work of the backward is done in the forward: a
+    program that asks for gradients and never uses them is slower.
     """
 
     least_bytes: int = LEAST_BYTES
@@ -83,8 +84,8 @@ class ChunkRows(Rule):
         if call is None or call.mutates or call.op not in ("matmul", "addmm") or result is None or result.dim() != 2:
             return False
         inner = tensor_of(call.args["self" if call.op == "matmul" else "mat1"]).shape[1]
-        is_wide = is_static((result.shape[1], inner)) and result.shape[1] >= TIMES_WIDER * inner
-        return is_wide and result.dtype.is_floating_point and bytes_of(result) >= self.least_bytes
+        is_wide = is_static((result.shape[1], inner)) and result.shape[1] >= TIMES_WIDER * inner > 0
+        return is_wide and result.dtype.is_floating_point and bytes_of(result) >= max(self.least_bytes, 1)
 
     def _site(self, program: Program, product: Node, backward: set[Node]) -> Match:
         try:
@@ -117,6 +118,9 @@ class ChunkRows(Rule):
                 continue
             late = op.at(gradient)
             scaled = late.mul(unscaled, Value(m.program, region.seed))
+            # rows that a loss ignores have no gradient, whatever that of the loss is: also NaN
+            nothing = late.full([], 0.0, dtype=scaled.dtype, device=scaled.device)
+            scaled = late.where(late.eq(unscaled, 0), nothing, scaled)
             if scaled.dtype != unscaled.dtype:  # of two scalars the wider dtype
                 scaled = late.to(scaled, dtype=unscaled.dtype)
             covered = (gradient,) if edits else tuple(region.rows)
