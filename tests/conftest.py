@@ -23,6 +23,8 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 import torch._dynamo  # noqa: E402
 
+from tests.breadth import mark_breadth  # noqa: E402
+
 torch.set_num_threads(1)
 
 # Each compile of Dynamo flushes the processor's caches to measure how long its guards take, 25 ms for a number that only
@@ -38,6 +40,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("alone") and "PYTEST_XDIST_WORKER" in os.environ:
         pytest.skip("measures time: run it with -n 0")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_breadth(items)
 
 
 def pytest_collection_finish() -> None:

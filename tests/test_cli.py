@@ -140,7 +140,8 @@ def test_an_error_of_the_model_is_one_line_with_a_traceback_on_request(file):
 
 
 def test_a_file_can_import_its_neighbours(file):
-    (file.parent / "beside.py").write_text("from models import tower as model, tower_args as args\n")
+    file.rename(file.with_name("neighbour.py"))
+    (file.parent / "beside.py").write_text("from neighbour import tower as model, tower_args as args\n")
     assert "tower" in run("explain", "beside.py", *EAGER).output
 
 

@@ -56,6 +56,7 @@ def program(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_outcomes_are_told_apart_and_a_crash_or_a_hang_costs_one_test(program, tmp_path):
     run = Run(program, "stock", tmp_path / "results", workers=1, timeout=10)
     outcomes = run.all([n for n in run.tests if not n.endswith("who_compiles")])

@@ -1,8 +1,8 @@
 """Whole models, compiled and eager: inference and training, both code generators, both kinds of shapes.
 
 By default each model runs with one layer and in four of the eight ways: any two of code generator, kind and shapes are
-there in every combination. The other four ways, with two layers, are marked slow; so are kernels for models whose layers
-are much like those of another model, because the C++ compiler takes longest.
+there in every combination. The other four ways, with two layers, are marked slow; so are all but one for models whose
+layers are much like those of another model.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ QUICK = {
     ("inductor", "inference", "static"),
     ("inductor", "training", "dynamic"),
 }
-ALIKE = {"decoder": "encoder", "bert": "encoder", "vit": "encoder", "llama": "gpt2", "t5": "gpt2", "resnet": "conv_batchnorm"}
-"""Models that run by kernels only among the slow tests, and the model that stands for them in the others."""
+ALIKE = {"encoder": "gpt2", "decoder": "encoder", "bert": "encoder", "vit": "encoder", "llama": "gpt2", "t5": "gpt2", "resnet": "conv_batchnorm"}
+"""Models that run in one way only beside the slow tests, and the model that stands for them in the others."""
 
 
 def is_quick(name: str, way: tuple[str, str, str]) -> bool:
-    if name == "resnet":  # many convolutions: its graphs take long to capture
-        return way == ("eager", "training", "static")
-    return way in QUICK and not (name in ALIKE and way[0] == "inductor")
+    return way in QUICK and (name not in ALIKE or way == ("eager", "training", "static"))
 
 
 CASES = [

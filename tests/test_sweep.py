@@ -208,6 +208,7 @@ def test_the_command_line(tmp_path):
     assert len(output.read_text().splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_costs_one_verdict(monkeypatch):
     # the worker finds no such operator and dies; the next unit is run by a new one
     units = [Unit("custom_op_db", 10_000, "nothing", "float32"), Unit("custom_op_db", 0, "NumpyCube", "float32")]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import logging
-from typing import Any
 
 import pytest
 import torch
@@ -66,34 +65,29 @@ def _tensors(result) -> list[torch.Tensor]:
     return [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
 
 
-def one_in(several: int, names: list[str]) -> list[Any]:
-    """All names; those between are marked slow."""
-    return [pytest.param(name, marks=pytest.mark.slow if i % several else ()) for i, name in enumerate(names)]
-
-
-@pytest.mark.parametrize("name", one_in(3, list(PROGRAMS)))
+@pytest.mark.parametrize("name", list(PROGRAMS))
 def test_number_as_input(name):
     check(PROGRAMS[name], STRICT)
 
 
-@pytest.mark.parametrize("name", one_in(2, list(PROGRAMS)[::4]))
+@pytest.mark.parametrize("name", list(PROGRAMS)[::4])
 def test_without_verification(name):
     check(PROGRAMS[name], EAGER)
 
 
-@pytest.mark.parametrize("name", one_in(5, list(PROGRAMS)[1::4]))
+@pytest.mark.parametrize("name", list(PROGRAMS)[1::4])
 def test_symbolic_from_the_first_call(name):
     check(PROGRAMS[name], STRICT, PROGRAMS[name].numbers[:2], dynamic=True)
 
 
-@pytest.mark.parametrize("name", one_in(3, [name for name in PROGRAMS if name.startswith("float")]))
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name.startswith("float")])
 @pytest.mark.parametrize("specialize", [True, False])
 def test_floats(name, specialize):
     with torch._dynamo.config.patch(specialize_float=specialize):
         check(PROGRAMS[name], STRICT, PROGRAMS[name].numbers[1:], dynamic=True)
 
 
-@pytest.mark.parametrize("name", one_in(4, THROUGH_KERNELS))
+@pytest.mark.parametrize("name", THROUGH_KERNELS)
 def test_through_kernels(name):
     check(PROGRAMS[name], {"on_error": "raise"})
 

@@ -90,7 +90,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-QUICK = {("resnet", "training"), ("unet", "inference")}
+QUICK = {("resnet", "training")}
 CASES = [
     pytest.param(name, kind, marks=() if (name, kind) in QUICK else pytest.mark.slow)
     for name in NETWORKS

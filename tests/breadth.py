@@ -1,0 +1,56 @@
+"""Tests that show the same thing on many programs: `make test` runs one in so many of their cases, `make test-all` all.
+
+The rest are marked slow. Cases that must always run have a test of their own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+
+ONE_IN = {
+    "kernels/test_rule_examples.py::test_example_through_kernels": 3,
+    "test_attention_masks.py::test_masks_of_models": 3,
+    "test_attention_models.py::test_model": 2,
+    "test_auto_chunker.py::test_equal_by_kernels": 3,
+    "test_batching.py::test_towers_become_one": 2,
+    "test_conv_bn.py::test_the_training_form_has_the_gradients_of_all_weights": 2,
+    "test_fact_memo.py::test_attention": 2,
+    "test_flow.py::test_like_eager": 3,
+    "test_freeze.py::test_models": 3,
+    "test_freeze_changes.py::test_a_change_shows_in_the_next_call": 2,
+    "test_joint_rules.py::test_scaled_softmax_of_a_training_step": 3,
+    "test_known_buffers.py::test_changes_are_noticed": 3,
+    "test_linear_work.py::test_pre_grad_work_is_linear": 3,
+    "test_linear_work.py::test_pre_grad_work_on_captured_graphs_is_linear": 3,
+    "test_linears.py::test_against_eager": 2,
+    "test_partition.py::test_gradients": 2,
+    "test_random_statistics.py::test_forward_and_backward_see_the_same_draws": 2,
+    "test_reinplace.py::test_each_step_is_verified": 2,
+    "test_reinplace.py::test_the_caller_sees_what_eager_does": 2,
+    "test_reinplace.py::test_training": 3,
+    "test_slice_scatter_chunking.py::test_equal_to_eager": 2,
+    "test_symbolic_arguments.py::test_floats": 8,
+    "test_symbolic_arguments.py::test_number_as_input": 5,
+    "test_symbolic_arguments.py::test_symbolic_from_the_first_call": 5,
+    "test_symbolic_arguments.py::test_through_kernels": 9,
+    "test_symbolic_arguments.py::test_without_verification": 4,
+    "test_traced_graphs.py::test_make_fx": 2,
+    "test_values.py::test_folding_random_programs": 3,
+    "test_values.py::test_patterns_of_random_programs": 3,
+    "test_whole_graph_passes.py::test_time_is_linear": 2,
+}
+
+
+def mark_breadth(items: Iterable[pytest.Item]) -> None:
+    seen: Counter[str] = Counter()
+    for item in items:
+        name = item.nodeid.removeprefix("tests/").partition("[")[0]
+        several = ONE_IN.get(name)
+        if several is None or item.get_closest_marker("slow"):
+            continue
+        if seen[name] % several:
+            item.add_marker(pytest.mark.slow)
+        seen[name] += 1
