@@ -44,11 +44,11 @@ def test_the_quicker_way_is_taken(times, is_fused, monkeypatch):
 
     asked = []
 
-    def require_gain(m, plan):
+    def require_quicker(m, plan):
         assert cost._Site.of(plan).mask == (1, 1, 6, 6)
         m.pays(10e-6, 8e-6, measure=lambda: asked.append(plan) or times)
 
-    monkeypatch.setattr("triptych.attention.fuse.require_gain", require_gain)
+    monkeypatch.setattr("triptych.attention.fuse.require_quicker", require_quicker)
     inputs = [*(torch.randn(2, 4, 6, 8) for _ in range(3)), torch.ones(6, 6).triu(1).bool()]
     explanation = triptych.explain(program, *inputs, options={"codegen": "eager"})
     (record,) = explanation.runs_of("fuse_attention")

@@ -76,7 +76,7 @@ def additions(count, rows, width=64):
     return module._Additions(*nodes, None)
 
 
-@pytest.mark.parametrize("count, rows, copies", [(8192, 2, 64), (8192, 1024, 8), (8192, 50_000, 1), (0, 4, 1), (5, 0, 4)])
+@pytest.mark.parametrize("count, rows, copies", [(8192, 2, 64), (8192, 1024, 8), (8192, 50_000, 1), (0, 4, 1), (5, 0, 1)])
 def test_copies_have_no_more_rows_than_are_added(count, rows, copies):
     assert module._copies(additions(count, rows)) == copies
 

@@ -27,7 +27,7 @@ BACKWARD_WORK = 2.5
 """Products in the backward of the kernel, for each in the forward: it computes the scores again."""
 
 
-def require_gain(m: Match, plan: AttentionPlan) -> None:
+def require_quicker(m: Match, plan: AttentionPlan) -> None:
     """Leave an attention with an explicit mask as it is on a GPU where its kernel is slower."""
     device = plan.query.device
     if plan.attn_mask is None or device is None or device.type != "cuda":

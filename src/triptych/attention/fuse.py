@@ -16,7 +16,7 @@ from ..ir.program import Program
 from ..rewrite.examples import declines, fires
 from ..rewrite.refusal import NotConcerned, Refused
 from ..rewrite.rule import FirstOf, Match
-from .cost import require_gain
+from .cost import require_quicker
 from .draft import Sheet
 from .emit import emit
 from .paths import obstacle_above, paths
@@ -122,7 +122,7 @@ class AttentionByHand(AttentionRule):
         refusals = []
         for way in ways:
             try:
-                require_gain(m, way.plan(sheet, self.lowest_score))
+                require_quicker(m, way.plan(sheet, self.lowest_score))
                 return
             except Refused as refused:
                 refusals.append(refused)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..cost import bytes_of, can_measure, device_model, measured, size_hint
+from ..cost import bytes_of, can_measure, device_model, measured, measuring_allowed, size_hint
 from ..cost.timing import Work
 from ..ir.facts import is_static, tensor_fact, tensor_of
 from ..ir.program import Program
@@ -75,10 +75,11 @@ def _read(program: Program, node: Node) -> _Additions | None:
 
 @dataclass(frozen=True)
 class SpreadAdditions(Rule):
-    """index_put(t, [i], v, accumulate=True) -> t + sum(index_put(zeros(P, ...), [lane, i], v, True)); up to rounding
+    """index_put(t, [i], v, accumulate=True) -> t + sum(index_put(zeros(P, ...), [turn, i], v, True)); up to rounding
 
     Threads that add to the same number wait for each other. Where many rows are added to a few, as in the gradient of
-    an embedding of types or positions, each goes to one of P copies of the rows, in turn.
+    an embedding of types or positions, each goes to one of P copies of the rows, in turn. The order of additions, which
+    is left open on a GPU anyway, is another; a row of `t` to which nothing is added has 0.0 for -0.0.
     """
 
     copies: int = 0
@@ -94,6 +95,8 @@ class SpreadAdditions(Rule):
     def _may_wait(self, program: Program, node: Node) -> bool:
         if self.copies:
             return True
+        if not measuring_allowed():  # the same numbers are wanted in every run: rows are sorted, and none waits
+            return False
         return tensor_of(node).device.type == "cuda" and program.options.codegen == "inductor"
 
     def check(self, m, additions):
@@ -141,7 +144,7 @@ class SpreadAdditions(Rule):
 
 def _copies(additions: _Additions) -> int:
     """A power of two: so many that all copies together have no more rows than are added."""
-    most = min(MOST_COPIES, additions.count // max(additions.rows, 1))
+    most = min(MOST_COPIES, additions.count // additions.rows) if additions.rows else 1
     return 1 << max(most, 1).bit_length() - 1
 
 
