@@ -22,11 +22,6 @@ PARTITIONER_TAG = "partitioner_tag"
 """Where AOTAutograd says that a node was traced in the backward: those computed for a seed of one are not."""
 
 
-def _op(program: Program, node: Node) -> str:
-    call = program.call(node)
-    return call.op if call is not None else ""
-
-
 class Builder:
     """Writes the chunks of a region with one emitter."""
 
@@ -57,7 +52,7 @@ class Builder:
                 chunk[node] = self._compute(node, rows, chunk, span)
                 if node in self.region.outputs:
                     parts.setdefault(node, []).append(chunk[node])
-            products = [v for n, v in sums.items() if is_gemm(_op(self.program, n))]
+            products = [v for n, v in sums.items() if is_gemm(self.program.value(n).op or "")]
             self.done = products or [*sums.values(), *(several[-1] for several in parts.values())]
         joined = {n: self._joined(n, several) for n, several in parts.items()}
         totals = {n: self._finished_sum(n, total) for n, total in sums.items() if n in self.region.outputs}

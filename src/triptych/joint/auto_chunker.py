@@ -98,7 +98,8 @@ class ChunkRows(Rule):
                         region=region)  # fmt: skip
 
     def check(self, m, region):
-        products = [n for n in region.rows if is_gemm(_op(m.program, n)) and not region.is_gradient(n)]
+        forward = [n for n in region.rows if not region.is_gradient(n)]
+        products = [n for n in forward if is_gemm(m.program.value(n).op or "")]
         m.applies(products == [region.product], "{at} is another product of the same rows", at=products[-1])
         m.require(region.units > 1, "the rows cannot be split")
         if not self.chunks:
@@ -162,11 +163,6 @@ class ChunkRows(Rule):
         declines(lambda h, w, y: F.cross_entropy(F.linear(h, w), y), HIDDEN, WEIGHT, TARGETS, dialects=("joint",),
                  settings={"least_bytes": 0}, because="would cost"),
     ]  # fmt: skip
-
-
-def _op(program: Program, node: Node) -> str:
-    call = program.call(node)
-    return call.op if call is not None else ""
 
 
 def _problem(program: Program, region: Region) -> Refusal | None:
