@@ -655,3 +655,16 @@ def test_graphs_for_other_code_generators_stay_functional():
 )
 def test_overlaps_itself(tensor, overlaps):
     assert overlaps_itself(tensor) is overlaps
+
+
+def test_an_added_product_reads_its_operands_where_they_are():
+    """Inductor would copy the transposed operand: in a backward graph, and of an operator that it has no kernel for."""
+
+    def two_uses(x, y, w):
+        return (x @ w).sum() + (y @ w).sum()
+
+    x, y, w = torch.randn(8, 4), torch.randn(16, 4), torch.randn(4, 6, requires_grad=True)
+    with watching() as sessions:
+        torch.compile(two_uses, backend="triptych")(x, y, w).backward()
+    torch.testing.assert_close(w.grad, torch.cat([x, y]).sum(0)[:, None].expand(4, 6))
+    assert re.search(r"addmm_\.default\(\w+, permute", sessions[0].kernels["backward"])

@@ -140,6 +140,10 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "SchedulerNode": "torch._inductor.scheduler:SchedulerNode",
         "WeakDep": "torch._inductor.dependencies:WeakDep",
         "StarDep": "torch._inductor.dependencies:StarDep",
+        # what Inductor makes of each operator; adds a call of ATen's own; keeps the operands laid out as in eager
+        "lowerings": "torch._inductor.lowering:lowerings",
+        "make_fallback": "torch._inductor.lowering:make_fallback",
+        "constrain_to_fx_strides": "torch._inductor.lowering:constrain_to_fx_strides",
         # stock Inductor, passes and all: what is left to try when a compile of ours fails
         "stock_compile_fx": "torch._inductor.compile_fx:compile_fx",
         # errors by which a backend tells Dynamo to trace again, to leave a function alone, to break the graph

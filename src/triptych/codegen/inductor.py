@@ -17,6 +17,7 @@ from ..ir.weights import FIXED
 from ..passes.session import Session
 from .base import Compiled
 from .decompositions import Decompositions, corrected
+from .fallbacks import call_unknown_writes
 from .write_order import keeping_write_order
 
 OWN_PASSES_OFF: Mapping[str, Any] = {
@@ -63,6 +64,7 @@ class InductorCodegen:
         with _private.inductor_config.patch(self.settings):
             # Inductor's cache key reads the generated Python, so a stale one would serve a stale kernel.
             gm.recompile()
+            call_unknown_writes(gm)
             if graph == "backward":
                 compiled = _private.compile_fx_backward(
                     gm, example_inputs, compiler_config_extra=self.shared, inner_compile=self._compile
