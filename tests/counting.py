@@ -23,6 +23,9 @@ COUNTED = (str(Path(triptych.__file__).parent), str(Path(torch.fx.graph.__file__
 FACT = 100
 """What computing one fact counts, in lines: all that torch does for it is not looked at."""
 
+MOST_GROWTH = 2.5
+"""What the work may grow by when the program doubles: a little more than 2, and far less than the 4 of a square."""
+
 
 @contextlib.contextmanager
 def counting_passes() -> Iterator[Counter[str]]:
@@ -58,3 +61,13 @@ def counting_passes() -> Iterator[Counter[str]]:
 
     with mock.patch.object(_StageRunner, "run_pass", counted_pass):
         yield lines
+
+
+def grows(small: Counter[str], large: Counter[str]) -> dict[str, str]:
+    """Passes, and all together, whose work grows too fast; passes that do next to nothing are left out."""
+    small["all"], large["all"] = small.total(), large.total()
+    return {
+        name: f"{small[name]} -> {lines} lines"
+        for name, lines in large.items()
+        if lines > MOST_GROWTH * small[name] and lines > 0.02 * large["all"]
+    }

@@ -8,12 +8,9 @@ import pytest
 import torch
 
 from tests.big_graphs import BIG_GRAPHS
-from tests.counting import counting_passes
+from tests.counting import counting_passes, grows
 from triptych.stages import joint_graph_passes, post_grad_passes, pre_grad_passes
 from triptych.testing.capture import capture_aten, capture_torch
-
-MOST_GROWTH = 2.5
-"""What the work may grow by when the program doubles: a little more than 2, and far less than the 4 of a square."""
 
 BY_DYNAMO = {
     "autocast_regions": 40, "inside_autocast": 40, "masked_writes": 80, "slice_assignments": 16, "getitems": 16,
@@ -28,16 +25,6 @@ ONCE_SQUARE = {
 """Programs whose compile time was seen to grow with the square of their size; with a size that shows it."""
 
 SIZES = {**dict.fromkeys(set(BIG_GRAPHS) - set(BY_DYNAMO), 16), **ONCE_SQUARE}
-
-
-def grows(small: Counter[str], large: Counter[str]) -> dict[str, str]:
-    """Passes, and all together, whose work grows too fast; passes that do next to nothing are left out."""
-    small["all"], large["all"] = small.total(), large.total()
-    return {
-        name: f"{small[name]} -> {lines} lines"
-        for name, lines in large.items()
-        if lines > MOST_GROWTH * small[name] and lines > 0.02 * large["all"]
-    }
 
 
 @pytest.mark.parametrize("name", sorted(SIZES))

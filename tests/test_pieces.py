@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import gc
 import random
-import time
 from operator import getitem
 
 import pytest
@@ -14,6 +12,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import triptych
+from tests.counting import counting_passes, grows
 from triptych.ir.program import Program
 from triptych.pieces.blocks import Block, neighbours_joined, progressions_joined
 from triptych.pieces.read import way_of
@@ -208,22 +207,17 @@ def many_pieces(count):
     return GraphModule(torch.nn.Module(), graph), [torch.randn(count, 2), torch.randn(1, 2)]
 
 
-def seconds(count):
+def work(count):
     gm, inputs = many_pieces(count)
     Program(gm, inputs)  # leaves the facts on the nodes
-    gc.collect()
-    gc.disable()
-    try:
-        started = time.process_time()
+    with counting_passes() as lines:
         triptych.pre_grad_passes(gm, inputs)
-        return time.process_time() - started
-    finally:
-        gc.enable()
+    return lines
 
 
-def test_time_is_linear():
-    small, large = (min(seconds(count) for _ in range(2)) for count in (30, 120))
-    assert large < 8 * small, f"seconds: {small}, {large}"
+def test_work_is_linear():
+    work(2)  # tables that are read once
+    assert not grows(work(60), work(120))
 
 
 @pytest.mark.parametrize(
