@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 TEST_ENV := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 TOKENIZERS_PARALLELISM=false
 WORKERS ?= 2
 
-.PHONY: help demo report test test-fast test-all test-kernels conformance sweep fuzz releases lint docs bench bench-passes clean
+.PHONY: help demo report test test-fast test-all test-kernels conformance sweep fuzz releases lint docs catalogue bench bench-passes clean
 .DEFAULT_GOAL := help
 
 help:
@@ -23,7 +23,8 @@ help:
 	@echo '             (MODE=kernels|eager|stock, K=regular expression, WORKERS=2, CONFORMANCE_ARGS=...)'
 	@echo 'make releases  the fast tests on every supported torch release (RELEASES="2.11 2.15")'
 	@echo 'make lint    ruff and mypy'
-	@echo 'make docs    write docs/passes.md from the passes'
+	@echo 'make docs    build the documentation, docs/_build/html/index.html'
+	@echo 'make catalogue  write docs/passes.md and docs/passes/ from the passes (make docs does it too)'
 	@echo 'make report  build the script and style of the report page (needs node; what it builds is checked in)'
 	@echo 'make bench   eager, Inductor and Triptych on thirty models (MODELS="bert gpt2", BENCH_ARGS=..., see bench/suite.py --help)'
 	@echo 'make bench-passes  time of the passes, ours and those of Inductor side by side'
@@ -67,11 +68,15 @@ releases:
 	$(PYTHON) tests/releases.py $(RELEASES) --workers $(WORKERS)
 
 lint: $(VENV)/.lint-installed
-	$(BIN)/ruff check src tests bench
+	$(BIN)/ruff check src tests bench docs
 	$(BIN)/mypy
 
-docs: $(VENV)/.installed
-	$(BIN)/python -m triptych.passes.document docs/passes.md
+docs: catalogue $(VENV)/.docs-installed
+	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
+	@echo 'docs/_build/html/index.html'
+
+catalogue: $(VENV)/.installed
+	$(BIN)/python docs/catalogue.py
 
 report: report/node_modules/.installed
 	cd report && npm run --silent check && npm run --silent build
@@ -88,7 +93,7 @@ bench-passes: $(VENV)/.installed
 	$(BIN)/python bench/pass_time.py
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist docs/_build .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -102,4 +107,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.lint-installed: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[lint]'
+	@touch $@
+
+$(VENV)/.docs-installed: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
 	@touch $@

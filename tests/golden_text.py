@@ -13,13 +13,9 @@ import functools
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import torch
-
-from triptych.ir.text import type_of
 from triptych.rewrite.examples import Example
 from triptych.rewrite.passes import Pass
 from triptych.rewrite.rule import Rule
@@ -49,21 +45,7 @@ def _title(example: Example) -> str:
     """The program on one line (of a function only its first line), its inputs and how it is run."""
     source = example.source
     program = source.split("\n")[0] if source.startswith("def ") else " ".join(source.split())
-    inputs = [type_of(i) if isinstance(i, torch.Tensor) else str(i) for i in example.inputs]
-    settings = {**example.options, **example.settings}
-    details = [
-        ", ".join(_repeated(inputs)),
-        "dynamic" if example.dynamic else "",
-        "" if example.is_inference else "training",
-        ", ".join(f"{name}={value}" for name, value in settings.items()),
-    ]
-    return " | ".join([program, *(d for d in details if d)])
-
-
-def _repeated(items: Sequence[str]) -> Iterator[str]:
-    for item, run in groupby(items):
-        count = len(list(run))
-        yield f"{count} x {item}" if count > 1 else item
+    return " | ".join(part for part in (program, example.conditions) if part)
 
 
 def section(outcome: Outcome) -> str:

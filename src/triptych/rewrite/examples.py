@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import torch
 
-from ..ir.text import DTYPES
+from ..ir.text import DTYPES, type_of
 from ..ir.weights import FIXED
 
 DTYPE_OF = {name: dtype for dtype, name in DTYPES.items()}
@@ -51,6 +52,25 @@ class Example:
         if expression and self.program.__name__ == "<lambda>":
             return _one_expression(expression.group(0))
         return text
+
+    @property
+    def conditions(self) -> str:
+        """What it is run on and how: `2 x f32[4, 8] | dynamic | freeze=True`."""
+        inputs = [type_of(i) if isinstance(i, torch.Tensor) else str(i) for i in self.inputs]
+        settings = {**self.options, **self.settings}
+        parts = [
+            ", ".join(_with_counts(inputs)),
+            "dynamic" if self.dynamic else "",
+            "" if self.is_inference else "training",
+            ", ".join(f"{name}={value}" for name, value in settings.items()),
+        ]
+        return " | ".join(part for part in parts if part)
+
+
+def _with_counts(items: Sequence[str]) -> Iterator[str]:
+    for item, run in groupby(items):
+        count = len(list(run))
+        yield f"{count} x {item}" if count > 1 else item
 
 
 class _Lazily:
