@@ -42,7 +42,7 @@ def test_first_pass_in_ten_minutes():
     assert "because" in str(namespace["example"]) and outcome.rewrites == 0
 
 
-GUIDES = ["backends", "freeze", "getting_started", "known_buffers", "troubleshooting", "writing_rules"]
+GUIDES = ["backends", "freeze", "getting_started", "interop", "known_buffers", "troubleshooting", "writing_rules"]
 """Pages whose code is run; `attention`, `flow` and `joint_rules` have tests of their own, for what they print."""
 
 

@@ -52,6 +52,15 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "prepare_softmax_online": "torch._inductor.inductor_prims:prepare_softmax_online",
         # where Inductor notes which nodes a kernel computes
         "inductor_debug": "torch._inductor.debug",
+        # logs that TORCH_LOGS turns on by what they show, and a graph as they print it
+        "getArtifactLogger": "torch._logging:getArtifactLogger",
+        "lazy_format_graph_code": "torch._dynamo.utils:lazy_format_graph_code",
+        # times a step for torch's table of compile times, its profiler and its trace
+        "dynamo_timed": "torch._dynamo.utils:dynamo_timed",
+        # the log that TORCH_TRACE writes
+        "trace_log": "torch._logging._internal:trace_log",
+        # does somebody profile?
+        "profiler_enabled": "torch.autograd:_profiler_enabled",
         # artifacts for TORCH_TRACE and tlparse
         "trace_structured": "torch._logging:trace_structured",
         # how the operands that a functionalised custom operator writes are views of the values given beside them

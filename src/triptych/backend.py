@@ -24,6 +24,7 @@ from .options import Options
 from .partition import partition
 from .passes.manager import run_stage
 from .passes.session import Session, open_session
+from .passes.torch_tools import log_graph, provenance
 from .weak_references import dropping_references
 
 _private.check_names()  # before a program is compiled halfway
@@ -142,10 +143,12 @@ def compile_flow(
     if options.known_buffers and not session.passes_off:
         session.buffers = KnownBuffers(options)
     keep(session, "dynamo", gm)
+    log_graph("pre_grad_graphs", "BEFORE PRE GRAD", gm)
     gm = run_stage("pre_grad", gm, session, graph="pre_grad", example_inputs=example_inputs)
     if session.buffers is not None:
         session.buffers.attach_guards()
     keep(session, "pre_grad", gm)
+    log_graph("pre_grad_graphs", "AFTER PRE GRAD", gm)
     with_identities = keep_identities(gm)
     codegen = choose_codegen(session, gm, example_inputs)
 
@@ -180,6 +183,8 @@ def compile_flow(
     def emit(gm: GraphModule, inputs: Sequence[Any], graph: str) -> Compiled:
         before_codegen(gm, graph, session)
         session.activity = f"generating code for the {graph} graph"
+        if not isinstance(codegen, InductorCodegen):  # which logs it itself
+            log_graph("post_grad_graphs", "AFTER POST GRAD", gm)
         return codegen.emit(gm, inputs, graph)
 
     def forward(gm: GraphModule, inputs: Sequence[Any]) -> Compiled:
@@ -235,7 +240,9 @@ def compile_flow(
             partition_fn=partition_joint,
             keep_inference_input_mutations=True,
         )
-        return with_identities(autograd(gm, example_inputs))
+        with provenance() as note_provenance:
+            note_provenance(gm)
+            return with_identities(autograd(gm, example_inputs))
 
 
 def before_codegen(gm: GraphModule, graph: str, session: Session) -> None:

@@ -32,6 +32,7 @@ from .custom_passes import call_custom, custom_steps, name_of
 from .node_lines import node_lines
 from .record import Listing, PassRecord
 from .session import Session
+from .torch_tools import timed_pass, timed_stage
 
 log = logging.getLogger("triptych")
 
@@ -46,6 +47,13 @@ def run_stage(
     is_inference: bool = False,
 ) -> GraphModule:
     """Run one stage over one graph, in place; the record of every pass goes to the session."""
+    with timed_stage(stage):
+        return _run_stage(stage, gm, session, graph, example_inputs, is_inference)
+
+
+def _run_stage(
+    stage: str, gm: GraphModule, session: Session, graph: str, example_inputs: Sequence[Any], is_inference: bool
+) -> GraphModule:
     entries = [e for e in steps(stage, session.options) if not session.passes_off or getattr(e, "required", False)]
     if not entries:
         return gm
@@ -112,7 +120,8 @@ class _StageRunner:
         backup = GraphState(self.gm) if self.session.options.verify == "each" else None
         started = time.perf_counter()
         try:
-            pass_.run(rewriter, strict=strict, tally=tally)
+            with timed_pass(self.stage, record.name):
+                pass_.run(rewriter, strict=strict, tally=tally)
         except RuleError as error:
             if pass_.required:  # nothing that the user could mend: the compile falls back
                 raise RuntimeError(str(error)) from error
@@ -144,7 +153,8 @@ class _StageRunner:
         was = fingerprint(self.gm.graph)
         started = time.perf_counter()
         try:
-            call_custom(custom, self.gm, self.is_inference)
+            with timed_pass(self.stage, f"{hook}: {name}"):
+                call_custom(custom, self.gm, self.is_inference)
             self._put_in_order()
             self.gm.graph.lint()
         except Exception as error:
