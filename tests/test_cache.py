@@ -9,6 +9,7 @@ import torch
 import torch._dynamo
 from torch._dynamo.utils import counters
 
+import triptych
 from triptych import backend
 from triptych.backend import compile_fx
 from triptych.cache import cache_key, pass_identity
@@ -26,16 +27,20 @@ def own_cache(tmp_path, monkeypatch):
 
 
 def run(options=None):
-    """What the compiled function gives, and how the FX graph cache answered."""
+    """What the compiled function gives, and how the cache of whole programs and the FX graph cache answered."""
     torch._dynamo.reset()
     counters.clear()
     x = torch.arange(6.0)
     y = torch.compile(lambda x: x + 2.0, backend=compile_fx, options=options)(x)
-    seen = {
+    graphs = {
         k.removeprefix("fxgraph_cache_"): v for k, v in counters["inductor"].items() if "fxgraph_cache" in k
     }
-    assert not any("autograd_cache" in k for k in counters["aot_autograd"])
-    return y, seen
+    programs = {
+        k.removeprefix("autograd_cache_"): v
+        for k, v in counters["aot_autograd"].items()
+        if k in ("autograd_cache_hit", "autograd_cache_miss")
+    }
+    return y, programs, graphs
 
 
 def adding_to_multiplying(recompile):
@@ -52,9 +57,9 @@ def adding_to_multiplying(recompile):
 
 
 def test_same_program_is_served_from_the_cache():
-    assert run()[1] == {"miss": 1}
-    y, seen = run()
-    assert seen == {"hit": 1}
+    assert run()[1:] == ({"miss": 1}, {"miss": 1})
+    y, programs, graphs = run()
+    assert (programs, graphs) == ({"hit": 1}, {"hit": 1})
     assert torch.equal(y, torch.arange(6.0) + 2)
 
 
@@ -64,9 +69,20 @@ def test_an_edited_pass_is_not_served_the_old_kernel(monkeypatch, recompile, for
     with torch._functorch.config.patch(force_autograd_cache=force, enable_autograd_cache=True):
         assert torch.equal(run()[0], torch.arange(6.0) + 2)
         monkeypatch.setattr(backend, "run_stage", adding_to_multiplying(recompile))
-        y, seen = run()
+        monkeypatch.setattr("triptych.cache.sources_digest", lambda: "edited")
+        y, *answers = run()
     assert torch.equal(y, torch.arange(6.0) * 2)
-    assert seen == {"miss": 1}
+    assert answers == [{"miss": 1}, {"miss": 1}]
+
+
+@pytest.mark.parametrize("recompile", [True, False])
+def test_another_graph_is_not_served_the_old_kernel(monkeypatch, recompile):
+    """Whatever the reason, which the key of whole programs need not know: here, that they are not cached."""
+    with torch._functorch.config.patch(enable_autograd_cache=False):
+        run()
+        monkeypatch.setattr(backend, "run_stage", adding_to_multiplying(recompile))
+        y, programs, graphs = run()
+    assert torch.equal(y, torch.arange(6.0) * 2) and (programs, graphs) == ({}, {"miss": 1})
 
 
 def module_pass(gm):
@@ -111,16 +127,92 @@ def test_a_users_pass_takes_effect_at_once():
 
 
 def test_other_options_and_passes_are_other_programs():
-    assert run()[1] == {"miss": 1}
-    assert run({"verify": "final"})[1] == {"miss": 1}
-    assert run(with_pass(module_pass))[1] == {"miss": 1}
-    assert run(with_pass(other_module_pass))[1] == {"miss": 1}
-    assert run(with_pass(module_pass))[1] == {"hit": 1}
+    assert run()[1:] == ({"miss": 1}, {"miss": 1})
+    assert run({"remove_passes": ["addmm"]})[1:] == ({"miss": 1}, {"miss": 1})
+    assert run({"verify": "final"})[1:] == ({}, {"miss": 1})
+    assert run(with_pass(module_pass))[1:] == ({}, {"miss": 1})
+    assert run(with_pass(other_module_pass))[1:] == ({}, {"miss": 1})
+    assert run(with_pass(module_pass))[1:] == ({}, {"hit": 1})
 
 
 def test_a_pass_without_identity_is_not_cached():
     for _ in range(2):
-        assert run(with_pass(functools.partial(module_pass)))[1] == {}
+        assert run(with_pass(functools.partial(module_pass)))[1:] == ({}, {})
+
+
+# ---- whole programs ----
+
+
+def answers(program, *inputs, **options):
+    """Whether the cache of whole programs had the program, and what it computes."""
+    torch._dynamo.reset()
+    counters.clear()
+    result = torch.compile(program, backend=compile_fx, options=options)(*inputs)
+    seen = counters["aot_autograd"]
+    return {k.removeprefix("autograd_cache_"): v for k, v in seen.items() if k.endswith(("cache_hit", "cache_miss"))}, result
+
+
+def test_a_training_step_is_loaded_whole(monkeypatch):
+    model, x = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4)), torch.randn(2, 8)
+
+    def step():
+        model.zero_grad()
+        seen, result = answers(model, x)
+        result.sum().backward()
+        return seen, [p.grad.clone() for p in model.parameters()]
+
+    first, expected = step()
+    stages = []
+    monkeypatch.setattr(backend, "run_stage", lambda name, *a, **k: stages.append(name) or run_stage(name, *a, **k))
+    second, gradients = step()
+    assert (first, second) == ({"miss": 1}, {"hit": 1}) and stages == ["pre_grad"]
+    for got, want in zip(gradients, expected):
+        assert torch.equal(got, want)
+
+
+def test_a_weight_and_an_input_are_not_the_same_program():
+    """Passes may do with the one what they may not with the other."""
+
+    class Scaled(torch.nn.Module):
+        def __init__(self, scale):
+            super().__init__()
+            self.register_buffer("scale", scale)
+
+        def forward(self, x):
+            return x * self.scale
+
+    x, scale = torch.randn(4), torch.ones(4)
+    assert answers(lambda x, w: x * w, x, scale)[0] == {"miss": 1}
+    assert answers(Scaled(scale.clone()), x)[0] == {"miss": 1}
+    assert answers(lambda x, w: x * w, x, torch.nn.Parameter(scale, requires_grad=False))[0] == {"miss": 1}
+    assert answers(lambda x, w: x * w, x, scale.clone())[0] == {"hit": 1}
+
+
+def test_a_known_buffer_is_part_of_the_program():
+    class Masked(torch.nn.Module):
+        def __init__(self, mask):
+            super().__init__()
+            self.register_buffer("mask", mask)
+
+        def forward(self, x):
+            return x.masked_fill(self.mask == 0, 0.0)
+
+    x = torch.randn(4, 4)
+    for mask in (torch.ones(4, 4), torch.zeros(4, 4), torch.eye(4)):
+        seen, result = answers(Masked(mask), x)
+        assert torch.equal(result, x.masked_fill(mask == 0, 0.0))
+
+
+def test_who_watches_sees_every_pass():
+    def program(x):
+        return (x * 1.0).relu()
+
+    x = torch.randn(4)
+    answers(program, x)
+    explanation = triptych.explain(program, x)
+    assert {record.stage for record in explanation.passes} >= {"pre_grad", "joint", "post_grad"}
+    assert answers(program, x, verify="each")[0] == {}
+    assert answers(program, x, freeze=True)[0] == {}
 
 
 def test_key_follows_what_it_must():

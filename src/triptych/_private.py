@@ -11,7 +11,6 @@ import contextlib
 import functools
 import importlib
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -141,6 +140,10 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "get_cpp_wrapper_config": "torch._inductor.compile_fx:get_cpp_wrapper_config",
         # an object whose uuid() is part of the FX graph cache's key
         "CustomGraphPass": "torch._inductor.custom_graph_pass:CustomGraphPass",
+        # a compiler whose results AOTAutograd can save, what it returns, and AOTAutograd's own function
+        "SerializableAOTDispatchCompiler": "torch._functorch._aot_autograd.schemas:SerializableAOTDispatchCompiler",
+        "OutputCode": "torch._inductor.output_code:OutputCode",
+        "aot_module_simplified": "torch._functorch.aot_autograd:aot_module_simplified",
         # kernel compilation in worker processes, woken up early
         "AsyncCompile": "torch._inductor.async_compile:AsyncCompile",
         # forgets recorded CUDA graphs
@@ -228,6 +231,14 @@ def compiler_config_extra(gm: Any) -> Any:
     create = __getattr__("create_compiler_config_extra")
     wants_config = "config" in inspect.signature(create).parameters
     return create(__getattr__("inductor_config") if wants_config else gm)
+
+
+def autograd_cache_arguments(shared: Any) -> dict[str, Any]:
+    """What AOTAutograd's cache needs to set up a program that it loads. Later releases than 2.11 take it as one."""
+    taken = inspect.signature(__getattr__("aot_module_simplified")).parameters
+    if "compiler_config_extra" in taken:
+        return {"compiler_config_extra": shared}
+    return {"cudagraphs": shared.cudagraphs, "boxed_forward_device_index": shared.forward_device}
 
 
 # ---- facts about operations and values ----
@@ -365,25 +376,6 @@ def trace_artifact(name: str, payload: Any) -> None:
     """An artifact for TORCH_TRACE and tlparse; `payload` is only called if somebody traces."""
     trace_structured = __getattr__("trace_structured")
     trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "string"}, payload_fn=payload)
-
-
-SUBSYSTEMS = {
-    "pre_grad": "pre_grad_passes",
-    "freeze": "joint_graph_passes",
-    "joint": "joint_graph_passes",
-    "after_partition": "post_grad_passes",
-    "post_grad": "post_grad_passes",
-    "before_codegen": "post_grad_passes",
-}
-"""The stages as torch's CompilerBisector calls them; it knows three."""
-
-
-def disabled_by_bisector(stage: str, pass_name: str) -> bool:
-    """Does torch's CompilerBisector, if somebody runs it, want this pass left out? It counts each question."""
-    if "torch._inductor.compiler_bisector" not in sys.modules:  # torch.compile imports it
-        return False
-    bisector = __getattr__("CompilerBisector")
-    return bisector.disable_subsystem("inductor", SUBSYSTEMS[stage], lambda: f"triptych {stage} {pass_name}")
 
 
 NO_LIMIT = 1 << 20

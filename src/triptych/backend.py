@@ -14,6 +14,7 @@ from .calling_convention import compile_flat, keep_identities
 from .codegen.base import CodeGenerator, Compiled
 from .codegen.eager import CallableCodegen, EagerCodegen
 from .codegen.inductor import InductorCodegen, reset_cuda_graphs
+from .codegen.program_cache import not_saved, program_cache
 from .fallback import Way, first_that_compiles, refuse_to_start_again, reproduction, require_eager_draws
 from .freezing import freeze, warn_of_training
 from .ir.graph_copies import Backup, snapshot
@@ -200,7 +201,7 @@ def compile_flow(
 
         def without_passes() -> Compiled:
             backup.restore()
-            return emit(gm, inputs, "backward")
+            return not_saved(emit(gm, inputs, "backward"))
 
         def by_eager() -> Compiled:
             backup.restore()
@@ -230,15 +231,16 @@ def compile_flow(
             compiled = compiled if step is None else step.call(compiled)
         return compiled
 
-    with tracing(example_inputs, codegen):
+    with tracing(example_inputs, codegen), program_cache(session, codegen) as cache:
         session.activity = "tracing the program with AOTAutograd"
         autograd = _private.aot_autograd(
-            fw_compiler=forward,
-            bw_compiler=backward,
-            inference_compiler=inference,
+            fw_compiler=cache.compiler(forward),
+            bw_compiler=cache.compiler(backward),
+            inference_compiler=cache.compiler(inference),
             decompositions=codegen.decompositions(),
             partition_fn=partition_joint,
             keep_inference_input_mutations=True,
+            **cache.arguments,
         )
         with provenance() as note_provenance:
             note_provenance(gm)
@@ -267,7 +269,7 @@ def tracing(example_inputs: Sequence[Any], codegen: CodeGenerator) -> Iterator[N
         _private.functorch_config.patch(
             unlift_effect_tokens=True,
             donated_buffer=codegen.reuses_saved_tensors and _private.functorch_config.donated_buffer,
-            # its entries do not know our passes, so an edited pass would be served an old program
+            # for any compiler, whether or not its results can be saved: ours says which can
             force_autograd_cache=False,
         ),
     ):

@@ -111,7 +111,7 @@ class InductorCodegen:
             if self.key is not None:
                 # Which outputs a user sees decides their strides, yet Inductor's own key leaves it out.
                 visible = gm.graph.output_node().meta.get("user_visible_output_idxs")
-                marker = _marker_type()(f"{self.key}/{visible}/{self.known_buffers}")
+                marker = cache_marker(f"{self.key}/{visible}/{self.known_buffers}")
                 stack.enter_context(config.patch(joint_custom_post_pass=marker))
             return _private.compile_fx_inner(gm, example_inputs, **facts)
 
@@ -148,6 +148,11 @@ def visible_outputs(count: int, is_inference: bool) -> range:
         return range(count)
     first = facts.num_mutated_inp_runtime_indices
     return range(first, first + facts.num_outputs + facts.num_intermediate_bases)
+
+
+def cache_marker(key: str) -> Any:
+    """What Inductor's setting `joint_custom_post_pass` is given so that `key` joins the keys of its caches."""
+    return _marker_type()(key)
 
 
 @functools.cache

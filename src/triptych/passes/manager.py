@@ -32,6 +32,7 @@ from .custom_passes import call_custom, custom_steps, name_of
 from .node_lines import node_lines
 from .record import Listing, PassRecord
 from .session import Session
+from .torch_bisector import disabled_by_bisector
 from .torch_tools import timed_pass, timed_stage
 
 log = logging.getLogger("triptych")
@@ -106,7 +107,7 @@ class _StageRunner:
         """Run a pass; `name` is that of the hook it was given to, if any."""
         record = self._open(name or pass_.name)
         record.required = pass_.required
-        if not pass_.required and _private.disabled_by_bisector(self.stage, record.name):
+        if not pass_.required and disabled_by_bisector(self.stage, record.name):
             record.note = "disabled by torch's CompilerBisector"
             self._close(record, before, None)
             return
@@ -146,7 +147,7 @@ class _StageRunner:
         """A user's function of the graph: one rewrite, whatever it changes; undone if it fails."""
         name = name_of(custom)
         record = self._open(hook)
-        if self.session.rewrites_left == 0 or _private.disabled_by_bisector(self.stage, f"{hook}: {name}"):
+        if self.session.rewrites_left == 0 or disabled_by_bisector(self.stage, f"{hook}: {name}"):
             self._close(record, before, None)
             return
         backup = GraphState(self.gm)
