@@ -2,9 +2,10 @@
 
 The joint graph is taken from AOTAutograd as it stands before any joint pass. The forward and backward graphs
 are the two halves of that graph after Inductor's joint passes, so that the post-grad passes of both start
-from the same nodes too. Runs of the two alternate; the first of each, which builds patterns and fills caches,
-is listed apart. It is processor time that counts: the passes have one thread, and what else the machine does
-must not decide.
+from the same nodes too. As in `torch.compile`, joint and forward graph generate their Python only when it is first
+read, which here it is not; the partitioner's backward graph does so after every change. Runs of the two alternate;
+the first of each, which builds patterns and fills caches, is listed apart. It is processor time that counts: the
+passes have one thread, and what else the machine does must not decide.
 
     python bench/pass_time.py [--layers 12] [--width 256] [--repeat 5] [--device cpu]
 """
@@ -30,6 +31,7 @@ from torch._inductor.fx_passes.joint_graph import joint_graph_passes as inductor
 from torch._inductor.fx_passes.post_grad import post_grad_passes as inductor_post_grad
 from torch._inductor.virtualized import V
 from torch.fx import GraphModule
+from torch.fx._lazy_graph_module import _use_lazy_graph_module as use_lazy_graph_module
 
 import triptych
 
@@ -125,10 +127,11 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
 
-    joint = capture(given.layers, given.width, given.batch, given.length, given.device)
+    with use_lazy_graph_module(True):
+        joint = capture(given.layers, given.width, given.batch, given.length, given.device)
     print(f"GPT-2, {given.layers} layers of width {given.width}, training step, torch {torch.__version__}\n")
     fake_mode = joint.fake_mode
-    with V.set_fake_mode(fake_mode), tracing(TracingContext(fake_mode)):
+    with use_lazy_graph_module(True), V.set_fake_mode(fake_mode), tracing(TracingContext(fake_mode)):
         # first, while neither contender has run: making the halves runs Inductor's joint passes, and would
         # warm them up
         compare(

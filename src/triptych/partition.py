@@ -29,7 +29,17 @@ def partition(joint: GraphModule, inputs: Sequence[Any], **facts: Any) -> tuple[
             whole = all(isinstance(fact(n), torch.Tensor) for n in draws)
             least = max(config.activation_memory_budget, LEAST_BUDGET) if whole else 1.0
             stack.enter_context(config.patch(activation_memory_budget=least))
-        return _private.min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **facts)
+        halves = _private.min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **facts)
+    forward, backward = (_put_off_python(gm) for gm in halves)
+    return forward, backward
+
+
+def _put_off_python(gm: GraphModule) -> GraphModule:
+    """The graph as a module that generates its Python when that is first read, not after each stage that changes it.
+    The partitioner's forward is one, its backward is not."""
+    lazy = _private.LazyGraphModule.from_graphmodule(gm)
+    lazy.meta.update(gm.meta)
+    return lazy
 
 
 def keep_draws(joint: GraphModule) -> list[Node]:
