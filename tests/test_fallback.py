@@ -190,7 +190,7 @@ def test_a_code_generator_of_ones_own_that_raises():
         torch.compile(model, backend=triptych.make_backend(fail), options=FALL_BACK)(torch.ones(3))
 
 
-def crash_code_generation(gm):
+def crash_code_generation(gm: torch.fx.GraphModule):
     """A user's pass after which the graph holds an operator that Inductor cannot lower."""
     for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.relu.default):
         node.target = torch.ops.aten._thnn_fused_lstm_cell.default

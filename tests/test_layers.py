@@ -11,7 +11,7 @@ import triptych
 ROOT = Path(triptych.__file__).parent
 
 LAYERS: list[tuple[str, ...]] = [
-    ("errors", "releases", "options"),
+    ("errors", "releases", "options", "arguments"),
     ("_private",),
     ("ir",),
     ("match",),

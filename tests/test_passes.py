@@ -64,7 +64,7 @@ def test_hooks_take_a_callable_or_an_ordered_list(stage, hook):
 def test_hooks_are_told_what_they_ask_for():
     seen = {}
 
-    def custom(gm, is_inference):
+    def custom(gm: torch.fx.GraphModule, is_inference):
         seen.update(gm=gm, is_inference=is_inference)
 
     gm = aten()

@@ -44,7 +44,7 @@ def run_compiled(program, *inputs):
     """Through the whole flow and Inductor's kernels."""
     seen = []
 
-    def hook(gm):
+    def hook(gm: torch.fx.GraphModule):
         seen.append(len(draws(gm)))
 
     def backend(gm, example_inputs):

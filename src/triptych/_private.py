@@ -249,6 +249,12 @@ def is_dispatched(overload: Any) -> bool:
     return torch._C._dispatch_has_kernel(overload.name())
 
 
+def aten_names() -> set[str]:
+    """The names of all ATen operators, without their overloads."""
+    names = torch._C._dispatch_get_all_op_names()
+    return {name.removeprefix("aten::").partition(".")[0] for name in names if name.startswith("aten::")}
+
+
 @functools.cache
 def is_composite(overload: Any) -> bool:
     """An operator that torch itself takes apart before autograd (`linear`, `reshape`)."""

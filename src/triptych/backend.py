@@ -10,6 +10,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from . import _private
+from .arguments import require_callable, require_graph, require_inputs
 from .calling_convention import compile_flat, keep_identities
 from .codegen.base import CodeGenerator, Compiled
 from .codegen.eager import CallableCodegen, EagerCodegen
@@ -45,6 +46,8 @@ def compile_fx(
             return EagerCodegen()
         return InductorCodegen(session, gm, example_inputs)
 
+    require_graph(gm, "compile_fx")
+    require_inputs(example_inputs, gm, "compile_fx")
     made = Options.make(options, mode)
     return compile_program(gm, example_inputs, made, choose, LAST_RESORTS[made.codegen])
 
@@ -68,6 +71,7 @@ def make_backend(compile_fn: CompileFn) -> Callable[..., Any]:
     `compile_fn(gm, example_inputs)` gets each optimised ATen graph (forward, backward or inference) and returns
     a callable of positional arguments that gives back what the graph returns.
     """
+    require_callable(compile_fn, "make_backend", "a function of a graph and its example inputs")
 
     def backend(
         gm: GraphModule,
@@ -76,6 +80,8 @@ def make_backend(compile_fn: CompileFn) -> Callable[..., Any]:
         options: OptionsLike = None,
         mode: str | None = None,
     ) -> Callable[..., Any]:
+        require_graph(gm, "the backend")
+        require_inputs(example_inputs, gm, "the backend")
         made = Options.make(options, mode)
         # graphs stay functional, unless writes are asked for by name
         removed = made.remove_passes if "reinplace" in made.add_passes else (*made.remove_passes, "reinplace")
@@ -109,7 +115,9 @@ def compile_program(
 
         def by_inductor() -> Callable[..., Any]:
             backup.restore()
-            return _private.stock_compile_fx(gm, example_inputs)
+            settings = dict(options.inductor_options)
+            patches = {"config_patches": settings} if settings else {}
+            return _private.stock_compile_fx(gm, example_inputs, **patches)
 
         def by_eager() -> Callable[..., Any]:
             backup.restore()

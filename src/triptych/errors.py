@@ -13,17 +13,23 @@ class TriptychError(Exception):
 class UnknownName(TriptychError, ValueError):
     """A name nobody knows, with the names that come nearest."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+    MOST_LISTED = 40
+    """Where no name comes near, all are listed if there are no more than this."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
+        """`hint`: what to do, in place of the names that come nearest."""
         self.kind, self.name = kind, name
-        names = sorted(set(known))
+        names = sorted({n for n in known if n != name})
         self.near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
         if not self.near:
             self.near = [n for n in names if str(name).lower() in n.lower()][:3]
+        super().__init__(f"unknown {kind} {name!r}; {hint or self._names(names)}")
+
+    def _names(self, known: list[str]) -> str:
         if self.near:
-            hint = "did you mean " + " or ".join(repr(n) for n in self.near) + "?"
-        else:
-            hint = "known: " + ", ".join(names)
-        super().__init__(f"unknown {kind} {name!r}; {hint}")
+            return "did you mean " + " or ".join(repr(n) for n in self.near) + "?"
+        more = len(known) - self.MOST_LISTED
+        return "known: " + ", ".join(known[: self.MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 class VerificationError(TriptychError):

@@ -26,6 +26,18 @@ HOOKS = (
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
+INDUCTOR_PREFIX = "inductor."
+_OURS = "Triptych's passes take the place of Inductor's own"
+_HOOK = "it is an option of Triptych's by the same name"
+OURS_INSTEAD_OF_INDUCTORS = {
+    "pattern_matcher": _OURS, "use_joint_graph_passes": _OURS, "use_pre_grad_passes": _OURS,
+    "use_post_grad_passes": _OURS, "reorder_for_locality": _OURS, "disabled_passes": "say remove_passes",
+    "freezing": "say freeze", "fallback_random": _HOOK, "pre_grad_custom_pass": _HOOK,
+    "joint_custom_pre_pass": _HOOK, "joint_custom_post_pass": _HOOK, "post_grad_custom_pre_pass": _HOOK,
+    "post_grad_custom_post_pass": _HOOK,
+}  # fmt: skip
+"""Inductor's settings that would run its passes over ours, or that are options here, and what to do instead."""
+
 NAMES: dict[str, Callable[[], frozenset[str]]] = {}
 """The names of all passes, rules and pass options, by which of them; the pipeline, which knows them, fills it in."""
 
@@ -72,6 +84,9 @@ class Options:
         "keep eager's own random stream; None: as `torch._inductor.config.fallback_random` says", default=None
     )
     stabilize_relu: bool = _doc("replace NaN after every relu by 0: other results on NaN", default=False)
+    inductor_options: Mapping[str, Any] = _doc(
+        "Inductor's own settings, as 'inductor.name'; without meaning where codegen is 'eager'", default_factory=dict
+    )
     mode: str | None = _doc("torch.compile's mode: " + ", ".join(MODES), default=None)
     pass_options: Mapping[str, Any] = _doc("a pass's own options, as 'pass_name.option'", default_factory=dict)
 
@@ -95,7 +110,9 @@ class Options:
     @property
     def cuda_graphs(self) -> bool:
         """Are launches recorded once and replayed together? Then the host's share of them is nothing."""
-        return self.codegen == "inductor" and self.mode in ("reduce-overhead", "max-autotune")
+        if self.codegen != "inductor":
+            return False
+        return bool(self.inductor_options.get("triton.cudagraphs", self.mode in ("reduce-overhead", "max-autotune")))
 
     @staticmethod
     def make(options: Mapping[str, Any] | Options | None = None, mode: str | None = None) -> Options:
@@ -104,20 +121,28 @@ class Options:
             given = options if mode is None else replace(options, mode=mode)
             given.check_names()
             return given
+        if options is not None and not isinstance(options, Mapping):
+            raise TriptychError(f"options is a dict or a triptych.Options, not {_shown(options)}")
         known = {f.name for f in fields(Options)}
         plain: dict[str, Any] = {}
         dotted: dict[str, Any] = {}
-        for name, value in dict(options or {}).items():
-            if "." in name:
+        inductor: dict[str, Any] = {}
+        for name, value in (options or {}).items():
+            if not isinstance(name, str):
+                raise TriptychError(f"options are named by strings, not by {_shown(name)}: {name}")
+            if name.startswith(INDUCTOR_PREFIX):
+                inductor[name.removeprefix(INDUCTOR_PREFIX)] = value
+            elif "." in name:
                 dotted[name] = value
             elif name in known:
                 plain[name] = value
             else:
-                raise UnknownName("option", name, known | NAMES["pass options"]())
+                raise _unknown_option(name, known)
         if mode is not None:
             plain["mode"] = mode
         dotted.update(plain.pop("pass_options", {}))
-        made = Options(**plain, pass_options=dotted)
+        inductor.update(plain.pop("inductor_options", {}))
+        made = Options(**plain, pass_options=dotted, inductor_options=inductor)
         made.check_names()
         return made
 
@@ -132,6 +157,11 @@ class Options:
             if name in NAMES["required"]():
                 raise TriptychError(f"{name} cannot be removed: what follows it cannot do without it")
         _require_known("option", self.pass_options, NAMES["pass options"]())
+        if self.inductor_options:  # only then: the names are in a module of Inductor's
+            _require_known("option of Inductor", self.inductor_options, NAMES["Inductor's settings"]())
+        for name, instead in OURS_INSTEAD_OF_INDUCTORS.items():
+            if name in self.inductor_options:
+                raise TriptychError(f"{INDUCTOR_PREFIX}{name} cannot be set: {instead}")
 
     def custom_passes(self, hook: str) -> tuple[CustomPass, ...]:
         """The user's passes of one hook, in the order given."""
@@ -146,6 +176,14 @@ class Options:
                 what = "a callable, a Rule, a Pass or a list of them"
                 raise TriptychError(f"{hook} takes {what}, not {type(one).__name__}")
         return passes
+
+
+def _unknown_option(name: str, known: set[str]) -> UnknownName:
+    settings = NAMES["Inductor's settings"]()
+    if name in settings:
+        prefixed = INDUCTOR_PREFIX + name
+        return UnknownName("option", name, [], hint=f"it is one of Inductor's, which are given as {prefixed!r}")
+    return UnknownName("option", name, known | NAMES["pass options"]())
 
 
 def _shown(value: Any) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from . import _private
 from .errors import UnknownName
 from .joint.auto_chunker import AutoChunker
 from .joint.canonicalize_aten_ir_passes import CanonicalizeAtenIrPasses
@@ -304,12 +305,18 @@ def stages_of_rules() -> frozenset[str]:
     return frozenset(stage for stage, entries in STAGES.items() if any(e.name == ADD_RULES for e in entries))
 
 
+@functools.cache
+def inductor_settings() -> frozenset[str]:
+    return frozenset(_private.inductor_config.get_config_copy())
+
+
 NAMES.update(
     {
         "passes": pass_names,
         "rules": rule_names,
         "pass options": option_names,
         "required": required_names,
+        "Inductor's settings": inductor_settings,
         "stages of rules": stages_of_rules,
     }
 )

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
+from .arguments import require_graph
 from .fallback import Way, first_that_compiles
 from .ir.graph_copies import Backup
 from .options import Options, name_list
@@ -24,17 +25,20 @@ def pre_grad_passes(
     remove_passes: str | Sequence[str] | None = None,
 ) -> GraphModule:
     """Stage 1, on a torch-level graph. Passes are added and removed by exact name."""
+    require_graph(gm, "pre_grad_passes")
     options = Options.make({"add_passes": name_list(add_passes), "remove_passes": name_list(remove_passes)})
     return _run_alone("pre_grad", gm, options, graph="pre_grad", example_inputs=example_inputs)
 
 
 def joint_graph_passes(gm: GraphModule) -> GraphModule:
     """Stage 2, on the forward and backward in one graph, or on an inference graph."""
+    require_graph(gm, "joint_graph_passes")
     return _run_alone("joint", gm, Options(), graph="joint")
 
 
 def post_grad_passes(gm: GraphModule, is_inference: bool) -> None:
     """Stage 3, on a forward or a backward graph, in place."""
+    require_graph(gm, "post_grad_passes")
     _run_alone("post_grad", gm, Options(), graph="forward", is_inference=is_inference)
 
 

@@ -117,11 +117,12 @@ class InductorCodegen:
 
 
 def inductor_settings(session: Session, cacheable: bool) -> dict[str, Any]:
-    """Inductor's settings for one program: its passes off, torch.compile's mode, the caches."""
+    """Inductor's settings for one program: its passes off, torch.compile's mode, the user's own, the caches."""
     options = session.options
     settings = {**OWN_PASSES_OFF, "fallback_random": options.fallback_random}
     if options.mode is not None:
         settings.update(_private.list_mode_options(options.mode))
+    settings.update(options.inductor_options)
     if session.observed or not cacheable:
         # A cached kernel comes without being generated: whoever watches would see nothing.
         settings.update(fx_graph_cache=False, fx_graph_remote_cache=False)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..arguments import require_model
 from ..errors import TriptychError
 from ..options import Options
 from ..passes.culprit import Rewrite, first_bad, last_rewrite
@@ -141,6 +142,7 @@ def bisect(
     the model is good, and may raise. `repro` is where a program that shows the fault is written; `tell` hears of
     progress.
     """
+    require_model(model, "bisect")
     made = options_for_checks(options)
     subject = Subject(model, args, kwargs, train=train, dynamic=dynamic, tolerance=tolerance, verdict=check)
     bisection = search(lambda limit: _attempt(subject, made, limit), tell)

@@ -14,6 +14,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from .. import _private
+from ..arguments import require_model
 from ..errors import TriptychError, UnknownName
 from ..options import Options
 from ..passes.session import Session, watching
@@ -70,8 +71,7 @@ def observed_run(
     backend: str | Callable[..., Any] = "triptych",
 ) -> ObservedRun:
     """An explanation together with what the compiled model computed."""
-    if not callable(model):
-        raise TriptychError(f"explain takes a module or a function to call, not {type(model).__name__}")
+    require_model(model, "explain")
     # somebody else's compiled wrapper around the model would be called, not compiled
     model = getattr(model, "_orig_mod", model)
     name = backend if isinstance(backend, str) else getattr(backend, "__name__", "custom")

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import _private
-from ..errors import TriptychError, VerificationError
+from ..arguments import require_model
+from ..errors import VerificationError
 from ..options import Options
 from ..passes.session import Session
 from ..verify.numerics import compare, compare_strides
@@ -60,8 +61,7 @@ class Subject:
         verdict: Callable[..., Any] | None = None,
     ) -> None:
         """`verdict(compiled)` says whether the compiled model is good, in place of the comparison with eager."""
-        if not callable(model):
-            raise TriptychError(f"a module or a function to call is wanted, not {type(model).__name__}")
+        require_model(model, "a comparison with eager")
         # somebody else's compiled wrapper around the model would be called, not compiled
         self.model = getattr(model, "_orig_mod", model)
         self.args, self.kwargs = args, kwargs or {}

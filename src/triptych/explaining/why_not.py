@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from ..errors import TriptychError
+from ..arguments import require_graph, require_model
 from ..ir.program import Program
 from ..ir.text import source_line
 from ..match.matcher import Matcher
@@ -47,8 +47,7 @@ class WhyNot(list[Decline]):
 
 def find(rule: Wanted, gm: GraphModule, options: Mapping[str, Any] | Options | None = None) -> list[Match]:
     """Every place where the rule's sites and checks hold; nothing is rewritten. Of a pass: all its rules."""
-    if not isinstance(gm, GraphModule):
-        raise TriptychError(f"find looks at a graph (a GraphModule), not at {type(gm).__name__}; why_not takes a model")
+    require_graph(gm, "find", of_a_model="why_not takes a model")
     return [match for one in rules_of(rule) for match in _find(one, gm, Options.make(options))]
 
 
@@ -81,6 +80,7 @@ def why_not(
     it would have seen; with `train` its backward too. A graph is looked at as it is.
     """
     rules, given = rules_of(rule), Options.make(options)
+    require_model(model_or_gm, "why_not")
     fires: list[Firing] = []
     misses: list[Decline] = []
     is_graph = isinstance(model_or_gm, GraphModule) and not args and not kwargs

@@ -23,10 +23,17 @@ Adapter = Callable[[Node, Args], "tuple[str, Args] | None"]
 
 CANONICAL: dict[str, Adapter] = {}
 
-def spelled(*names: str) -> Callable[[Adapter], Adapter]:
+SPELLING_OF: dict[str, str] = {}
+"""The operation that a spelling is read as, where the facts suffice."""
+
+
+def spelled(op: str, *names: str) -> Callable[[Adapter], Adapter]:
+    """The adapter reads calls under these names as calls of `op`."""
+
     def register(adapter: Adapter) -> Adapter:
         for name in names:
             CANONICAL[name] = adapter
+            SPELLING_OF[name] = op
         return adapter
 
     return register
@@ -38,7 +45,7 @@ def renamed(op: str, *names: str, **params: str) -> None:
     def adapter(node: Node, args: Args) -> tuple[str, Args]:
         return op, {params.get(k, k): v for k, v in args.items()}
 
-    spelled(*names)(adapter)
+    spelled(op, *names)(adapter)
 
 
 for _name, _row in OPERATIONS.items():
@@ -46,24 +53,24 @@ for _name, _row in OPERATIONS.items():
         renamed(_name, *_row.aliases.split(), **(_row.alias_parameters or {}))
 
 
-@spelled("rsub")
+@spelled("sub", "rsub")
 def _reversed_subtract(node: Node, args: Args) -> tuple[str, Args] | None:
     if "alpha" in args:
         return None
     return "sub", {"self": args["other"], "other": args["self"]}
 
 
-@spelled("clamp_min")
+@spelled("clamp", "clamp_min")
 def _clamp_min(node: Node, args: Args) -> tuple[str, Args]:
     return "clamp", {"self": args["self"], "min": args["min"]}
 
 
-@spelled("clamp_max")
+@spelled("clamp", "clamp_max")
 def _clamp_max(node: Node, args: Args) -> tuple[str, Args]:
     return "clamp", {"self": args["self"], "max": args["max"]}
 
 
-@spelled("view", "reshape", "_unsafe_view")
+@spelled("reshape", "view", "reshape", "_unsafe_view")
 def _reshape(node: Node, args: Args) -> tuple[str, Args] | None:
     if "dtype" in args:
         return None  # `view(dtype)` reads the bits anew
@@ -73,7 +80,7 @@ def _reshape(node: Node, args: Args) -> tuple[str, Args] | None:
     return "reshape", {"self": args["self"], "shape": _filled_in(node, shape)}
 
 
-@spelled("flatten", "unflatten", "ravel", "view_as", "reshape_as")
+@spelled("reshape", "flatten", "unflatten", "ravel", "view_as", "reshape_as")
 def _reshape_to_result(node: Node, args: Args) -> tuple[str, Args] | None:
     result = tensor_fact(node)
     if result is None:
@@ -85,7 +92,7 @@ def _reshape_to_result(node: Node, args: Args) -> tuple[str, Args] | None:
     return "reshape", {"self": args["self"], "shape": shape}
 
 
-@spelled("expand")
+@spelled("expand", "expand")
 def _expand(node: Node, args: Args) -> tuple[str, Args] | None:
     if isinstance(args["size"], Node):
         return _expand_as(node, args)
@@ -100,7 +107,7 @@ def _filled_in(node: Node, sizes: Any) -> list[Any]:
     return [r if s == -1 and isinstance(r, int) else s for s, r in zip(sizes, result.shape)]
 
 
-@spelled("expand_as")
+@spelled("expand", "expand_as")
 def _expand_as(node: Node, args: Args) -> tuple[str, Args] | None:
     result = tensor_fact(node)
     return None if result is None else ("expand", {"self": args["self"], "size": list(result.shape)})
@@ -114,7 +121,7 @@ def _rank(value: Any) -> int | None:
 def _joined_on(dim_for_rank: Callable[[int], int | None], *names: str) -> None:
     """Names for `cat`, where no operand is given a further dim first."""
 
-    @spelled(*names)
+    @spelled("cat", *names)
     def joined(node: Node, args: Args) -> tuple[str, Args] | None:
         tensors = args["tensors"]
         ranks = {_rank(t) for t in tensors} if isinstance(tensors, list) else set()
@@ -129,12 +136,12 @@ _joined_on(lambda rank: 1 if rank >= 2 else None, "column_stack")
 _joined_on(lambda rank: 2 if rank >= 3 else None, "dstack")
 
 
-@spelled("permute")
+@spelled("permute", "permute")
 def _permute(node: Node, args: Args) -> tuple[str, Args]:
     return "permute", {"self": args["self"], "dims": list(args["dims"])}
 
 
-@spelled("transpose", "swapaxes", "swapdims")
+@spelled("permute", "transpose", "swapaxes", "swapdims")
 def _transpose(node: Node, args: Args) -> tuple[str, Args] | None:
     rank = _rank(args["self"])
     if rank is None:
@@ -146,13 +153,13 @@ def _transpose(node: Node, args: Args) -> tuple[str, Args] | None:
     return "permute", {"self": args["self"], "dims": dims}
 
 
-@spelled("t", "T", "numpy_T")
+@spelled("permute", "t", "T", "numpy_T")
 def _reverse_dims(node: Node, args: Args) -> tuple[str, Args] | None:
     rank = _rank(args["self"])
     return None if rank is None else ("permute", {"self": args["self"], "dims": list(reversed(range(rank)))})
 
 
-@spelled("mT", "matrix_transpose")
+@spelled("permute", "mT", "matrix_transpose")
 def _matrix_transpose(node: Node, args: Args) -> tuple[str, Args] | None:
     rank = _rank(args["self"])
     if rank is None or rank < 2:
@@ -160,7 +167,7 @@ def _matrix_transpose(node: Node, args: Args) -> tuple[str, Args] | None:
     return "permute", {"self": args["self"], "dims": [*range(rank - 2), rank - 1, rank - 2]}
 
 
-@spelled("movedim", "moveaxis")
+@spelled("permute", "movedim", "moveaxis")
 def _movedim(node: Node, args: Args) -> tuple[str, Args] | None:
     rank = _rank(args["self"])
     if rank is None:
@@ -177,7 +184,7 @@ def _movedim(node: Node, args: Args) -> tuple[str, Args] | None:
     return "permute", {"self": args["self"], "dims": [next(rest) if d is None else d for d in dims]}
 
 
-@spelled("squeeze")
+@spelled("squeeze", "squeeze")
 def _squeeze(node: Node, args: Args) -> tuple[str, Args]:
     dim = args.get("dim")
     return "squeeze", {"self": args["self"], **({} if dim is None else {"dim": [dim] if _is_number(dim) else dim})}
@@ -187,7 +194,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, torch.SymInt, Node))
 
 
-@spelled("to", "_to_copy", "prims.convert_element_type", "prims.device_put", "type_as")
+@spelled("to", "to", "_to_copy", "prims.convert_element_type", "prims.device_put", "type_as")
 def _to(node: Node, args: Args) -> tuple[str, Args]:
     kept = {k: v for k, v in args.items() if v is not None and k not in ("a", "other")}
     if "a" in args:
@@ -212,7 +219,7 @@ def _to(node: Node, args: Args) -> tuple[str, Args]:
     return "to", kept
 
 
-@spelled("cpu", "cuda")
+@spelled("to", "cpu", "cuda")
 def _to_device(node: Node, args: Args) -> tuple[str, Args] | None:
     result = tensor_fact(node)
     if result is None or args.get("rest") or set(args) - {"self", "rest"}:
@@ -220,7 +227,7 @@ def _to_device(node: Node, args: Args) -> tuple[str, Args] | None:
     return "to", {"self": args["self"], "device": result.device}
 
 
-@spelled("type")
+@spelled("to", "type")
 def _type(node: Node, args: Args) -> tuple[str, Args] | None:
     rest = args.get("rest", ())
     if len(rest) != 1 or not isinstance(rest[0], torch.dtype) or set(args) - {"self", "rest"}:
@@ -228,7 +235,7 @@ def _type(node: Node, args: Args) -> tuple[str, Args] | None:
     return "to", {"self": args["self"], "dtype": rest[0]}
 
 
-@spelled(*(f"torch.nn.functional.dropout{n}d" for n in (1, 2, 3)))
+@spelled("feature_dropout", *(f"torch.nn.functional.dropout{n}d" for n in (1, 2, 3)))
 def _feature_dropout(node: Node, args: Args) -> tuple[str, Args] | None:
     name = str(getattr(node.target, "__name__", ""))
     if args["training"] is not False and not drops_dim_one(name, args["input"]):
@@ -248,10 +255,10 @@ for _method, _dtype in CAST_METHODS.items():
         plain = not args.get("rest") and set(args) <= {"self", "rest"}
         return ("to", {"self": args["self"], "dtype": dtype}) if plain else None
 
-    spelled(_method)(_cast)
+    spelled("to", _method)(_cast)
 
 
-@spelled("split", "split_with_sizes", "chunk", "tensor_split")
+@spelled("split", "split", "split_with_sizes", "chunk", "tensor_split")
 def _split(node: Node, args: Args) -> tuple[str, Args] | None:
     pieces = fact(node)
     source = tensor_fact(args["self"])
@@ -269,22 +276,22 @@ def _half_to_float(args: Args) -> Args:
     return {"self": args["self"], "dim": args["dim"], **wide}
 
 
-@spelled("_softmax")
+@spelled("softmax", "_softmax")
 def _softmax(node: Node, args: Args) -> tuple[str, Args]:
     return "softmax", _half_to_float(args)
 
 
-@spelled("_log_softmax")
+@spelled("log_softmax", "_log_softmax")
 def _log_softmax(node: Node, args: Args) -> tuple[str, Args]:
     return "log_softmax", _half_to_float(args)
 
 
-@spelled("slice")
+@spelled("slice", "slice")
 def _slice(node: Node, args: Args) -> tuple[str, Args] | None:
     return _plain_slice(args["self"], args.get("dim", 0), args.get("start"), args.get("end"), args.get("step", 1))
 
 
-@spelled("narrow")
+@spelled("slice", "narrow")
 def _narrow(node: Node, args: Args) -> tuple[str, Args] | None:
     start, length = args["start"], args["length"]
     if not isinstance(start, int) or not isinstance(length, int):
@@ -334,7 +341,7 @@ def index_steps(rank: int, index: Any) -> list[tuple[int, Any]] | None:
     return steps
 
 
-@spelled("getitem")
+@spelled("getitem", "getitem")
 def _getitem(node: Node, args: Args) -> tuple[str, Args] | None:
     """An index of a tensor that does one thing is a select, a slice or an unsqueeze; of a tuple, an element."""
     value, index = args["self"], args["index"]
@@ -362,7 +369,7 @@ def index_step(value: Node, dim: int, entry: Any) -> tuple[str, Args] | None:
     return "select", {"self": value, "dim": dim, "index": entry % size if entry < 0 else entry}
 
 
-@spelled("select")
+@spelled("select", "select")
 def _select(node: Node, args: Args) -> tuple[str, Args]:
     known, index = tensor_fact(args["self"]), args["index"]
     if known is not None and isinstance(index, int) and index < 0:
@@ -372,20 +379,20 @@ def _select(node: Node, args: Args) -> tuple[str, Args]:
     return "select", args
 
 
-@spelled("getattr")
+@spelled("permute", "getattr")
 def _getattr(node: Node, args: Args) -> tuple[str, Args] | None:
     adapter = {"T": _reverse_dims, "mT": _matrix_transpose}.get(args["index"])
     return adapter(node, {"self": args["self"]}) if adapter and tensor_fact(args["self"]) is not None else None
 
 
 def _filled_with(value: int, name: str) -> None:
-    @spelled(name)
+    @spelled("full", name)
     def filled(node: Node, args: Args) -> tuple[str, Args] | None:
         # `full` takes its dtype from the number, `zeros` from the default: only the result tells
         result = tensor_fact(node)
         return None if result is None else ("full", {**args, "fill_value": value, "dtype": result.dtype})
 
-    @spelled(f"{name}_like")
+    @spelled("full_like", f"{name}_like")
     def filled_like(node: Node, args: Args) -> tuple[str, Args]:
         return "full_like", {**args, "fill_value": value}
 

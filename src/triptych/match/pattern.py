@@ -20,9 +20,8 @@ from torch.fx import Node
 
 from ..errors import TriptychError, UnknownName
 from ..ir.calls import op_parameters
-from ..ir.canonical import CANONICAL
 from ..ir.facts import fact, tensor_fact
-from ..ir.operations import OPERATIONS, operation
+from ..ir.operation_names import is_operation, unknown_operation
 
 
 @dataclass(frozen=True)
@@ -241,8 +240,8 @@ class PatternBuilder:
 
     def __getattr__(self, name: str) -> Callable[..., Pattern]:
         params = op_parameters(name)
-        if not params or (name in CANONICAL and not operation(name).parameters):
-            raise UnknownName("operation", name, known_operations())
+        if not is_operation(name):
+            raise unknown_operation(name)
 
         def build(*args: Any, **kwargs: Any) -> Pattern:
             names = list(params)
@@ -279,13 +278,6 @@ class PatternBuilder:
 
     def such(self, words: str, holds: Callable[[Any], bool]) -> Pattern:
         return Such(Is(words, holds))
-
-
-def known_operations() -> list[str]:
-    public = [n for n in dir(torch.ops.aten) if not n.startswith("_")]
-    functions = [n for n in dir(torch) if not n.startswith("_") and n.islower()]
-    own = [name for name, row in OPERATIONS.items() if row.parameters]
-    return sorted({*own, *public, *functions})
 
 
 def build_pattern(method: Callable[..., Any]) -> tuple[Pattern, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import UnknownName
+from ..errors import TriptychError, UnknownName
 from ..pipeline import STAGES, Entry, Hook
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
@@ -111,5 +111,8 @@ def rules_of(wanted: Rule | type[Rule] | Pass | type[Pass] | str) -> list[Rule]:
         if not counted:
             raise UnknownName("rule or pass", wanted, [*rules, *passes])
         return counted
+    kind = wanted if isinstance(wanted, type) else type(wanted)
+    if not issubclass(kind, (Rule, Pass)):
+        raise TriptychError(f"a rule, a pass or the name of one is wanted, not {kind.__name__}")
     one = wanted() if isinstance(wanted, type) else wanted
     return [one] if isinstance(one, Rule) else list(one.rules())

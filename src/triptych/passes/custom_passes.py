@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from torch.fx import Graph, GraphModule
 
+from ..errors import TriptychError
 from ..options import ADD_RULES, Options
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
@@ -50,19 +52,38 @@ def name_of(custom: Any) -> str:
 
 
 def call_custom(custom: Callable[..., Any], gm: GraphModule, is_inference: bool) -> None:
-    """Call a function on the graph or, if it asks for it, on the module; tell it `is_inference` if it asks."""
+    """Call a function on the graph or, if its annotation says so, on the module; tell it `is_inference` if it asks."""
     asks = "is_inference" in inspect.signature(custom).parameters
-    result = custom(gm if _wants_module(custom) else gm.graph, **({"is_inference": is_inference} if asks else {}))
+    subject = gm if wants_module(custom) else gm.graph
+    try:
+        result = custom(subject, **({"is_inference": is_inference} if asks else {}))
+    except AttributeError as error:
+        if error.obj is not gm.graph or not hasattr(gm, str(error.name)):
+            raise
+        raise TriptychError(
+            f"it asked the graph for {error.name!r}, which only the module has; a function gets the torch.fx.Graph, "
+            "or the module if its first parameter is annotated as torch.fx.GraphModule"
+        ) from error
     if isinstance(result, GraphModule) and result is not gm:
         gm.graph = result.graph
     elif isinstance(result, Graph) and result is not gm.graph:
         gm.graph = result
 
 
-def _wants_module(custom: Callable[..., Any]) -> bool:
-    """A pass whose first parameter is called `gm` or is annotated as a GraphModule gets the module."""
-    params = list(inspect.signature(custom).parameters.values())
-    if not params:
-        return False
-    first = params[0]
-    return first.name in ("gm", "module", "graph_module") or "GraphModule" in str(first.annotation)
+def wants_module(custom: Callable[..., Any]) -> bool:
+    """Is the first parameter annotated as a GraphModule, or as a class that it inherits from? Otherwise the function
+    gets the graph, as functions in Inductor's hooks do."""
+    annotation = _first_annotation(custom)
+    if isinstance(annotation, str):  # of a name that the function's module does not have when it runs
+        return re.search(r"\b(GraphModule|Module)\b", annotation) is not None
+    kinds = get_args(annotation) or (annotation,)  # `GraphModule | None`
+    return any(isinstance(kind, type) and issubclass(GraphModule, kind) and kind is not object for kind in kinds)
+
+
+def _first_annotation(custom: Callable[..., Any]) -> Any:
+    try:
+        signature = inspect.signature(custom, eval_str=True)
+    except Exception:  # whatever evaluating an annotation raises
+        signature = inspect.signature(custom)
+    first = next(iter(signature.parameters.values()), None)
+    return None if first is None else first.annotation

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from ..options import Options
+from ..options import INDUCTOR_PREFIX, Options
 from .python_source import NotPython, literal
 
 
@@ -39,6 +39,8 @@ class OptionSource:
                 continue
             if one.name == "pass_options":
                 entries |= value
+            elif one.name == "inductor_options":
+                entries |= {INDUCTOR_PREFIX + name: setting for name, setting in value.items()}
             elif value != one.default:
                 entries[one.name] = value
         written = []

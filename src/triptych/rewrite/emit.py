@@ -21,12 +21,12 @@ from .. import _private
 from ..errors import UnknownName
 from ..ir.calls import op_parameters
 from ..ir.facts import set_fact
+from ..ir.operation_names import unknown_operation
 from ..ir.operations import operation, with_trait
 from ..ir.program import ATEN, Program, Value
 from ..ir.schema import REQUIRED, keyword_only, overloads
 from ..ir.text import RULE
 from ..ir.traits import is_commutative
-from ..match.pattern import known_operations
 from .dialects import special_form
 from .refusal import Refused
 
@@ -65,7 +65,7 @@ class Emitter:
     def __getattr__(self, name: str) -> Callable[..., Value]:
         params = op_parameters(name)
         if not params:
-            raise UnknownName("operation", name, known_operations())
+            raise unknown_operation(name)
 
         def build(*args: Any, **kwargs: Any) -> Value:
             bound = {**dict(zip(params, args)), **kwargs}
