@@ -10,9 +10,9 @@ from torch import nn
 
 import triptych
 from triptych.errors import TriptychError, UnknownName
-from triptych.explaining.diff import aligned, folded, unified
 from triptych.explaining.explanation import Explanation
 from triptych.options import Options
+from triptych.passes.diff import aligned, folded, unified
 from triptych.passes.record import Listing, PassRecord
 from triptych.passes.session import Session
 from triptych.rewrite.record import Decline
@@ -65,7 +65,7 @@ def test_nothing_captured_is_said():
 
 def test_json_holds_records_and_the_lines_that_changed():
     data = json.loads(Explanation([make_session()], train=True).to_json())
-    assert data["schema"] == 1 and data["train"] is True
+    assert data["version"] == 1 and data["train"] is True
     assert [record["name"] for record in data["passes"]] == ["drop_zero", "merge_pass", "sort"]
     assert "- a: f32[4] = add(x, 0)" in data["passes"][0]["diff"]
     assert data["passes"][1]["declines"][0]["reason"] == "different dtypes <a> & b"
@@ -327,7 +327,7 @@ def test_a_model_that_is_compiled_already():
 
 def test_wrong_use_is_named():
     x = torch.randn(3)
-    with pytest.raises(TriptychError, match="not int"):
+    with pytest.raises(TriptychError, match="not an int"):
         triptych.explain(3, x)
     with pytest.raises(UnknownName, match="'inductor'"):
         triptych.explain(torch.sin, x, backend="inducter")

@@ -181,8 +181,6 @@ def _print(what: Any) -> None:
 
 
 def _print_changes(records: list[PassRecord]) -> None:
-    from .explaining.diff import unified
-
     colours = {"+": "green", "-": "red"}
     for record in records:
         nodes = f"{record.nodes_before} -> {record.nodes_after} nodes"
@@ -191,7 +189,7 @@ def _print_changes(records: list[PassRecord]) -> None:
         if record.error:
             click.secho(record.error, fg="red")
         if record.changed:
-            for line in unified(record.before, record.after):
+            for line in record.diff.splitlines():
                 click.secho(line, fg=colours.get(line[0]), dim=line.startswith("  ..."))
         for decline in record.declines:
             click.echo(f"  left alone: {decline}")

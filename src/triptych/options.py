@@ -46,7 +46,7 @@ def _doc(text: str, **kwargs: Any) -> Any:
     return field(metadata={"doc": text}, **kwargs)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Options:
     """What `torch.compile(model, backend="triptych", options={...})` takes, under the same names."""
 
@@ -106,6 +106,12 @@ class Options:
             self.custom_passes(hook)  # a wrong one is said now, not in the middle of a compile
         object.__setattr__(self, "add_passes", name_list(self.add_passes))
         object.__setattr__(self, "remove_passes", name_list(self.remove_passes))
+
+    def __repr__(self) -> str:
+        """What differs from the defaults."""
+        default = Options()
+        names = [one.name for one in fields(self) if getattr(self, one.name) != getattr(default, one.name)]
+        return f"Options({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
     @property
     def cuda_graphs(self) -> bool:

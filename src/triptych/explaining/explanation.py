@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch.fx import GraphModule
 
-from ..errors import UnknownName
-from ..ir.text import text
+from ..errors import TriptychError, UnknownName
 from ..passes.record import PassRecord
 from ..passes.session import Session
 from ..rewrite.record import Decline
-from .diff import unified
 from .kernel_costs import kernel_costs
 from .kernels import kernel_calls
+from .saved import listing, saved_session
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-SCHEMA = 1
-"""Version of what `to_json` writes; it changes when a name in it does."""
+VERSION = 1
+"""Of what `to_json` writes, described in docs/json.md; it changes when a name in it does, or the meaning of one."""
 
 PRINTED_WIDTH = 120
 
@@ -64,7 +64,8 @@ class Explanation:
 
     @property
     def graphs(self) -> dict[str, GraphModule]:
-        """The graph at the end of each stage; of a second captured program under "dynamo#2" and so on."""
+        """The graph at the end of each stage; of a second captured program under "dynamo#2" and so on. In an
+        explanation that was pickled, graphs are `SavedGraph`: their listings."""
         return dict(self._named(lambda session: session.graphs))
 
     @property
@@ -122,7 +123,7 @@ class Explanation:
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data; before and after of a pass as the lines that changed."""
         return {
-            "schema": SCHEMA,
+            "version": VERSION,
             "backend": self.backend,
             "model": self.model,
             "train": self.train,
@@ -130,28 +131,40 @@ class Explanation:
             "rewrites": self.rewrites,
             "declined": self.declined,
             "seconds": self.seconds,
+            "kernel_launches": self.kernel_launches,
+            "kernel_bytes": self.kernel_bytes,
             "passes": [
                 _record(record, number)
                 for number, session in enumerate(self.sessions, 1)
                 for record in session.records
             ],
-            "graphs": {name: text(gm) for name, gm in self.graphs.items()},
+            "graphs": {name: listing(gm) for name, gm in self.graphs.items()},
             "kernels": self.kernels,
             "warnings": self.warnings,
+            "stock": None if self.stock is None else self.stock.to_dict(),
         }
 
-    def to_json(self, indent: int | None = 2) -> str:
-        return json.dumps(self.to_dict(), indent=indent)
+    @overload
+    def to_json(self, path: None = None, *, indent: int | None = 2) -> str: ...
 
-    def to_html(self, path: str | Path) -> Path:
+    @overload
+    def to_json(self, path: str | os.PathLike[str], *, indent: int | None = 2) -> Path: ...
+
+    def to_json(self, path: str | os.PathLike[str] | None = None, *, indent: int | None = 2) -> str | Path:
+        """Everything as JSON (docs/json.md says what is where): written to `path`, which comes back, or as a string."""
+        written = json.dumps(self.to_dict(), indent=indent)
+        return written if path is None else write_file(path, written)
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
         """Write the report: one page that needs nothing but itself. Returns its path."""
         from .page import page
 
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         reports = (self,) if self.stock is None else (self, self.stock)
-        path.write_text(page(*reports), encoding="utf-8")
-        return path
+        return write_file(path, page(*reports))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A pickle has all but the graphs' modules, with their weights, and the user's own passes."""
+        return {**vars(self), "sessions": [saved_session(session) for session in self.sessions]}
 
     def __str__(self) -> str:
         # here and not above: to compile a model needs no terminal
@@ -191,6 +204,16 @@ def _last_attempts(sessions: list[Session]) -> list[Session]:
     return [s for s in sessions if not s.compile_id or s.attempt == last[s.compile_id]]
 
 
+def write_file(path: str | os.PathLike[str], text: str) -> Path:
+    """Write a text file, and the folders it is in."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise TriptychError(f"the path of a file is wanted, not {path!r}")
+    file = Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
 def _record(record: PassRecord, program: int) -> dict[str, Any]:
     return {
         "program": program,
@@ -210,7 +233,8 @@ def _record(record: PassRecord, program: int) -> dict[str, Any]:
         "note": record.note,
         "error": record.error,
         "fired": dict(record.fired),
+        "sites": [vars(site) for site in record.sites],
         "declines": [vars(decline) for decline in record.declines],
         "decisions": [vars(decision) for decision in record.decisions],
-        "diff": unified(record.before, record.after) if record.changed else [],
+        "diff": record.diff.splitlines(),
     }

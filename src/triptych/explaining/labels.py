@@ -9,6 +9,7 @@ from torch.fx import GraphModule, Node
 
 from .. import _private
 from ..ir.graph_copies import DYNAMO_SOURCE
+from .saved import SavedGraph
 
 STEP = re.compile(r"\._(?:modules|parameters|buffers)\['([^']+)'\]|\['([^']+)'\]|\[(\d+)\]|\.([A-Za-z]\w*)")
 
@@ -16,6 +17,9 @@ STEP = re.compile(r"\._(?:modules|parameters|buffers)\['([^']+)'\]|\['([^']+)'\]
 def input_labels(graphs: Mapping[str, GraphModule]) -> dict[str, str]:
     """Labels of the inputs of all graphs of one captured program, by node name."""
     labels: dict[str, str] = {}
+    for graph in graphs.values():
+        if isinstance(graph, SavedGraph):
+            return graph.labels  # each has those of all
     captured: list[Node] = []
     if "dynamo" in graphs:
         captured = _inputs(graphs["dynamo"])

@@ -6,7 +6,6 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from ..passes.record import PassRecord
-from .diff import unified
 from .phrases import CHANGED, FAILED, count, duration, place, summary, title
 
 if TYPE_CHECKING:
@@ -61,6 +60,5 @@ def _row(record: PassRecord, program: int, counted: bool) -> str:
     if record.error:
         name = f'<span class="error">{name}: {escape(record.error.partition(chr(10))[0])}</span>'
     elif record.listing is not None:
-        difference = escape("\n".join(unified(record.before, record.after)))
-        name = f"<details><summary>{name}</summary><pre>{difference}</pre></details>"
+        name = f"<details><summary>{name}</summary><pre>{escape(record.diff)}</pre></details>"
     return f"<tr><td>{escape(place(record, program))}</td><td>{name}</td>{numbers}</tr>"

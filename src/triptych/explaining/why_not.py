@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
 from typing import Any
 
 from torch.fx import GraphModule, Node
@@ -34,6 +35,12 @@ class WhyNot(list[Decline]):
 
     def __str__(self) -> str:
         return "\n".join([*map(str, self.fires), *map(str, self), *self._summary()])
+
+    def __repr__(self) -> str:
+        return f"<WhyNot {self.name}: fires at {len(self.fires)} places, nearly at {len(self)}>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
     def _summary(self) -> list[str]:
         if self:

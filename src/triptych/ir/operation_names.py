@@ -1,6 +1,6 @@
 """The names of operations that a rule can use: `op.reshape` in a pattern, whatever spelling the program has.
 
-An operation has the name that ATen gives it. Of several spellings of the same operation (`view`, `reshape`, `flatten`) one
+An operation has the name that ATen gives it. Of several spellings of one operation (`view`, `reshape`, `flatten`) one
 stands for all, and a pattern cannot use the others: `canonical.py` converts calls of them before anything is matched.
 """
 

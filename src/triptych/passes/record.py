@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from html import escape
 
 from ..rewrite.record import Decision, Decline, Firing
 
@@ -62,7 +63,7 @@ class Listing:
         return "\n".join(next(itertools.islice(self.versions(), number, None)))
 
 
-@dataclass
+@dataclass(repr=False)
 class PassRecord:
     """One run of one pass over one graph."""
 
@@ -109,3 +110,34 @@ class PassRecord:
     @property
     def after(self) -> str:
         return self.listing.version(self.versions[1]) if self.listing else ""
+
+    @property
+    def diff(self) -> str:
+        """The lines that the pass changed, before with "-" and after with "+", and a few around them."""
+        from .diff import unified  # it reads listings, and so this module
+
+        return "\n".join(unified(self.before, self.after)) if self.changed else ""
+
+    def __repr__(self) -> str:
+        place = self.stage if self.graph in ("", self.stage) else f"{self.stage}, {self.graph}"
+        return f"<PassRecord {self.name} ({place}): {self._outcome()}>"
+
+    def _outcome(self) -> str:
+        rewrites = "1 rewrite" if self.rewrites == 1 else f"{self.rewrites} rewrites"
+        parts = [rewrites if self.changed else "nothing changed"]
+        parts += [f"{self.declined} declined"] if self.declined else []
+        parts += ["FAILED"] if self.error else []
+        return ", ".join([*parts, f"{self.nodes_before} -> {self.nodes_after} nodes", f"{self.seconds * 1e3:.1f} ms"])
+
+    def _repr_html_(self) -> str:
+        """For a notebook: what the pass did, and the lines it changed in colour."""
+        colours = {"-": "#d13438", "+": "#107c10"}
+        lines = [
+            f'<span style="color: {colours[line[0]]}">{escape(line)}</span>' if line[0] in colours else escape(line)
+            for line in self.diff.splitlines()
+        ]
+        title = f"<b>{escape(self.name)}</b> ({escape(self.stage)}, {escape(self.graph)}): {escape(self._outcome())}"
+        declines = "".join(f"<li>left alone: {escape(str(decline))}</li>" for decline in self.declines)
+        error = f"<pre>{escape(self.error)}</pre>" if self.error else ""
+        body = f"<pre>{chr(10).join(lines)}</pre>" if lines else ""
+        return f"<div>{title}{error}{body}{f'<ul>{declines}</ul>' if declines else ''}</div>"

@@ -17,7 +17,7 @@ from .record import Listing, PassRecord
 from .rewrite_limit import RewriteCount, count_of_process, limit_of_process, report, reporting
 
 
-@dataclass
+@dataclass(repr=False)
 class Session:
     """The record of one compile; a frame that is compiled again gets another attempt number."""
 
@@ -50,6 +50,10 @@ class Session:
     @property
     def rewrites(self) -> int:
         return sum(r.rewrites for r in self.records)
+
+    def __repr__(self) -> str:
+        graphs = ", ".join(self.graphs) or "none kept"
+        return f"<Session {self.compile_id or 'without a frame'}: {len(self.records)} passes, graphs: {graphs}>"
 
     @property
     def rewrites_left(self) -> int | None:

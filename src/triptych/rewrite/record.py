@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from torch.fx import Node
 
@@ -11,7 +12,17 @@ from ..ir.refusal import Refusal, words
 from ..ir.text import source_line
 
 
-@dataclass(frozen=True)
+def brief(record: Any) -> str:
+    """The repr of a dataclass without the fields that say nothing."""
+    shown = [
+        f"{field.name}={value!r}"
+        for field in fields(record)
+        if (value := getattr(record, field.name)) != field.default
+    ]
+    return f"{type(record).__name__}({', '.join(shown)})"
+
+
+@dataclass(frozen=True, repr=False)
 class Decline:
     """A site that a rule looked at and left alone, and why. It has names, not nodes: it outlives the graph."""
 
@@ -59,8 +70,10 @@ class Decline:
         at = "" if is_named else f", at {self.at}"
         return f"{self.rule} at {self.node}{graph}: {how_far}{self.reason}{at}{_comment(self.source)}"
 
+    __repr__ = brief
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Firing:
     """A site that was rewritten: under which name, at which node, and the user's source line."""
 
@@ -77,6 +90,8 @@ class Firing:
     def __str__(self) -> str:
         graph = f" ({self.graph})" if self.graph else ""
         return f"{self.rule} at {self.node}{graph}: fires{_comment(self.source)}"
+
+    __repr__ = brief
 
 
 def _comment(source: str) -> str:

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..passes.record import Delta
+from .record import Delta
 
 
 @dataclass(frozen=True)
