@@ -51,6 +51,13 @@ def test_guide(name):
     run_guide(ROOT / "docs" / f"{name}.md")
 
 
+@pytest.mark.slow
+def test_export(tmp_path, monkeypatch):
+    """With a package that AOTInductor compiles."""
+    monkeypatch.chdir(tmp_path)
+    run_guide(ROOT / "docs" / "export.md")
+
+
 @pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="other releases trace some operations to other ATen calls")
 @pytest.mark.parametrize("name", ["flow", "joint_rules"])
 def test_guide_shows_the_graphs_that_it_prints(name, capsys):

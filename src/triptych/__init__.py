@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .explaining.bisect import bisect
     from .explaining.explain import explain
     from .explaining.why_not import find, why_not
+    from .exported_programs import optimize
     from .ir.operation_names import list_operations
     from .options import Options
     from .passes.catalogue import list_passes
@@ -29,8 +30,8 @@ check_release()
 __all__ = [
     "FirstOf", "Match", "NormalizedLinearNode", "NormalizedMatmulNode", "Options", "Rule", "RuleError", "TriptychError",
     "UnknownName", "UnsupportedTorch", "VerificationError", "bisect", "compile_fx", "explain", "find",
-    "joint_graph_passes", "list_operations", "list_passes", "make_backend", "post_grad_passes", "pre_grad_passes",
-    "rule", "why_not",
+    "joint_graph_passes", "list_operations", "list_passes", "make_backend", "optimize", "post_grad_passes",
+    "pre_grad_passes", "rule", "why_not",
 ]  # fmt: skip
 
 _HOMES = {
@@ -39,6 +40,7 @@ _HOMES = {
     ".explaining.bisect": ("bisect",),
     ".explaining.explain": ("explain",),
     ".explaining.why_not": ("find", "why_not"),
+    ".exported_programs": ("optimize",),
     ".ir.operation_names": ("list_operations",),
     ".passes.catalogue": ("list_passes",),
     ".pipeline": ("Options",),  # not .options: the pipeline tells the options which names there are
