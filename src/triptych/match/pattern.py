@@ -20,6 +20,7 @@ from torch.fx import Node
 
 from ..errors import TriptychError, UnknownName
 from ..ir.calls import op_parameters
+from ..ir.canonical import SPELLING_OF
 from ..ir.facts import fact, tensor_fact
 from ..ir.operation_names import is_operation, unknown_operation
 
@@ -256,6 +257,9 @@ class PatternBuilder:
 
     def call_of(self, *ops: str, writes: bool = False) -> Pattern:
         """Any call of these operations, or of any if none is named: `check` reads the arguments in `m.root.call`."""
+        for name in ops:
+            if name in SPELLING_OF and not is_operation(name) and not writes:
+                raise unknown_operation(name)
         return CallOf(frozenset(ops), writes)
 
     def any_of(self, *options: Any) -> Pattern:
@@ -271,6 +275,9 @@ class PatternBuilder:
         return Either((getattr(self, op)(inner, *args, **kwargs), inner))
 
     def through(self, ops: Sequence[str], x: Any, steps: str | None = None) -> Pattern:
+        for name in ops:
+            if not is_operation(name):
+                raise unknown_operation(name)
         return Through(frozenset(ops), as_pattern(x), steps)
 
     def each(self, element: Any, same: Sequence[str] = ()) -> Pattern:
