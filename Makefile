@@ -30,7 +30,7 @@ help:
 	@echo 'make bench-passes  time of the passes, ours and those of Inductor side by side'
 	@echo 'make clean   remove .venv, caches and build output'
 
-demo: $(VENV)/.installed
+demo: $(VENV)/.package-installed
 	$(BIN)/triptych demo
 
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
@@ -100,8 +100,14 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # The stamps come last, so a broken install is tried again.
-$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
-	@echo 'installing torch and the test tools into $(VENV); the first time takes some minutes'
+# numpy: torch warns on import without it
+$(VENV)/.package-installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo 'installing torch and the package into $(VENV); the first time takes some minutes'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e . numpy
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.package-installed
+	@echo 'installing the test tools into $(VENV)'
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
 	@touch $@
 

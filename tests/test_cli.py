@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import textwrap
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 import triptych
 from triptych.cli import main
 from triptych.explaining import demo as demo_module
+from triptych.explaining.demo import run_demo
 from triptych.explaining.source import split
 from triptych.passes.catalogue import PassInfo, RuleInfo
 
@@ -54,12 +56,6 @@ def file(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     return path
-
-
-@pytest.mark.parametrize("name", ["demo", "passes", "explain", "why-not"])
-def test_every_command_explains_itself(name):
-    text = run(name, "--help").output
-    assert re.search(rf"Examples?:\n    triptych {name}", text)
 
 
 def test_version():
@@ -125,18 +121,59 @@ def test_what_is_missing_is_named(file, spec, message):
     assert result.stderr.count("\n") == 1 and "Traceback" not in result.stderr
 
 
-def test_options_are_checked_before_anything_is_compiled(file):
-    assert "did you mean 'codegen'" in run("explain", "models.py", "--option", "codegn=x", code=2).stderr
-    assert "NAME=VALUE" in run("explain", "models.py", "--option", "codegen", code=2).stderr
-    assert "'inductor'" in run("explain", "models.py", "--backend", "inducter", code=2).stderr
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("explain FILE --option codegn=x", "did you mean 'codegen'"),
+        ("explain FILE --option codegen", "NAME=VALUE"),
+        ("explain FILE --option codegen=x", "unknown codegen 'x'"),
+        ("explain FILE --option inductor.max_autotun=1", "did you mean 'max_autotune'"),
+        ("explain FILE --backend inducter", "'inductor'"),
+        ("explain FILE --pass fuse_attentio", "did you mean 'fuse_attention'"),
+        ("explain FILE --html .", ". cannot be written: it is a folder"),
+        ("explain FILE --html models.py/page.html", "models.py/page.html cannot be written"),
+        ("why-not fuse_attentio FILE", "did you mean 'fuse_attention'"),
+        ("why-not fuse_attention FILE --option codegn=x", "did you mean 'codegen'"),
+        ("bisect FILE --option codegn=x", "did you mean 'codegen'"),
+        ("bisect FILE --out models.py/repro.py", "models.py/repro.py cannot be written"),
+        ("repro FILE --option codegn=x", "did you mean 'codegen'"),
+        ("repro FILE --out models.py/repro.py", "models.py/repro.py cannot be written"),
+        ("demo --out models.py", "triptych-demo.html cannot be written"),
+        ("passes --operations linaer", "did you mean 'linear'"),
+    ],
+)  # fmt: skip
+def test_names_and_paths_are_checked_before_the_file_is_read(file, call, message):
+    (file.parent / "never.py").write_text("raise AssertionError('this file was read')")
+    result = run(*call.replace("FILE", "never.py").split(), code=2)
+    assert message in result.stderr and result.stderr.startswith("triptych: ") and result.stderr.count("\n") == 1
+
+
+def test_an_unknown_command_names_the_near_ones():
+    assert run("explane", code=2).stderr == "triptych: unknown command 'explane'; did you mean 'explain'?\n"
 
 
 def test_an_error_of_the_model_is_one_line_with_a_traceback_on_request(file):
     (file.parent / "bad.py").write_text("def model(x):\n    raise ValueError('no such luck')\nargs = (1,)\n")
     short = run("explain", "bad.py", *EAGER, code=1).stderr
-    assert short.startswith("triptych: ValueError: no such luck") and "Traceback" not in short
+    assert short == "triptych: bad.py:2 raised ValueError: no such luck (--traceback shows more)\n"
+    (file.parent / "shapes.py").write_text(
+        "import torch\ndef model(x):\n    y = x + 1\n    return y @ torch.ones(7, 2)\nargs = (torch.ones(3, 4),)\n"
+    )
+    short = run("explain", "shapes.py", *EAGER, code=1).stderr
+    assert short.startswith("triptych: shapes.py:4 raised ") and short.count("\n") == 1 and "[3, 4] X [7, 2]" in short
     full = run("explain", "bad.py", "--traceback", *EAGER, code=1).stderr
     assert "Traceback" in full and "bad.py" in full
+
+
+def test_a_model_that_breaks_the_graph_is_explained_in_parts(file):
+    """Exit code 0: the parts were compiled, and the table says that there are several."""
+    (file.parent / "breaks.py").write_text(
+        "import torch\ndef model(x):\n    y = x + 1\n    print('hello')\n    return y.sin()\nargs = (torch.ones(3),)\n"
+    )
+    assert "2 captured programs" in run("explain", "breaks.py", *EAGER).output
+    result = run("explain", "breaks.py", "--json", *EAGER)
+    data = json.loads(result.stdout)  # what the model prints goes to stderr
+    assert "hello" in result.stderr and {record["program"] for record in data["passes"]} == {1, 2}
 
 
 def test_a_file_can_import_its_neighbours(file):
@@ -218,11 +255,11 @@ def test_passes_shows_each_on_an_example(monkeypatch):
 
 
 def test_passes_fails_where_results_differ(known, monkeypatch):
-    from triptych import cli
+    from triptych.testing import gallery
     from triptych.testing.gallery import Exhibit
 
     wrong = Exhibit("x + 1", 1, 4, 3, "equal", "DIFFERS", "gradients differ")
-    monkeypatch.setattr(cli, "gallery", lambda infos: iter([wrong, None, None]))
+    monkeypatch.setattr(gallery, "gallery", lambda infos: iter([wrong, None, None]))
     result = run("passes", code=1)
     assert "DIFFERS" in result.output and "differ from eager: first_pass" in result.stderr
 
@@ -233,6 +270,13 @@ def test_an_unknown_pass_names_the_near_ones(known):
 
 def test_an_unknown_stage_names_the_near_ones():
     assert "did you mean 'joint'" in run("passes", "--stage", "jiont", code=2).stderr
+
+
+def test_operations_are_listed():
+    text = run("passes", "--operations", "t").output
+    assert text.startswith("permute(self, dims)\n    also spelled ") and "view" in text
+    data = json.loads(run("passes", "--operations", "--json").output)
+    assert {"permute", "reshape", "matmul"} <= {one["name"] for one in data}
 
 
 # ---- why-not ----
@@ -250,13 +294,13 @@ def test_why_not_prints_near_misses(file, monkeypatch):
         return WhyNot(rule, [Firing(rule, "cat_1", graph="joint")], [miss], True)
 
     monkeypatch.setattr(triptych, "why_not", answer)
-    text = run("why-not", "merge", "models.py:tower").output
-    assert asked == [("merge", [2.0] * 9)]
+    text = run("why-not", "merge_concats_pass", "models.py:tower").output
+    assert asked == [("merge_concats_pass", [2.0] * 9)]
     assert text.splitlines() == [
-        "merge at cat_1 (joint): fires",
-        "merge at cat (dynamo): matched 2 of its nodes; dim differs, at relu  # models.py:9",
+        "merge_concats_pass at cat_1 (joint): fires",
+        "merge_concats_pass at cat (dynamo): matched 2 of its nodes; dim differs, at relu  # models.py:9",
     ]
-    data = json.loads(run("why-not", "merge", "models.py:tower", "--json").output)
+    data = json.loads(run("why-not", "merge_concats_pass", "models.py:tower", "--json").output)
     assert data["misses"][0]["reason"] == "dim differs" and data["fires"][0]["node"] == "cat_1"
 
 
@@ -267,12 +311,12 @@ def test_why_not_an_unknown_rule(file):
 # ---- demo ----
 
 
+eager_run = functools.cache(lambda tolerance: run_demo(options={"codegen": "eager"}))
+
+
 @pytest.fixture
 def eager_demo(monkeypatch):
-    real = demo_module.run_demo
-    monkeypatch.setattr(
-        demo_module, "run_demo", lambda device, tell: real(device, tell, {"codegen": "eager"})
-    )
+    monkeypatch.setattr(demo_module, "run_demo", lambda device, tell: eager_run(demo_module.TOLERANCE))
 
 
 def test_demo_checks_and_writes_a_report(eager_demo, tmp_path):
@@ -283,6 +327,11 @@ def test_demo_checks_and_writes_a_report(eager_demo, tmp_path):
     assert data["passed"] is True and set(data["training"]["graphs"]) >= {"joint", "backward"}
     page = (tmp_path / "report" / "triptych-demo.html").read_text()
     assert page.count('-core" data-report="SmallTransformer, ') == 2  # the data of both explanations
+
+
+def test_demo_as_data(eager_demo, tmp_path):
+    data = json.loads(run("demo", "--out", str(tmp_path), "--json").output)
+    assert data["passed"] and data == json.loads((tmp_path / "triptych-demo.json").read_text())
 
 
 def test_demo_fails_if_numbers_differ(eager_demo, tmp_path, monkeypatch):

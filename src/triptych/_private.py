@@ -49,6 +49,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "generator_prims": "torch._inductor.inductor_prims",
         # maximum and sum of a softmax in one pass over each row: an operation its code generator knows
         "prepare_softmax_online": "torch._inductor.inductor_prims:prepare_softmax_online",
+        # where Inductor keeps kernels between processes
+        "inductor_cache_dir": "torch._inductor.runtime.cache_dir_utils:cache_dir",
         # where Inductor notes which nodes a kernel computes
         "inductor_debug": "torch._inductor.debug",
         # logs that TORCH_LOGS turns on by what they show, and a graph as they print it

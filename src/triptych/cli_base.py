@@ -1,19 +1,39 @@
-"""What all commands share: the group, a command with examples and short errors, options, a spinner."""
+"""What all commands share: the group, a command with examples and short errors, options, a spinner.
+
+Importing the commands must not import the compiler: `--help` and completion would wait for it.
+"""
 
 from __future__ import annotations
 
 import ast
 import contextlib
 import functools
+import logging
+import os
+import re
+import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 from rich.console import Console
 
 from . import __version__
-from .errors import TriptychError
+from .errors import TriptychError, UnknownName, in_one_line
+
+EXIT_CODES = """\
+Exit codes:
+  0  all is well
+  1  something differs from eager, is missing, or failed
+  2  the call, or the file it names, has to change"""
+
+COMPLETION = """\
+Completion of names in your shell (bash; also zsh_source, fish_source):
+  eval "$(_TRIPTYCH_COMPLETE=bash_source triptych)\""""
 
 
 class Failed(click.ClickException):
@@ -31,6 +51,15 @@ class WrongUse(Failed):
     exit_code = 2
 
 
+class Group(click.Group):
+    """The error for an unknown command names the near ones."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            raise WrongUse(str(UnknownName("command", args[0], self.commands)))
+        return super().resolve_command(ctx, args)
+
+
 def command(name: str, short: str, *examples: str) -> Callable[[Callable[..., None]], click.Command]:
     """A command with an example in its help, and errors without a traceback unless one is asked for."""
 
@@ -38,8 +67,9 @@ def command(name: str, short: str, *examples: str) -> Callable[[Callable[..., No
         @functools.wraps(function)
         def run(*args: Any, with_traceback: bool, **kwargs: Any) -> None:
             try:
-                function(*args, **kwargs)
-            except (click.ClickException, click.exceptions.Exit, click.Abort):
+                with contextlib.nullcontext() if with_traceback else _quiet_torch():
+                    function(*args, **kwargs)
+            except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
                 raise
             except Exception as error:
                 if with_traceback:
@@ -56,16 +86,50 @@ def command(name: str, short: str, *examples: str) -> Callable[[Callable[..., No
 
 
 def _failure(error: Exception, with_traceback: bool) -> Failed:
+    """The error as one line, with where in the user's file it was raised."""
     if isinstance(error, TriptychError):
         return WrongUse(str(error))
-    hint = "" if with_traceback else " (--traceback shows where)"
-    return Failed(f"{type(error).__name__}: {error}{hint}")
+    where = _line_of_users_file(error)
+    hint = "" if with_traceback else " (--traceback shows more)"
+    return Failed((f"{where} raised " if where else "") + in_one_line(error) + hint)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog="\b\nExample:\n  triptych demo")
+def _line_of_users_file(error: BaseException) -> str:
+    """`model.py:31`: the last line of the named file that was running, or that Dynamo says it was tracing."""
+    path = getattr(sys.modules.get("triptych_subject"), "__file__", None)
+    if path is None:
+        return ""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    traced = re.findall(rf'File "{re.escape(path)}", line (\d+)', str(error))
+    return f"{Path(path).name}:{(traced or lines)[-1]}" if traced or lines else ""
+
+
+@contextlib.contextmanager
+def _quiet_torch() -> Iterator[None]:
+    """Torch logs a traceback of each error that it then raises: unless logs were asked for, the error is enough."""
+    if "TORCH_LOGS" in os.environ:
+        yield
+        return
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@click.group(
+    cls=Group,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=f"\b\nExample:\n  triptych demo\n\n\b\n{EXIT_CODES}\n\n\b\n{COMPLETION}",
+)
 @click.version_option(__version__, prog_name="triptych")
 def main() -> None:
     """See what a graph-optimising compiler does to a PyTorch model, pass by pass."""
+
+
+# ---- arguments ----
 
 
 def parse_option(text: str) -> tuple[str, Any]:
@@ -81,6 +145,84 @@ def parse_option(text: str) -> tuple[str, Any]:
         return name, value
 
 
+def parse_options(texts: tuple[str, ...]) -> dict[str, Any]:
+    """Options of the compiler, whose names and values are checked before a file is read or anything is compiled."""
+    from .pipeline import Options
+
+    options = dict(map(parse_option, texts))
+    Options.make(options)
+    return options
+
+
+def require_writable(path: str | None) -> None:
+    """An error now, not after a long compile, if a file cannot be written."""
+    if path is None:
+        return
+    folder = Path(path).parent
+    try:
+        if Path(path).is_dir():
+            raise IsADirectoryError(0, "it is a folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise WrongUse(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+# ---- completion in the shell ----
+
+
+def complete(names: Callable[[], list[str]]) -> Callable[..., list[CompletionItem]]:
+    """Complete an argument from a list of names that is made when it is asked for."""
+
+    def completions(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(name) for name in names() if name.startswith(incomplete)]
+
+    return completions
+
+
+def python_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="file")]
+
+
+def pass_names() -> list[str]:
+    from .pipeline import pass_names
+
+    return sorted(pass_names())
+
+
+def rule_and_pass_names() -> list[str]:
+    from .pipeline import pass_names, rule_names
+
+    return sorted({*pass_names(), *rule_names()})
+
+
+def stage_names() -> list[str]:
+    from .pipeline import STAGES
+
+    return list(STAGES)
+
+
+def option_names() -> list[str]:
+    from dataclasses import fields
+
+    from .pipeline import Options, option_names
+
+    plain = [field.name for field in fields(Options) if field.name not in ("pass_options", "inductor_options")]
+    return [f"{name}=" for name in (*plain, *sorted(option_names()))]
+
+
+FILE = click.argument("file", metavar="FILE.py[:NAME]", shell_complete=python_files)
+OPTIONS = click.option(
+    "--option", "options", multiple=True, metavar="K=V", shell_complete=complete(option_names),
+    help="An option of the compiler; repeatable.",
+)  # fmt: skip
+JSON = click.option("--json", "as_json", is_flag=True, help="Print data.")
+
+
+# ---- output ----
+
+
 @contextlib.contextmanager
 def working(message: str) -> Iterator[Callable[[str], None]]:
     """A spinner while something takes long; on a terminal only, and beside what is printed."""
@@ -90,3 +232,8 @@ def working(message: str) -> Iterator[Callable[[str], None]]:
         return
     with console.status(message) as status:
         yield lambda text: status.update(text)
+
+
+def only_data_on_stdout(as_json: bool) -> contextlib.AbstractContextManager[Any]:
+    """Around code of the user's, which may print: with --json, whoever reads stdout wants JSON and nothing else."""
+    return contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()

@@ -8,23 +8,37 @@ from typing import Any
 
 import click
 
-from .cli_base import command, parse_option, working
+from .cli_base import (
+    JSON,
+    OPTIONS,
+    command,
+    only_data_on_stdout,
+    parse_options,
+    python_files,
+    require_writable,
+    working,
+)
 from .errors import TriptychError
 
 DIFFERS = 1
 """Exit code where the compiled program is not as eager."""
 
 
-@command("bisect", "Which rewrite makes a model wrong, or its compile fail.", "triptych bisect model.py:tower --train")
-@click.argument("file", metavar="FILE.py[:NAME]", required=False)
+@command(
+    "bisect",
+    "Which rewrite makes a model wrong, or its compile fail.",
+    "triptych bisect model.py:tower --train",
+    "triptych bisect --check 'python my_test.py'",
+)
+@click.argument("file", metavar="FILE.py[:NAME]", required=False, shell_complete=python_files)
 @click.option("--train", is_flag=True, help="Compare the training step: outputs and gradients.")
-@click.option("--option", "options", multiple=True, metavar="K=V", help="One of the options; repeatable.")
+@OPTIONS
 @click.option("--tolerance", type=float, help="Relative, in place of what rounding explains.")
 @click.option("--check", "shell_command", metavar="COMMAND", help="Exit code 0: good. Takes the place of FILE.")
 @click.option("--timeout", type=float, metavar="SECONDS", help="A COMMAND that runs longer is bad.")
 @click.option("--out", default="repro.py", show_default=True, help="Where to write a small program that shows it.")
 @click.option("--repro/--no-repro", "with_repro", default=True, help="Write that program, or only name the rewrite.")
-@click.option("--json", "as_json", is_flag=True, help="Print data.")
+@JSON
 @click.pass_context
 def bisect_command(
     context: click.Context,
@@ -49,12 +63,15 @@ def bisect_command(
 
     if (file is None) == (shell_command is None):
         raise TriptychError("give FILE.py[:NAME], or a command with --check")
-    with working("compiling") as tell:
+    given = parse_options(options)
+    if with_repro and file is not None:
+        require_writable(out)
+    with only_data_on_stdout(as_json), working("compiling") as tell:
         if shell_command is not None:
             bisection = bisect_command(shell_command, tell, timeout)
         else:
             assert file is not None
-            subject, settings = _load(file, options)
+            subject, settings = _load(file, given)
             bisection = bisect(
                 subject.model, *subject.args, train=train or settings.pop("train", False), tolerance=tolerance,
                 repro=out if with_repro else None, tell=tell, **settings, **subject.kwargs,
@@ -64,14 +81,15 @@ def bisect_command(
 
 
 @command("repro", "The smallest program that shows a fault.", "triptych repro model.py:tower --out repro.py")
-@click.argument("file", metavar="FILE.py[:NAME]")
+@click.argument("file", metavar="FILE.py[:NAME]", shell_complete=python_files)
 @click.option("--train", is_flag=True, help="Compare the training step: outputs and gradients.")
-@click.option("--option", "options", multiple=True, metavar="K=V", help="One of the options; repeatable.")
+@OPTIONS
 @click.option("--reduce/--whole", "reduce", default=True, help="Make the program smaller, or write it whole.")
 @click.option("--out", default="repro.py", show_default=True, help="The file to write.")
+@JSON
 @click.pass_context
 def repro_command(
-    context: click.Context, file: str, train: bool, options: tuple[str, ...], reduce: bool, out: str
+    context: click.Context, file: str, train: bool, options: tuple[str, ...], reduce: bool, out: str, as_json: bool
 ) -> None:
     """Write a model of yours that is compiled wrongly as a small program that anybody can run.
 
@@ -80,19 +98,20 @@ def repro_command(
     from .explaining.reduce import write_smallest
     from .explaining.replay import Subject, options_for_checks
 
-    subject, settings = _load(file, options)
-    train = train or settings.pop("train", False)
-    with working("compiling") as tell:
+    given = parse_options(options)
+    require_writable(out)
+    with only_data_on_stdout(as_json), working("compiling") as tell:
+        subject, settings = _load(file, given)
+        train = train or settings.pop("train", False)
         checked = Subject(subject.model, subject.args, subject.kwargs, train=train, dynamic=settings.get("dynamic"))
         written = write_smallest(checked, options_for_checks(settings["options"]), Path(out), reduce, tell)
-    click.echo(str(written))
+    click.echo(json.dumps(written.to_dict(), indent=2) if as_json else str(written))
     context.exit(DIFFERS if written.failure is not None else 0)
 
 
-def _load(file: str, options: tuple[str, ...]) -> tuple[Any, dict[str, Any]]:
+def _load(file: str, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The model of a file; a written reproduction brings its settings with it."""
     from .explaining.source import load
 
     subject = load(file)
-    given = {**subject.settings.get("options", {}), **dict(parse_option(text) for text in options)}
-    return subject, {**subject.settings, "options": given}
+    return subject, {**subject.settings, "options": {**subject.settings.get("options", {}), **options}}

@@ -32,6 +32,12 @@ class UnknownName(TriptychError, ValueError):
         return "known: " + ", ".join(known[: self.MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
+def in_one_line(error: BaseException) -> str:
+    """An error's class and the begin of its message. Dynamo's messages say in the second line what happened."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:2])}"
+
+
 class VerificationError(TriptychError):
     """A graph that breaks an invariant after a pass ran over it."""
 

@@ -239,6 +239,11 @@ class Written:
     """Operations in it."""
     note: str = ""
 
+    def to_dict(self) -> dict[str, Any]:
+        failure = None if self.failure is None else {"kind": self.failure.kind, "message": str(self.failure)}
+        path = None if self.path is None else str(self.path)
+        return {"failure": failure, "repro": path, "size": self.size, "note": self.note}
+
     def __str__(self) -> str:
         if self.failure is None:
             return "no difference: compiled and eager agree, nothing is written"

@@ -64,7 +64,8 @@ def list_operations(name: str | None = None) -> list[OperationInfo]:
 
 
 def _info(name: str) -> OperationInfo:
-    spellings = sorted(spelling for spelling, op in SPELLING_OF.items() if op == name and spelling != name)
+    # `getattr` stands for `x.T`, which has a row of its own
+    spellings = sorted(one for one, op in SPELLING_OF.items() if op == name and one not in (name, "getattr"))
     all_traits = {*traits(name), *operation(name).traits.split()}
     return OperationInfo(name, op_parameters(name), tuple(spellings), tuple(sorted(all_traits)))
 

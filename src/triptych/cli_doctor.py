@@ -1,0 +1,46 @@
+"""`triptych doctor`: is everything here that a compile needs?"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import click
+
+from .cli_base import Failed, command, working
+
+COLOURS = {"good": "green", "warning": "yellow", "bad": "red"}
+SIGNS = {"good": "ok", "warning": "??", "bad": "NO"}
+
+
+@command(
+    "doctor",
+    "Check this installation: versions, compilers, caches, a tiny compile.",
+    "triptych doctor",
+    "triptych doctor --no-compile --json",
+)
+@click.option("--compile/--no-compile", "compile", default=True, help="Compile a tiny program by each code generator.")
+@click.option("--json", "as_json", is_flag=True, help="Print data.")
+def doctor(compile: bool, as_json: bool) -> None:
+    """Check that everything is here that a compile needs, and that a compiled program computes what eager does.
+
+    The exit code is 1 if something is missing or wrong, 0 if not; warnings do not count.
+    """
+    from .explaining.doctor import BAD, examine
+
+    findings = []
+    with working("looking") as tell:
+        for name, check in examine(compile):
+            tell(name)
+            finding = check()
+            findings.append(finding)
+            if not as_json:
+                click.secho(f"{SIGNS[finding.status]}  ", fg=COLOURS[finding.status], nl=False)
+                click.echo(f"{finding.name}: {finding.detail}")
+                if finding.advice:
+                    click.echo(f"      {finding.advice}")
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
+    bad = [finding.name for finding in findings if finding.status == BAD]
+    if bad:
+        raise Failed(f"not in order: {', '.join(bad)}")
