@@ -13,8 +13,14 @@ from torch import nn
 
 import triptych
 from triptych.errors import TriptychError
+from triptych.explaining.explanation import Explanation
 from triptych.explaining.page import page
 from triptych.explaining.saved import SavedGraph
+from triptych.explaining.why_not import WhyNot
+from triptych.options import Options
+from triptych.passes.record import Listing, PassRecord
+from triptych.passes.session import Session
+from triptych.rewrite.record import Decline, Firing
 
 ROOT = Path(__file__).parent.parent
 
@@ -139,6 +145,30 @@ def test_a_record_in_a_notebook_is_escaped(explanation):
     broken = triptych.explain(lambda x: x + 1, torch.ones(2), options={"codegen": "eager", "pre_grad_custom_pass": raises})
     (record,) = broken.runs_of("pre_grad_custom_pass")
     assert "&lt;script&gt;" in record._repr_html_() and "<script>" not in record._repr_html_()
+
+
+SCRIPT = "<script>globalThis.injected = 1</script>"
+
+
+def test_markup_in_any_name_shape_or_source_line_is_text(tmp_path):
+    """On the page all of it is compressed data, which becomes text nodes; the browser test looks at the result."""
+    listing = Listing([f"x: f32[{SCRIPT}] = input  # {SCRIPT}.py:1", f"{SCRIPT}: f32[4] = relu(x)", "return (x,)"])
+    listing.add([f"y: f32[{SCRIPT}] = {SCRIPT}(x)  <- {SCRIPT}", "return (y,)"])
+    decline = Decline(SCRIPT, SCRIPT, SCRIPT, SCRIPT, at=SCRIPT, wanted=SCRIPT, found=SCRIPT)
+    record = PassRecord(
+        SCRIPT, SCRIPT, SCRIPT, changed=True, rewrites=1, listing=listing, versions=(0, 1), declines=[decline],
+        note=SCRIPT, stop=SCRIPT, sites=[Firing(SCRIPT, SCRIPT, SCRIPT)],
+    )  # fmt: skip
+    record.fired[SCRIPT] = 1
+    session = Session(Options(), records=[record], kernels={"forward": SCRIPT}, warnings=[SCRIPT])
+    explanation = Explanation([session], model=SCRIPT)
+    text = page(explanation)
+    assert SCRIPT not in text and text.count("<script") == page(Explanation([])).count("<script")
+    for html in (explanation._repr_html_(), record._repr_html_()):
+        assert "<script" not in html and "&lt;script&gt;" in html
+    assert SCRIPT in str(explanation) and json.loads(explanation.to_json())["model"] == SCRIPT
+    answer = WhyNot(SCRIPT, [Firing(SCRIPT, SCRIPT)], [decline], True)
+    assert "<script" not in answer._repr_html_() and "&lt;script&gt;" in answer._repr_html_()
 
 
 def raises(graph):
