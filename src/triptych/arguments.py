@@ -61,10 +61,14 @@ def require_exported_program(value: Any, function: str) -> None:
         raise TriptychError(f"{function} takes a torch.export.ExportedProgram, not {_what(value)}{hint}")
 
 
-def require_inputs(value: Any, gm: GraphModule, function: str) -> None:
-    """An error unless `value` is a list of inputs, as many as the graph takes."""
+def require_sequence(value: Any, function: str) -> None:
     if isinstance(value, (torch.Tensor, str, Mapping)) or not isinstance(value, Sequence):
         raise TriptychError(f"{function} takes the inputs as a list or tuple, not as {_what(value)}")
+
+
+def require_inputs(value: Any, gm: GraphModule, function: str) -> None:
+    """An error unless `value` is a list of inputs, as many as the graph takes."""
+    require_sequence(value, function)
     if type(gm.graph._codegen) is not CodeGen:
         return  # nested values: the graph's own code takes them apart
     inputs = gm.graph.find_nodes(op="placeholder")

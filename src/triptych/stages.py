@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from .arguments import require_graph
+from .arguments import require_graph, require_sequence
 from .fallback import Way, first_that_compiles
 from .ir.graph_copies import Backup
 from .options import Options, name_list
@@ -26,6 +26,7 @@ def pre_grad_passes(
 ) -> GraphModule:
     """Stage 1, on a torch-level graph. Passes are added and removed by exact name."""
     require_graph(gm, "pre_grad_passes")
+    require_sequence(example_inputs, "pre_grad_passes")
     options = Options.make({"add_passes": name_list(add_passes), "remove_passes": name_list(remove_passes)})
     return _run_alone("pre_grad", gm, options, graph="pre_grad", example_inputs=example_inputs)
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from .. import _private
+from ..errors import TriptychError
 from .base import Compiled, portable_decompositions
 from .decompositions import Decompositions
 
@@ -45,6 +46,8 @@ class CallableCodegen(EagerCodegen):
         plain = GraphModule(gm, gm.graph)
         plain.meta.update(gm.meta)
         compiled = self.compile_fn(plain, example_inputs)
+        if not callable(compiled):
+            raise TriptychError(f"compile_fn returned {compiled!r}, not a callable")
         return compiled if getattr(compiled, "_boxed_call", False) else _private.make_boxed_func(compiled)
 
 

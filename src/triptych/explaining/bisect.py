@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..arguments import require_model
+from ..arguments import require_callable, require_model
 from ..errors import TriptychError
 from ..options import Options
 from ..passes.culprit import Rewrite, first_bad, last_rewrite
@@ -143,6 +143,8 @@ def bisect(
     progress.
     """
     require_model(model, "bisect")
+    if check is not None:
+        require_callable(check, "bisect", "as check a function of the compiled model")
     made = options_for_checks(options)
     subject = Subject(model, args, kwargs, train=train, dynamic=dynamic, tolerance=tolerance, verdict=check)
     bisection = search(lambda limit: _attempt(subject, made, limit), tell)

@@ -56,6 +56,7 @@ def operation_names() -> tuple[str, ...]:
 def list_operations(name: str | None = None) -> list[OperationInfo]:
     """The operations that rules can name, or the one that `name` is, or is a spelling of."""
     if name is not None:
+        name = str(name)
         op = name if is_operation(name) else SPELLING_OF.get(name, name)
         if not is_operation(op):
             raise unknown_operation(op)

@@ -10,6 +10,7 @@ import torch
 from torch.fx import GraphModule, Node, map_arg, symbolic_trace
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from ..arguments import require_callable
 from ..errors import TriptychError
 from ..ir.calls import read
 from ..ir.computed_facts import compute_facts
@@ -48,6 +49,8 @@ def rule(
     tensors of their rank, so that `x.t()` or `sum(-1)` is known by any spelling. `check(m, x, ...)` may say with
     `m.require(condition, reason)` what else must hold. Results may differ by rounding unless `exact` is set.
     """
+    for function in (pattern, replacement):
+        require_callable(function, "rule", "two functions, a pattern and a replacement")
     wanted = _parameters(pattern)
     if wanted != _parameters(replacement):
         given = _parameters(replacement)
