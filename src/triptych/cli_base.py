@@ -21,6 +21,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from . import __version__
 from .errors import TriptychError, UnknownName, in_one_line
@@ -76,11 +77,12 @@ def command(name: str, short: str, *examples: str) -> Callable[[Callable[..., No
                     traceback.print_exception(error)
                 raise _failure(error, with_traceback) from error
 
-        what = "Show where an error came from."
-        option = click.option("--traceback", "with_traceback", is_flag=True, help=what)
+        option = click.Option(["--traceback", "with_traceback"], is_flag=True, help="Show where an error came from.")
+        # click reverses them: the last in the help text
+        run.__click_params__ = [option, *getattr(function, "__click_params__", [])]  # type: ignore[attr-defined]
         shown = "\n  ".join(examples)
         epilog = f"\b\nExample{'s' if len(examples) > 1 else ''}:\n  {shown}"
-        return main.command(name, short_help=short, epilog=epilog)(option(run))
+        return main.command(name, short_help=short, epilog=epilog)(run)
 
     return decorate
 
@@ -225,13 +227,15 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print data.")
 
 @contextlib.contextmanager
 def working(message: str) -> Iterator[Callable[[str], None]]:
-    """A spinner while something takes long; on a terminal only, and beside what is printed."""
+    """What is being done and for how long, while it takes long; on a terminal only, and beside what is printed.
+
+    Nothing may be printed meanwhile: it would end up in the same line.
+    """
     console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda text: None
-        return
-    with console.status(message) as status:
-        yield lambda text: status.update(text)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(message, total=None)
+        yield lambda text: progress.update(task, description=text)
 
 
 def only_data_on_stdout(as_json: bool) -> contextlib.AbstractContextManager[Any]:

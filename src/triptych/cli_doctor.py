@@ -29,16 +29,15 @@ def doctor(compile: bool, as_json: bool) -> None:
     from .explaining.doctor import BAD, examine
 
     findings = []
-    with working("looking") as tell:
-        for name, check in examine(compile):
-            tell(name)
+    for name, check in examine(compile):
+        with working(name):
             finding = check()
-            findings.append(finding)
-            if not as_json:
-                click.secho(f"{SIGNS[finding.status]}  ", fg=COLOURS[finding.status], nl=False)
-                click.echo(f"{finding.name}: {finding.detail}")
-                if finding.advice:
-                    click.echo(f"      {finding.advice}")
+        findings.append(finding)
+        if not as_json:
+            click.secho(f"{SIGNS[finding.status]}  ", fg=COLOURS[finding.status], nl=False)
+            click.echo(f"{finding.name}: {finding.detail}")
+            if finding.advice:
+                click.echo(f"      {finding.advice}")
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
     bad = [finding.name for finding in findings if finding.status == BAD]
