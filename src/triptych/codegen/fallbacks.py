@@ -28,5 +28,5 @@ def call_unknown_writes(gm: GraphModule) -> None:
                     )
 
 
-def _is_unknown_write(op: Any) -> bool:
-    return op.namespace == "aten" and op._schema.is_mutable and op not in _private.lowerings
+def _is_unknown_write(overload: Any) -> bool:
+    return overload.namespace == "aten" and overload._schema.is_mutable and overload not in _private.lowerings
