@@ -505,7 +505,7 @@ def test_a_bisection_can_stop_it():
         session = Session(Options.make({"freeze": True, "codegen": "eager"}), rewrite_limit=limit)
         model = Two()
         with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-            patch.setattr("triptych.backend.new_session", lambda options, s=session: s)
+            patch.setattr("triptych.backend.open_session", lambda options, s=session: s)
             patch.setattr("triptych.backend.run_stage", lambda stage, gm, *args, **kwargs: gm)
             torch.testing.assert_close(frozen(model)(X), model(X))
         assert constants_of([session]) == constants

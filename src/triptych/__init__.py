@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .errors import RuleError, TriptychError, UnknownName, UnsupportedTorch, VerificationError
     from .explaining.bisect import bisect
     from .explaining.explain import explain
+    from .explaining.record import record
     from .explaining.why_not import find, why_not
     from .exported_programs import optimize
     from .ir.operation_names import list_operations
@@ -31,7 +32,7 @@ __all__ = [
     "FirstOf", "Match", "NormalizedLinearNode", "NormalizedMatmulNode", "Options", "Rule", "RuleError", "TriptychError",
     "UnknownName", "UnsupportedTorch", "VerificationError", "bisect", "compile_fx", "explain", "find",
     "joint_graph_passes", "list_operations", "list_passes", "make_backend", "optimize", "post_grad_passes",
-    "pre_grad_passes", "rule", "why_not",
+    "pre_grad_passes", "record", "rule", "why_not",
 ]  # fmt: skip
 
 _HOMES = {
@@ -39,6 +40,7 @@ _HOMES = {
     ".errors": ("RuleError", "TriptychError", "UnknownName", "UnsupportedTorch", "VerificationError"),
     ".explaining.bisect": ("bisect",),
     ".explaining.explain": ("explain",),
+    ".explaining.record": ("record",),
     ".explaining.why_not": ("find", "why_not"),
     ".exported_programs": ("optimize",),
     ".ir.operation_names": ("list_operations",),

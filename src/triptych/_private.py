@@ -11,6 +11,8 @@ import contextlib
 import functools
 import importlib
 import inspect
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -171,6 +173,15 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "dynamo_config": "torch._dynamo.config",
         # tells which functions Dynamo compiles
         "register_bytecode_hook": "torch._dynamo.convert_frame:register_bytecode_hook",
+        # one frame at a time: held while Dynamo compiles
+        "compile_lock": "torch._dynamo.convert_frame:compile_lock",
+        # why graphs were broken, in order; Dynamo appends to it
+        "graph_break_reasons": "torch._dynamo.utils:graph_break_reasons",
+        # figures of the last compiles: which function, why again, why it failed, how long it took
+        "get_compilation_metrics": "torch._dynamo.utils:get_compilation_metrics",
+        # what torch.compile makes of a model: settings, and the backend inside its wrappers
+        "DynamoContext": "torch._dynamo.eval_frame:_TorchDynamoContext",
+        "innermost_backend": "torch._dynamo.eval_frame:innermost_backend",
         # the compiled code that Dynamo keeps with a function
         "cache_entries": "torch._dynamo.eval_frame:_debug_get_cache_entry_list",
         # drops all of it
@@ -423,17 +434,36 @@ def forgotten(backend: Callable[..., Any]) -> Iterator[None]:
     limit of recompilations of the user's own `torch.compile`.
     """
     codes: list[Any] = []
-    handle = __getattr__("register_bytecode_hook")(lambda code, compiled: codes.append(code))
+    own_thread = threading.get_ident()
+
+    def note(code: Any, compiled: Any) -> None:
+        if threading.get_ident() == own_thread:
+            codes.append(code)
+
+    handle = __getattr__("register_bytecode_hook")(note)
     try:
         yield
     finally:
         handle.remove()
-        for code in codes:
-            entries = __getattr__("cache_entries")(code)
-            ours = [e for e in entries if getattr(e.backend, "compiler_fn", None) is backend]
-            if len(ours) == len(entries):
-                __getattr__("reset_code")(code)
-                continue
-            for entry in ours:
-                gone = __getattr__("DeletedGuardManagerWrapper")("compiled only to be explained")
-                entry.guard_manager.extra_state.invalidate(entry, gone)
+        with __getattr__("compile_lock"):
+            for code in codes:
+                entries = __getattr__("cache_entries")(code)
+                ours = [e for e in entries if getattr(e.backend, "compiler_fn", None) is backend]
+                if len(ours) == len(entries) and not another_thread_compiles():
+                    __getattr__("reset_code")(code)
+                    continue
+                for entry in ours:
+                    gone = __getattr__("DeletedGuardManagerWrapper")("compiled only to be explained")
+                    entry.guard_manager.extra_state.invalidate(entry, gone)
+
+
+def another_thread_compiles() -> bool:
+    """Is another thread in Dynamo, or waiting to be? It is about to store compiled code with a function, and what it
+    stores to, whichever function it is, must stay."""
+    own_thread = threading.get_ident()
+    frames = [frame for thread, frame in sys._current_frames().items() if thread != own_thread]
+    while frames:
+        if any(frame.f_globals.get("__name__") == "torch._dynamo.convert_frame" for frame in frames):
+            return True
+        frames = [frame.f_back for frame in frames if frame.f_back is not None]
+    return False

@@ -18,7 +18,7 @@ from .codegen.inductor import InductorCodegen, reset_cuda_graphs
 from .codegen.program_cache import not_saved, program_cache
 from .fallback import Way, first_that_compiles, refuse_to_start_again, reproduction, require_eager_draws
 from .freezing import freeze, warn_of_training
-from .ir.graph_copies import Backup, snapshot
+from .ir.graph_copies import Backup
 from .ir.origins import Origins
 from .ir.partitioned import BACKWARD, Backward
 from .ir.values.buffers import KnownBuffers, forget_changes
@@ -102,14 +102,14 @@ def compile_program(
     """Compile a captured graph by the flow; if that fails, without passes, then by the last resorts in order."""
 
     def compile(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        session = new_session(options)
+        session = open_session(options)
         if options.on_error == "raise":
             return compile_flow(gm, example_inputs, session, choose_codegen)
         backup = Backup(gm)
 
         def without_passes() -> Callable[..., Any]:
             backup.restore()
-            plain = new_session(replace(options, freeze=False))
+            plain = open_session(replace(options, freeze=False))
             plain.passes_off = True
             return compile_flow(gm, example_inputs, plain, choose_codegen)
 
@@ -151,12 +151,12 @@ def compile_flow(
     session.origins = Origins(gm)
     if options.known_buffers and not session.passes_off:
         session.buffers = KnownBuffers(options)
-    keep(session, "dynamo", gm)
+    session.keep("dynamo", gm)
     log_graph("pre_grad_graphs", "BEFORE PRE GRAD", gm)
     gm = run_stage("pre_grad", gm, session, graph="pre_grad", example_inputs=example_inputs)
     if session.buffers is not None:
         session.buffers.attach_guards()
-    keep(session, "pre_grad", gm)
+    session.keep("pre_grad", gm)
     log_graph("pre_grad_graphs", "AFTER PRE GRAD", gm)
     with_identities = keep_identities(gm)
     codegen = choose_codegen(session, gm, example_inputs)
@@ -164,7 +164,7 @@ def compile_flow(
     def joint_stage(joint: GraphModule, inputs: Any, is_inference: bool = False) -> GraphModule:
         leaves = _private.pytree.tree_leaves(inputs)
         joint = run_stage("joint", joint, session, graph="joint", example_inputs=leaves, is_inference=is_inference)
-        keep(session, "joint", joint)
+        session.keep("joint", joint)
         return joint
 
     def partition_joint(joint: GraphModule, inputs: Any, **facts: Any) -> tuple[GraphModule, GraphModule]:
@@ -184,7 +184,7 @@ def compile_flow(
         gm = run_stage("post_grad", gm, session, graph=graph, example_inputs=inputs, is_inference=is_inference)
         # what the stage made of weights
         frozen = freeze(gm, inputs, session, again=True) if options.freeze and is_inference else None
-        keep(session, "backward" if graph == "backward" else "forward", gm)
+        session.keep("backward" if graph == "backward" else "forward", gm)
         if frozen is None:
             return emit(gm, inputs, graph)
         return frozen.call(emit(gm, frozen.inputs, graph))
@@ -202,6 +202,11 @@ def compile_flow(
         return post_grad_stage(gm, inputs, "forward")
 
     def backward(gm: GraphModule, inputs: Sequence[Any]) -> Compiled:
+        compiled = compile_backward(gm, inputs)
+        session.graph_compiled()
+        return compiled
+
+    def compile_backward(gm: GraphModule, inputs: Sequence[Any]) -> Compiled:
         if options.on_error == "raise":
             return post_grad_stage(gm, inputs, "backward")
         # compiled at its first call, when the forward has run: only this graph can be compiled in another way
@@ -252,7 +257,9 @@ def compile_flow(
         )
         with provenance() as note_provenance:
             note_provenance(gm)
-            return with_identities(autograd(gm, example_inputs))
+            compiled = with_identities(autograd(gm, example_inputs))
+    session.graph_compiled()
+    return compiled
 
 
 def before_codegen(gm: GraphModule, graph: str, session: Session) -> None:
@@ -284,17 +291,3 @@ def tracing(example_inputs: Sequence[Any], codegen: CodeGenerator) -> Iterator[N
         yield
     if detected is None:  # it lives on with what AOTAutograd makes
         _private.forget_tensors(fake_mode)
-
-
-def new_session(options: Options) -> Session:
-    """The session of one call: Dynamo may compile a frame more than once, each time another attempt."""
-    context = _private.CompileContext.try_get()
-    if context is None:
-        return open_session(options)
-    return open_session(options, str(context.compile_id), context.attempt)
-
-
-def keep(session: Session, name: str, gm: GraphModule) -> None:
-    """Keep the graph as it is now, for whoever is watching."""
-    if session.observed:
-        session.graphs[name] = snapshot(gm)

@@ -19,6 +19,7 @@ from ..errors import TriptychError, UnknownName
 from ..options import Options
 from ..passes.session import Session, watching
 from .explanation import Explanation
+from .frames import FrameLog
 from .model_state import preserved
 
 BACKENDS = ("triptych", "inductor")
@@ -75,9 +76,14 @@ def observed_run(
     # somebody else's compiled wrapper around the model would be called, not compiled
     model = getattr(model, "_orig_mod", model)
     name = backend if isinstance(backend, str) else getattr(backend, "__name__", "custom")
+    log = FrameLog(own_thread_only=True)
     with observed_backend(backend, options) as (compiler, sessions):
-        run = run_once(torch.compile(model, backend=compiler), args, kwargs, train=train, of=model)
-    explanation = Explanation(sessions, backend=name, train=train, model=name_of(model))
+        log.start()
+        try:
+            run = run_once(torch.compile(model, backend=compiler), args, kwargs, train=train, of=model)
+        finally:
+            log.stop()
+    explanation = Explanation(sessions, backend=name, train=train, model=name_of(model), frames=log.frames)
     return ObservedRun(run.outputs, run.gradients, explanation)
 
 

@@ -6,7 +6,7 @@ import io
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -18,6 +18,7 @@ from ..errors import TriptychError, UnknownName
 from ..passes.record import PassRecord
 from ..passes.session import Session
 from ..rewrite.record import Decline
+from .frames import Frame, GraphBreak, frames_of, program_label
 from .kernel_costs import kernel_costs
 from .kernels import kernel_calls
 from .saved import listing, saved_session
@@ -46,16 +47,51 @@ class RefusalCount:
 class Explanation:
     """Every pass that ran over a model, the graph at the end of every stage, and the kernels."""
 
+    recorded = False
+    """Is it of a real run, which may still go on?"""
+
     def __init__(
-        self, sessions: Iterable[Session], *, backend: str = "triptych", train: bool = False, model: str = ""
+        self,
+        sessions: Sequence[Session],
+        *,
+        backend: str = "triptych",
+        train: bool = False,
+        model: str = "",
+        frames: Sequence[Frame] = (),
     ) -> None:
-        self.sessions = _last_attempts(list(sessions))
+        self._collected = sessions
+        self._frames = frames
         self.backend = backend
-        self.train = train
+        self._train = train
         self.model = model
         """Its name, for titles."""
         self.stock: Explanation | None = None
         """The same model compiled by Inductor with its own passes, to compare with; only on request."""
+
+    @property
+    def train(self) -> bool:
+        """Is it of a training step, with a backward?"""
+        return self._train
+
+    @property
+    def sessions(self) -> list[Session]:
+        """The captured programs, each with all that was recorded of its compile."""
+        return _last_attempts(list(self._collected))
+
+    @property
+    def frames(self) -> list[Frame]:
+        """What Dynamo compiled: functions, and the rest of a function after a graph break."""
+        return list(self._frames)
+
+    @property
+    def recompiles(self) -> list[Frame]:
+        """Functions that were compiled again, each with the guard that failed as its `reason`."""
+        return [frame for frame in self.frames if frame.is_recompile]
+
+    @property
+    def graph_breaks(self) -> list[GraphBreak]:
+        """Where Dynamo ended a graph, in order; a function that is compiled again breaks again."""
+        return [one for frame in self.frames for one in frame.breaks]
 
     @property
     def passes(self) -> list[PassRecord]:
@@ -81,7 +117,7 @@ class Explanation:
     @property
     def kernel_bytes(self) -> int:
         """What the kernels read and write, all together: an estimate from the nodes that each computes."""
-        graphs = [(session, graph) for session in self.sessions for graph in session.kernels]
+        graphs = [(session, graph) for session in self.sessions for graph in list(session.kernels)]
         return sum(cost.bytes for session, graph in graphs for _, cost in kernel_costs(session, graph))
 
     @property
@@ -122,6 +158,7 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data; before and after of a pass as the lines that changed."""
+        sessions = self.sessions
         return {
             "version": VERSION,
             "backend": self.backend,
@@ -135,14 +172,26 @@ class Explanation:
             "kernel_bytes": self.kernel_bytes,
             "passes": [
                 _record(record, number)
-                for number, session in enumerate(self.sessions, 1)
+                for number, session in enumerate(sessions, 1)
                 for record in session.records
             ],
             "graphs": {name: listing(gm) for name, gm in self.graphs.items()},
             "kernels": self.kernels,
             "warnings": self.warnings,
             "stock": None if self.stock is None else self.stock.to_dict(),
+            "programs": [
+                {"program": number, "label": label, "compile_id": session.compile_id, "thread": session.thread}
+                for number, (session, label) in enumerate(zip(sessions, self.program_labels()), 1)
+            ],
+            "frames": [frame.to_dict() for frame in self.frames],
         }
+
+    def program_labels(self) -> list[str]:
+        """Of each captured program: the function that it is of, and whether it was compiled before."""
+        sessions = self.sessions
+        return [
+            program_label(session, frame) for session, frame in zip(sessions, frames_of(sessions, self.frames))
+        ]
 
     @overload
     def to_json(self, path: None = None, *, indent: int | None = 2) -> str: ...
@@ -164,7 +213,7 @@ class Explanation:
 
     def __getstate__(self) -> dict[str, Any]:
         """A pickle has all but the graphs' modules, with their weights, and the user's own passes."""
-        return {**vars(self), "sessions": [saved_session(session) for session in self.sessions]}
+        return {**vars(self), "_collected": [saved_session(session) for session in self.sessions]}
 
     def __str__(self) -> str:
         # here and not above: to compile a model needs no terminal
@@ -191,17 +240,24 @@ class Explanation:
         for number, session in enumerate(self.sessions, 1):
             suffix = "" if number == 1 else f"#{number}"
             held: Mapping[str, Any] = part(session)
-            for name, value in held.items():
+            for name, value in list(held.items()):  # another thread may be adding a backward
                 # without a gradient the one graph that runs is the forward graph
                 yield ("forward" if name == "inference" else name) + suffix, value
 
 
 def _last_attempts(sessions: list[Session]) -> list[Session]:
-    """Dynamo can start a frame over: what an earlier attempt compiled never ran."""
-    last: dict[str, int] = {}
-    for session in sessions:
-        last[session.compile_id] = max(session.attempt, last.get(session.compile_id, 0))
-    return [s for s in sessions if not s.compile_id or s.attempt == last[s.compile_id]]
+    """Dynamo can start a frame over: what an earlier attempt compiled never ran.
+
+    Ids come again after a reset of Dynamo: only a higher attempt that follows is another attempt at the same frame.
+    """
+    latest: dict[str, int] = {}
+    kept = []
+    for session in reversed(sessions):
+        following = latest.get(session.compile_id, -1)
+        if not session.compile_id or session.attempt >= following:
+            kept.append(session)
+        latest[session.compile_id] = session.attempt
+    return kept[::-1]
 
 
 def write_file(path: str | os.PathLike[str], text: str) -> Path:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,10 +61,14 @@ class _Stage:
 class _Watch:
     """What is being compiled right now."""
 
-    session: Session | None = None
-    graph: str = ""
+    session: Session
+    graph: str
     """Forward or backward, in the post-grad stage."""
     stages: list[_Stage] = field(default_factory=list)
+
+
+_current: ContextVar[_Watch | None] = ContextVar("triptych_inductor_watch", default=None)
+"""Of this thread: Inductor's stages are replaced for the whole process, and other threads may compile with them."""
 
 
 @contextlib.contextmanager
@@ -75,42 +80,43 @@ def observed_inductor(options: Mapping[str, Any] | Options | None) -> Iterator[C
     for name in options or {}:
         if name not in known:
             raise UnknownName("option of Inductor", name, known)
-    driver, watch = _private.inductor_driver, _Watch()
+    driver = _private.inductor_driver
 
     def inner_compile(gm: GraphModule, example_inputs: Any, *, session: Session, **kwargs: Any) -> Any:
         graph = "backward" if kwargs.get("is_backward") else "forward"
-        with _now(watch, session, graph), _private.nodes_of_kernels(session.kernel_nodes, graph):
+        with _now(session, graph), _private.nodes_of_kernels(session.kernel_nodes, graph):
             return driver.compile_fx_inner(gm, example_inputs, **kwargs)
 
     def backend(gm: GraphModule, example_inputs: Any) -> Any:
         session = open_session(Options())
         session.graphs["dynamo"] = snapshot(gm)
         inner = functools.partial(inner_compile, session=session)
-        with _now(watch, session, ""):
+        with _now(session, ""):
             patches = {**_private.TRACK_NODES_OF_KERNELS, **(options or {})}
             return driver.compile_fx(gm, example_inputs, inner, config_patches=patches)
 
     def keep_source(source: str) -> None:
-        if watch.session is not None:
+        if (watch := _current.get()) is not None:
             watch.session.kernels[watch.graph] = source
 
     with contextlib.ExitStack() as patches:
         for stage in STAGES:
             original = getattr(_private, f"inductor_{stage}")
-            patches.enter_context(_replaced(driver, original.__name__, _staged(watch, stage, original)))
-        patches.enter_context(_replaced(GraphTransformObserver, "__enter__", _entered(watch)))
-        patches.enter_context(_replaced(GraphTransformObserver, "__exit__", _left(watch)))
+            patches.enter_context(_replaced(driver, original.__name__, _staged(stage, original)))
+        patches.enter_context(_replaced(GraphTransformObserver, "__enter__", _entered()))
+        patches.enter_context(_replaced(GraphTransformObserver, "__exit__", _left()))
         keep = _replaced(_private.GraphLowering, "save_output_code", staticmethod(keep_source))
         patches.enter_context(keep)
         yield backend
 
 
-def _staged(watch: _Watch, stage: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def _staged(stage: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """A stage of Inductor that leaves a record of itself; it calls itself for the graphs inside a graph."""
 
     @functools.wraps(original)
     def run(gm: GraphModule, *args: Any, **kwargs: Any) -> Any:
-        if watch.session is None:
+        watch = _current.get()
+        if watch is None:
             return original(gm, *args, **kwargs)
         outer = watch.stages[-1] if watch.stages else None
         graph = (watch.graph or stage) if outer is None else f"{outer.graph}.{_inner_name(outer.gm, gm)}"
@@ -132,12 +138,11 @@ def _staged(watch: _Watch, stage: str, original: Callable[..., Any]) -> Callable
     return run
 
 
-def _entered(watch: _Watch) -> Callable[..., Any]:
+def _entered() -> Callable[..., Any]:
     original = GraphTransformObserver.__enter__
 
     def enter(self: GraphTransformObserver) -> Any:
-        if watch.stages:
-            stage = watch.stages[-1]
+        if (stage := _innermost_stage()) is not None:
             if stage.depth == 0:
                 _catch_up(stage, self.gm)
                 stage.since = time.perf_counter()
@@ -147,14 +152,13 @@ def _entered(watch: _Watch) -> Callable[..., Any]:
     return enter
 
 
-def _left(watch: _Watch) -> Callable[..., Any]:
+def _left() -> Callable[..., Any]:
     original = GraphTransformObserver.__exit__
 
     def leave(self: GraphTransformObserver, *raised: Any) -> None:
         ended = time.perf_counter()
         original(self, *raised)
-        if watch.stages:
-            stage = watch.stages[-1]
+        if (stage := _innermost_stage()) is not None:
             stage.depth -= 1
             if stage.depth == 0:
                 stage.note(self.passname, self.gm, stage.since, ended)
@@ -178,14 +182,18 @@ def _inner_name(outer: GraphModule, inner: GraphModule) -> str:
     return next((name for name, module in outer.named_modules() if module is inner), "inner")
 
 
+def _innermost_stage() -> _Stage | None:
+    watch = _current.get()
+    return watch.stages[-1] if watch is not None and watch.stages else None
+
+
 @contextlib.contextmanager
-def _now(watch: _Watch, session: Session, graph: str) -> Iterator[None]:
-    before = watch.session, watch.graph
-    watch.session, watch.graph = session, graph
+def _now(session: Session, graph: str) -> Iterator[None]:
+    token = _current.set(_Watch(session, graph))
     try:
         yield
     finally:
-        watch.session, watch.graph = before
+        _current.reset(token)
 
 
 @contextlib.contextmanager

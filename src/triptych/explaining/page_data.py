@@ -2,7 +2,9 @@
 
 `core`, which the page opens with:
     title, model, backend, train, torch; summary (one line) and parts of it: mattered, rest, launches; warnings
-    programs: one for each captured program: {flow: [box]}
+    frames: what Dynamo compiled: {id, what, thread, reason (of a recompile), breaks: [[reason, source, explanation]],
+        failure, seconds, backward (seconds), programs: [numbers]}; a function that somebody called is one, too
+    programs: one for each captured program: {label, flow: [box]}
         box: {key, label, side, listing, version, passes: [numbers], nodes, gemms, bytes, seconds}; kernels instead of
         listing and version for generated code. A point of the flow where forward and backward part is two boxes.
     passes: {program, stage, graph, place, name, purpose, effect, changed, error, note, rewrites, tried, matched,
@@ -36,6 +38,7 @@ from ..passes.effects import effect_of, main_effect
 from ..passes.record import Listing, PassRecord
 from ..passes.session import Session
 from ..pipeline import STAGES
+from .frames import frames_of
 from .kernel_costs import kernel_costs
 from .kernels import kernels
 from .labels import input_labels
@@ -52,6 +55,26 @@ SITES = 12
 def report_data(explanation: Explanation) -> dict[str, dict[str, Any]]:
     """The parts of the page's data by name."""
     return _Report(explanation).parts()
+
+
+def _frames(explanation: Explanation, sessions: list[Session]) -> Iterator[dict[str, Any]]:
+    programs: dict[int, list[int]] = defaultdict(list)
+    frames = explanation.frames
+    for number, frame in enumerate(frames_of(sessions, frames), 1):
+        programs[id(frame)].append(number)
+    for frame in frames:
+        yield {
+            "id": frame.compile_id, "what": str(frame), "thread": frame.thread, "reason": frame.reason,
+            "breaks": [[one.reason, one.source, one.explanation] for one in frame.breaks],
+            "failure": frame.failure, "seconds": frame.seconds, "backward": frame.backward_seconds,
+            "programs": programs[id(frame)],
+        }  # fmt: skip
+    for number, session in enumerate(sessions, 1):
+        if session.caller:
+            yield {
+                "id": "", "what": session.caller, "thread": session.thread, "reason": "", "breaks": [], "failure": "",
+                "seconds": sum(record.seconds for record in session.records), "backward": 0, "programs": [number],
+            }  # fmt: skip
 
 
 class _Report:
@@ -75,7 +98,11 @@ class _Report:
 
     def parts(self) -> dict[str, dict[str, Any]]:
         explanation = self.explanation
-        programs = [self._program(session, number) for number, session in enumerate(explanation.sessions, 1)]
+        sessions, labels = explanation.sessions, explanation.program_labels()
+        programs = [
+            {"label": label, **self._program(session, number)}
+            for number, (session, label) in enumerate(zip(sessions, labels), 1)
+        ]
         core = {
             "title": title(explanation),
             "model": explanation.model,
@@ -87,6 +114,8 @@ class _Report:
             "rest": the_rest(explanation),
             "launches": kernel_phrase(explanation) if explanation.kernel_launches else "",
             "warnings": explanation.warnings,
+            "recorded": explanation.recorded,
+            "frames": list(_frames(explanation, sessions)),
             "programs": programs,
             "passes": self.passes,
         }
@@ -95,16 +124,16 @@ class _Report:
 
     def _program(self, session: Session, number: int) -> dict[str, Any]:
         labels = input_labels(session.graphs)
-        for key, listing in session.listings.items():
+        for key, listing in list(session.listings.items()):
             self._add_listing(listing, number, key.partition("#")[0], labels)
         first = len(self.passes)
-        for record in session.records:
+        for record in list(session.records):
             if record.sites:
                 self.firings[len(self.passes)] = [
                     [site.rule, site.node, list(site.removed), list(site.created)] for site in record.sites
                 ]
             self.passes.append(self._pass(record, number))
-        for graph, source in session.kernels.items():
+        for graph, source in list(session.kernels.items()):
             self._kernels(session, number, graph, source)
         return {"flow": list(self._flow(session, number, first))}
 
@@ -157,7 +186,7 @@ class _Report:
             for side in sides:
                 stages = ["after_partition"] * (not last) + ["post_grad", "before_codegen"]
                 yield from box(key, label, [(stage, side) for stage in stages], last, side if has_backward else "")
-        for graph in session.kernels:
+        for graph in list(session.kernels):
             calls = [call for call in self.calls if call["program"] == program and call["graph"] == graph]
             yield {
                 "key": "kernels", "label": "code generation", "side": graph if has_backward else "",

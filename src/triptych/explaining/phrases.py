@@ -31,6 +31,8 @@ def place(record: PassRecord, program: int) -> str:
 
 def title(explanation: Explanation) -> str:
     what = "training step" if explanation.train else "inference"
+    if explanation.recorded:
+        what = "recorded run"
     return f"{explanation.model or 'model'}, {what}, compiled with {explanation.backend}"
 
 
@@ -39,6 +41,7 @@ def summary(explanation: Explanation) -> str:
     passes = explanation.passes
     changed = sum(record.changed for record in passes)
     parts = [
+        *([compiled] if (compiled := frames_phrase(explanation)) else []),
         count(len(explanation.sessions), "captured program"),
         f"{changed} of {count(len(passes), 'pass', 'passes')} changed something",
     ]
@@ -49,6 +52,28 @@ def summary(explanation: Explanation) -> str:
     if explanation.kernel_launches:
         parts.append(kernel_phrase(explanation))
     return "; ".join([*parts, f"{duration(explanation.seconds)} in passes"])
+
+
+def nothing(explanation: Explanation) -> str:
+    """Said where there is nothing to show."""
+    if explanation.recorded:
+        return "Nothing has been compiled yet."
+    return "Nothing was captured: Dynamo found no tensor operation to compile in this call."
+
+
+def frames_phrase(explanation: Explanation) -> str:
+    """What Dynamo compiled, where it did not compile one function once: "3 compiles (1 recompile), 2 graph breaks"."""
+    frames = explanation.frames
+    again, breaks = sum(frame.is_recompile for frame in frames), sum(len(frame.breaks) for frame in frames)
+    failed = sum(bool(frame.failure) for frame in frames)
+    if not (explanation.recorded or again or breaks or failed):
+        return ""
+    parts = [
+        count(len(frames), "compile") + (f" ({count(again, 'recompile')})" if again else ""),
+        *([count(breaks, "graph break")] if breaks else []),
+        *([f"{count(failed, 'function')} left to Python"] if failed else []),
+    ]
+    return ", ".join(parts)
 
 
 def kernel_phrase(explanation: Explanation) -> str:

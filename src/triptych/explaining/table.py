@@ -13,7 +13,8 @@ from rich.text import Text
 
 from ..passes.record import PassRecord
 from ..rewrite.record import Decision
-from .phrases import CHANGED, FAILED, count, duration, place, summary, title
+from .frames import frames_of
+from .phrases import CHANGED, FAILED, count, duration, nothing, place, summary, title
 
 if TYPE_CHECKING:
     from .explanation import Explanation
@@ -22,12 +23,16 @@ SHOWN = 8
 
 
 def render(explanation: Explanation) -> Iterator[RenderableType]:
-    if not explanation.sessions:
-        yield Text("Nothing was captured: Dynamo found no tensor operation to compile in this call.")
+    frames = explanation.frames
+    if not explanation.sessions and not frames:
+        yield Text(nothing(explanation))
         return
     yield Text(title(explanation), style="bold")
     yield Text(summary(explanation))
-    yield _table(explanation)
+    if explanation.recorded or any(frame.is_recompile or frame.breaks or frame.failure for frame in frames):
+        yield _frames(explanation)
+    if explanation.sessions:
+        yield _table(explanation)
     for warning in explanation.warnings:
         yield Text(f"! {warning}", style="yellow")
     decided = [decision for record in explanation.passes for decision in record.decisions]
@@ -40,6 +45,35 @@ def render(explanation: Explanation) -> Iterator[RenderableType]:
         yield _refusals(explanation)
         if len(refusals) > SHOWN:
             yield Text(f"  and {count(len(refusals) - SHOWN, 'more reason')}", style="dim")
+
+
+def _frames(explanation: Explanation) -> Table:
+    """What Dynamo compiled, and why: one row a compile, then one for each reason."""
+    sessions = explanation.sessions
+    programs: dict[int, list[str]] = {}
+    for number, frame in enumerate(frames_of(sessions, explanation.frames), 1):
+        programs.setdefault(id(frame), []).append(str(number))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("compiled", no_wrap=True)
+    table.add_column("what", overflow="fold")
+    table.add_column("programs", justify="right")
+    table.add_column("time", justify="right", no_wrap=True)
+    for frame in explanation.frames:
+        what = Text(str(frame))
+        if frame.reason:
+            what.append(f"\nagain: {frame.reason}", style="yellow")
+        for one in frame.breaks:
+            what.append(f"\ngraph break at {one}", style="yellow")
+        if frame.failure:
+            what.append(f"\nruns in Python: {frame.failure}", style="red")
+        time = duration(frame.seconds)
+        if frame.backward_seconds:
+            time += f" + {duration(frame.backward_seconds)}"
+        table.add_row(frame.compile_id, what, ", ".join(programs.get(id(frame), ())), time)
+    for number, session in enumerate(sessions, 1):
+        if session.caller:
+            table.add_row("", Text(session.caller), str(number), duration(sum(r.seconds for r in session.records)))
+    return table
 
 
 def _table(explanation: Explanation) -> Table:
@@ -56,17 +90,24 @@ def _table(explanation: Explanation) -> Table:
     table.add_column("nodes", justify="right", no_wrap=True)
     table.add_column("time", duration(explanation.seconds), justify="right", no_wrap=True)
 
-    for number, session in enumerate(explanation.sessions, 1):
+    for number, (session, label) in enumerate(zip(explanation.sessions, explanation.program_labels()), 1):
+        if explanation.recorded:  # many programs: only what changed
+            table.add_row(f"program {number}", Text(label, style="bold"))
+            _section(table, [place(record, number) for record in session.records], list(session.records), counted)
+            continue
         for _, run in itertools.groupby(session.records, key=lambda r: (r.stage, r.graph)):
             records = list(run)
-            _section(table, place(records[0], number), records, counted)
+            _section(table, [place(record, number) for record in records], records, counted)
     return table
 
 
-def _section(table: Table, label: str, records: list[PassRecord], counted: bool) -> None:
-    shown = [r for r in records if r.changed or r.error]
+def _section(table: Table, places: list[str], records: list[PassRecord], counted: bool) -> None:
+    """What changed, each place named once, and the rest in one line."""
     quiet = [r for r in records if not (r.changed or r.error)]
-    for record in shown:
+    shown = [(where, r) for where, r in zip(places, records) if r.changed or r.error]
+    last = ""
+    for where, record in shown:
+        label, last = ("" if where == last else where), where
         sign = FAILED if record.error else CHANGED
         counts = [str(record.rewrites), str(record.declined or "")] if counted else ["changed"]
         rules = ", ".join(f"{rule} {times}" for rule, times in record.fired.most_common() if times)
@@ -83,13 +124,12 @@ def _section(table: Table, label: str, records: list[PassRecord], counted: bool)
             duration(record.seconds),
             style="red" if record.error else "green",
         )
-        label = ""
     if quiet:
         declined = sum(r.declined for r in quiet)
         counts = ["", str(declined or "")] if counted else [""]
         word = "more pass" if shown else "pass"
         table.add_row(
-            label,
+            places[0] if not shown and len(set(places)) == 1 else "",
             f"  {count(len(quiet), word, word + 'es')} changed nothing",
             *counts,
             "" if shown else str(quiet[-1].nodes_after),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 
 from torch.fx import GraphModule
 
 from .. import _private
+from ..ir.graph_copies import snapshot
 from ..ir.origins import Origins
 from ..ir.values.buffers import KnownBuffers
 from ..options import Options
@@ -24,8 +27,15 @@ class Session:
     options: Options
     compile_id: str = ""
     attempt: int = 0
+    caller: str = ""
+    """Of a stage that was called as a plain function: its name and the line of the call."""
+    thread: str = field(default_factory=lambda: threading.current_thread().name)
+    """The thread that compiled the forward; a backward is compiled where it first runs."""
+    opened: float = field(default_factory=time.perf_counter)
     observed: bool = False
     """Somebody is looking: keep listings, graphs and kernels."""
+    recorders: tuple[Recorder, ...] = ()
+    """Told whenever a graph of the program has been compiled."""
     rewrite_limit: int | None = None
     """Stop rewriting after this many rewrites: what a bisection turns."""
     passes_off: bool = False
@@ -62,6 +72,16 @@ class Session:
             return None
         return 0 if self.count.stopped else max(self.rewrite_limit - self.count.made, 0)
 
+    def keep(self, name: str, gm: GraphModule) -> None:
+        """Keep the graph as it is now, for whoever is watching."""
+        if self.observed:
+            self.graphs[name] = snapshot(gm)
+
+    def graph_compiled(self) -> None:
+        """Tell whoever records the process that a graph of this program can run now."""
+        for recorder in self.recorders:
+            recorder.on_compiled()
+
     def open_listing(self, place: str, lines: list[str]) -> Listing:
         """The listing of a graph in a stage; another one if the stage runs again and the graph has changed since."""
         earlier = [key for key in self.listings if key.partition("#")[0] == place]
@@ -96,17 +116,57 @@ where the model was called.
 """
 
 
-def open_session(options: Options, compile_id: str = "", attempt: int = 0) -> Session:
-    """A new session, handed to whoever is watching."""
+def is_watched() -> bool:
+    """Does somebody watch this thread? Then it compiles in order to explain, not to run."""
+    return bool(_watchers.get())
+
+
+@dataclass(eq=False)
+class Recorder:
+    """Somebody who collects the sessions of all threads, except those of compiles that somebody watches."""
+
+    sessions: list[Session] = field(default_factory=list)
+    on_compiled: Callable[[], None] = lambda: None
+    """Called on the thread that compiled a graph, as soon as the graph can run."""
+
+
+_recorders: tuple[Recorder, ...] = ()
+"""Of the whole process; replaced as a whole, so that a thread reads either the old tuple or the new one."""
+_recorders_change = threading.Lock()
+
+
+def add_recorder(recorder: Recorder) -> None:
+    global _recorders
+    with _recorders_change:
+        _recorders = (*_recorders, recorder)
+
+
+def remove_recorder(recorder: Recorder) -> None:
+    global _recorders
+    with _recorders_change:
+        _recorders = tuple(one for one in _recorders if one is not recorder)
+
+
+def open_session(options: Options, caller: str = "") -> Session:
+    """A new session, handed to whoever is watching.
+
+    Dynamo may compile a frame more than once, each time another attempt.
+    """
+    context = _private.CompileContext.try_get()
+    compile_id, attempt = ("", 0) if context is None else (str(context.compile_id), context.attempt)
     watchers = _watchers.get()
-    session = Session(with_torch_settings(options), compile_id, attempt, observed=bool(watchers) or reporting())
+    recorders = () if watchers else _recorders
+    session = Session(
+        with_torch_settings(options), compile_id, attempt, caller,
+        observed=bool(watchers or recorders) or reporting(), recorders=recorders,
+    )  # fmt: skip
     limiting = next((w for w in reversed(watchers) if w.rewrite_limit is not None), None)
     if limiting is not None:
         session.rewrite_limit, session.count = limiting.rewrite_limit, limiting.count
     elif (limit := limit_of_process()) is not None or reporting():
         session.rewrite_limit, session.count = limit, count_of_process
-    for watcher in watchers:
-        watcher.sessions.append(session)
+    for sessions in (*(w.sessions for w in watchers), *(r.sessions for r in recorders)):
+        sessions.append(session)
     return session
 
 

@@ -1,0 +1,241 @@
+"""What Dynamo compiled: which functions, which of them again and why, and where it broke the graph.
+
+Dynamo compiles a frame: a call of a function, or the rest of it after a graph break. A frame becomes one captured
+program, or none if it has no tensor operation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from .. import _private
+from ..passes.session import Session, is_watched
+
+RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)$")
+TORCH = str(Path(_private.torch.__file__).parent)
+
+
+@dataclass(frozen=True)
+class GraphBreak:
+    """A place where Dynamo ended a graph: what follows is another program, or runs in Python."""
+
+    reason: str
+    """The first line of what Dynamo says."""
+    source: str
+    """The user's line, as `model.py:31`."""
+    explanation: str = ""
+    """All that Dynamo says: what it cannot trace, and hints."""
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.reason}" if self.source else self.reason
+
+
+@dataclass
+class Frame:
+    """One compile of one function by Dynamo."""
+
+    compile_id: str
+    """As Dynamo counts: the frame, and how often it was compiled before. A reset of Dynamo starts again at 0/0."""
+    function: str
+    source: str
+    """Where the function begins, as `model.py:31`; after a graph break, where it goes on."""
+    thread: str = ""
+    reason: str = ""
+    """Why the function was compiled again: the guard of the earlier compile that failed."""
+    breaks: list[GraphBreak] = field(default_factory=list)
+    failure: str = ""
+    """Why Dynamo gave up on the function, which runs in Python then."""
+    seconds: float = 0.0
+    """For the forward: Dynamo, passes and code generation."""
+    backward_seconds: float = 0.0
+    """For the backward, which is compiled when it first runs."""
+
+    finished: float = field(default_factory=time.perf_counter)
+
+    @property
+    def name(self) -> str:
+        """The function, or "forward, resumed"; Dynamo wraps a module of torch's own into a function of its own."""
+        if resumed := RESUMED.match(self.function):
+            return f"{resumed[1]}, resumed"
+        return self.function if self.source else "a module of torch"
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.source}" if self.source else self.name
+
+    def to_dict(self) -> dict[str, Any]:
+        fields = {name: value for name, value in vars(self).items() if name != "finished"}
+        return {**fields, "breaks": [vars(one) for one in self.breaks]}
+
+    @property
+    def is_recompile(self) -> bool:
+        return bool(self.reason)
+
+
+class FrameLog:
+    """Collects the frames that Dynamo compiles from `start` on: of all threads, or of the one that starts it."""
+
+    def __init__(self, own_thread_only: bool = False) -> None:
+        self._frames: list[Frame] = []
+        self._own_thread = threading.get_ident() if own_thread_only else None
+        self._breaks_seen: list[Any] = []
+        """The graph breaks that were there when last looked."""
+        self._last_figures: Any = None
+        self._threads: dict[str, str] = {}
+        """The thread that compiles a frame, by compile id; none for those of other threads or of explanations."""
+        self._hook: Any = None
+        self._lock = threading.RLock()
+        """Never held while waiting for Dynamo's own lock, which Dynamo holds when it calls us."""
+
+    def start(self) -> None:
+        with self._lock:
+            self._breaks_seen = list(_private.graph_break_reasons)
+            self._new_figures()
+        _private.compile_callbacks.register_start_callback(self._frame_begins)
+        self._hook = _private.register_bytecode_hook(self._frame_compiled)
+
+    def stop(self) -> None:
+        if self._hook is None:
+            return
+        self._hook.remove()
+        self._hook = None
+        with contextlib.suppress(ValueError):  # a reset of Dynamo has removed it
+            _private.compile_callbacks.remove_start_callback(self._frame_begins)
+        self._read_figures()
+
+    @property
+    def frames(self) -> list[Frame]:
+        """All frames so far; what Dynamo says only after a compile is filled in now."""
+        with self._lock:
+            if self._hook is not None:
+                self._read_figures()
+            return list(self._frames)
+
+    def _frame_begins(self, *_: Any) -> None:
+        with self._lock:
+            self._note_thread(self._compile_id())
+
+    def _frame_compiled(self, code: CodeType, compiled: CodeType) -> None:
+        """Dynamo calls this, holding its lock, when it has compiled a frame."""
+        with self._lock:
+            self._read_figures()
+            compile_id = self._compile_id()
+            breaks = self._new_breaks()
+            # a reset of Dynamo drops the callback that says when a frame begins
+            if self._note_thread(compile_id):
+                source = source_of(code.co_filename, code.co_firstlineno)
+                frame = Frame(compile_id, code.co_name, source, self._threads[compile_id], breaks=breaks)
+                self._frames.append(frame)
+
+    @staticmethod
+    def _compile_id() -> str:
+        context = _private.CompileContext.try_get()
+        return "" if context is None else str(context.compile_id)
+
+    def _note_thread(self, compile_id: str) -> bool:
+        """Is the frame that this thread compiles one of those to collect?"""
+        ours = not is_watched() if self._own_thread is None else self._own_thread == threading.get_ident()
+        self._threads[compile_id] = threading.current_thread().name if ours else ""
+        return ours
+
+    def _new_breaks(self) -> list[GraphBreak]:
+        reasons = list(_private.graph_break_reasons)
+        seen = len(self._breaks_seen)
+        # a reset of Dynamo empties its list
+        kept = seen and len(reasons) >= seen and all(a is b for a, b in zip(reasons, self._breaks_seen))
+        self._breaks_seen = reasons
+        return [graph_break(one.reason, one.user_stack) for one in reasons[seen if kept else 0 :]]
+
+    # ---- figures, which Dynamo writes down when it has done with a frame ----
+
+    def _new_figures(self) -> Iterator[Any]:
+        figures = _private.get_compilation_metrics()
+        last = next((i for i, one in reversed(list(enumerate(figures))) if one is self._last_figures), -1)
+        if figures:
+            self._last_figures = figures[-1]
+        return iter(figures[last + 1 :])
+
+    def _read_figures(self) -> None:
+        with self._lock:
+            for figures in self._new_figures():
+                self._read(figures)
+
+    def _read(self, figures: Any) -> None:
+        compile_id = str(figures.compile_id)
+        # a frame whose beginning nobody told us of is one of another thread, for all that we know
+        thread = self._threads.get(compile_id, "" if self._own_thread is not None else "unknown")
+        if not thread or getattr(figures, "is_runtime", False):
+            return
+        frame = next((one for one in reversed(self._frames) if one.compile_id == compile_id), None)
+        if figures.is_forward is False:
+            if frame is not None:
+                frame.backward_seconds += (figures.duration_us or 0) / 1e6
+            return
+        if frame is None or frame.seconds:  # not compiled at all; after a reset, ids begin anew
+            if not figures.fail_type:
+                return
+            source = source_of(figures.co_filename or "", figures.co_firstlineno or 0)
+            frame = Frame(compile_id, figures.co_name or "", source, thread)
+            self._frames.append(frame)
+        frame.seconds = figures.entire_frame_compile_time_s or 0.0
+        frame.reason = guard_failure(figures.recompile_reason or "")
+        if figures.fail_type:
+            where = source_of(figures.fail_user_frame_filename or "", figures.fail_user_frame_lineno or 0)
+            failure = in_one_line(figures.fail_reason or figures.fail_type)
+            frame.failure = f"{where}: {failure}" if where else failure
+
+
+def frames_of(sessions: Sequence[Session], frames: Sequence[Frame]) -> list[Frame | None]:
+    """The frame that each session compiled a program of. Ids come again after a reset of Dynamo; then time decides."""
+    by_id: dict[str, list[Frame]] = {}
+    for frame in frames:
+        by_id.setdefault(frame.compile_id, []).append(frame)
+    return [
+        next((frame for frame in by_id.get(session.compile_id, ()) if frame.finished >= session.opened), None)
+        for session in sessions
+    ]
+
+
+def program_label(session: Session, frame: Frame | None) -> str:
+    """What a captured program is of: "forward, model.py:31" or "joint_graph_passes called at tool.py:7"."""
+    if session.caller:
+        return session.caller
+    if frame is None:
+        return session.compile_id
+    return f"{frame}{', compiled again' if frame.is_recompile else ''}"
+
+
+def graph_break(reason: str, stack: Any) -> GraphBreak:
+    where = source_of(stack[-1].filename, stack[-1].lineno) if stack else ""
+    if reason.startswith("generic_jump"):  # Dynamo's word for it says nothing to a user
+        short = "a branch (if, while, and, or) that depends on the values of a tensor"
+    else:
+        short = in_one_line(reason)
+    return GraphBreak(short, where, reason.strip())
+
+
+def in_one_line(reason: str) -> str:
+    """What Dynamo says: its first line, and the explanation that follows, without the hints."""
+    first, _, rest = reason.strip().partition("\n")
+    explained = re.match(r"\s*Explanation: (.+)", rest)
+    if explained is None:
+        return first
+    sentence = re.sub(r" [(]has_kwargs \w+[)]$", "", explained[1].strip())
+    return f"{first}: {sentence}"
+
+
+def guard_failure(reason: str) -> str:
+    """Dynamo's text of a guard that failed, `0/0: tensor 'x' size mismatch at index 0. expected 3, actual 4`."""
+    return re.sub(r"^\d+/\d+(_\d+)?: ", "", reason.strip().partition("\n")[0])
+
+
+def source_of(path: str, line: int) -> str:
+    """`model.py:31`; nothing for a file of torch's own, where Dynamo wraps a module."""
+    return f"{Path(path).name}:{line}" if path and not path.startswith(TORCH) else ""

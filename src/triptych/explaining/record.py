@@ -1,0 +1,71 @@
+"""Watch a real program: every compile of the process, while it runs as it always does."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..passes.session import Recorder, add_recorder, remove_recorder
+from .explanation import Explanation
+from .frames import Frame, FrameLog
+
+
+class Recording(Explanation):
+    """An explanation that fills as the program compiles: print it, or write it as a page, at any time.
+
+    The backward of a program that was compiled inside `record()` is added whenever it is compiled, also later.
+    """
+
+    recorded = True
+
+    def __init__(self, model: str = "") -> None:
+        self._recorder = Recorder()
+        self._log = FrameLog()
+        super().__init__(self._recorder.sessions, model=model)
+
+    @property
+    def frames(self) -> list[Frame]:
+        return self._log.frames
+
+    @property
+    def train(self) -> bool:
+        """Was a backward compiled?"""
+        return any(record.graph == "backward" for session in self._collected for record in list(session.records))
+
+    def start(self) -> None:
+        self._log.start()
+        add_recorder(self._recorder)
+
+    def stop(self) -> None:
+        remove_recorder(self._recorder)
+        self._log.stop()
+
+
+@contextlib.contextmanager
+def record() -> Iterator[Recording]:
+    """Record every compile of the process, in all threads, until the block ends.
+
+        with triptych.record() as exp:
+            train()
+        exp.to_html("report.html")
+
+    Collected are the programs that `backend="triptych"` compiles, their backward graphs, calls of `pre_grad_passes`,
+    `joint_graph_passes` and `post_grad_passes`; and of every function that Dynamo compiles, with whatever backend, why
+    it was compiled again and where its graph breaks. What `explain`, `bisect` and `why_not` compile is left out.
+
+    The program runs as without it, except that kernels come from no cache of graphs.
+    """
+    recording = Recording(program_name())
+    recording.start()
+    try:
+        yield recording
+    finally:
+        recording.stop()
+
+
+def program_name() -> str:
+    """The script that runs, for titles and file names."""
+    name = Path(sys.argv[0]).name if sys.argv and sys.argv[0] not in ("", "-c", "-m") else ""
+    return name or "program"
