@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from . import kernels  # noqa: F401  makes torch.ops.triptych known: a saved program may call it
@@ -64,3 +65,9 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if report_directory := os.environ.get("TRIPTYCH_REPORT"):
+    from .explaining.report_at_exit import start
+
+    start(report_directory)

@@ -102,13 +102,16 @@ class FrameLog:
         self._hook = _private.register_bytecode_hook(self._frame_compiled)
 
     def stop(self) -> None:
-        if self._hook is None:
-            return
+        if self._hook is not None:
+            self.detach()
+            self._read_figures()
+
+    def detach(self) -> None:
+        """Be told no more."""
         self._hook.remove()
         self._hook = None
         with contextlib.suppress(ValueError):  # a reset of Dynamo has removed it
             _private.compile_callbacks.remove_start_callback(self._frame_begins)
-        self._read_figures()
 
     @property
     def frames(self) -> list[Frame]:

@@ -21,9 +21,9 @@ class Recording(Explanation):
     recorded = True
 
     def __init__(self, model: str = "") -> None:
-        self._recorder = Recorder()
+        self.recorder = Recorder()
         self._log = FrameLog()
-        super().__init__(self._recorder.sessions, model=model)
+        super().__init__(self.recorder.sessions, model=model)
 
     @property
     def frames(self) -> list[Frame]:
@@ -36,11 +36,17 @@ class Recording(Explanation):
 
     def start(self) -> None:
         self._log.start()
-        add_recorder(self._recorder)
+        add_recorder(self.recorder)
 
     def stop(self) -> None:
-        remove_recorder(self._recorder)
+        remove_recorder(self.recorder)
         self._log.stop()
+
+
+    def abandon(self) -> None:
+        """Stop without waiting for a lock: in the child of a fork, the thread that holds it does not exist."""
+        remove_recorder(self.recorder)
+        self._log.detach()
 
 
 @contextlib.contextmanager
