@@ -68,6 +68,4 @@ def __dir__() -> list[str]:
 
 
 if report_directory := os.environ.get("TRIPTYCH_REPORT"):
-    from .explaining.report_at_exit import start
-
-    start(report_directory)
+    importlib.import_module(".explaining.report_at_exit", __name__).start(report_directory)
