@@ -325,6 +325,83 @@ def test_a_model_that_is_compiled_already():
     assert explanation.model == "Linear" and explanation.sessions
 
 
+def test_the_settings_of_torch_compile():
+    def program(x):
+        return x.sin()
+
+    def sizes(explanation):
+        (node,) = explanation.graphs["dynamo"].graph.find_nodes(op="placeholder", sort=False)[-1:]
+        return [str(size) for size in node.meta["example_value"].shape]
+
+    x = torch.randn(3)
+    assert sizes(triptych.explain(program, x, options=EAGER)) == ["3"]
+    assert sizes(triptych.explain(program, x, options=EAGER, dynamic=True))[0].startswith("s")
+    mode = triptych.explain(program, x, options=EAGER, mode="max-autotune").sessions[0].options.mode
+    assert mode == "max-autotune"
+
+    def broken(x):
+        torch._dynamo.graph_break()
+        return x.sin()
+
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="graph_break"):
+        triptych.explain(broken, x, options=EAGER, fullgraph=True)
+
+
+@pytest.mark.parametrize("how", ["module", "in place", "function", "our function"])
+def test_a_compiled_model_is_explained_with_its_own_settings(how):
+    model, x = nn.Linear(4, 4), torch.randn(2, 4)
+    settings = {
+        "backend": triptych.compile_fx if how == "our function" else "triptych",
+        "options": {"codegen": "eager", "remove_passes": "fuse_attention", "verify": "final"},
+        "dynamic": True,
+    }
+    if how == "in place":
+        (compiled := model).compile(**settings)
+    elif how == "module":
+        compiled = torch.compile(model, **settings)
+    else:
+        compiled = torch.compile(lambda x: model(x), **settings)
+    explanation = triptych.explain(compiled, x)
+    (session,) = explanation.sessions
+    assert session.options.codegen == "eager" and session.options.verify == "final"
+    assert "fuse_attention" not in {record.name for record in explanation.passes}
+    assert "f32[s" in explanation.passes[0].before
+
+    # what is said here counts
+    explanation = triptych.explain(compiled, x, options={"verify": "off"}, dynamic=False)
+    assert explanation.sessions[0].options.verify == "off" and explanation.sessions[0].options.codegen == "eager"
+    assert "f32[2, 4]" in explanation.passes[0].before
+
+
+def test_a_compiled_model_with_a_mode():
+    compiled = torch.compile(nn.Linear(4, 4), backend="triptych", mode="max-autotune-no-cudagraphs", fullgraph=True)
+    explanation = triptych.explain(compiled, torch.randn(2, 4), options=EAGER)
+    assert explanation.sessions[0].options.mode == "max-autotune-no-cudagraphs"
+    # the options of another backend mean nothing to this one
+    compiled = torch.compile(nn.Linear(4, 4), options={"max_autotune": True})
+    assert triptych.explain(compiled, torch.randn(2, 4), options=EAGER).sessions
+
+
+def test_inductors_own_settings_reach_inductor(monkeypatch):
+    from triptych import _private
+
+    given = []
+    compile_fx = _private.inductor_driver.compile_fx
+
+    def noted(*args, config_patches=None, **how):
+        if config_patches:
+            given.append(config_patches)
+        return compile_fx(*args, config_patches=config_patches, **how)
+
+    monkeypatch.setattr(_private.inductor_driver, "compile_fx", noted)
+    x = torch.randn(3)
+    triptych.explain(torch.compile(torch.sin, options={"max_fusion_size": 3}), x, backend="inductor")
+    triptych.explain(torch.sin, x, backend="inductor", mode="max-autotune-no-cudagraphs")
+    assert given[0]["max_fusion_size"] == 3 and given[1]["max_autotune"] is True
+    with pytest.raises(UnknownName, match="'max-autotune'"):
+        triptych.explain(torch.sin, x, backend="inductor", mode="max-autotun")
+
+
 def test_wrong_use_is_named():
     x = torch.randn(3)
     with pytest.raises(TriptychError, match="not an int"):

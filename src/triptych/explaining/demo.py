@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import _private
+from .compiled_model import CompileSettings
 from .explain import Run, observed_run, run_once
 from .explanation import Explanation
 
@@ -145,12 +146,12 @@ def run_demo(
     targets = tokens.roll(-1, dims=1)
 
     tell("compiling for inference")
-    inference = observed_run(model.eval(), (tokens,), {}, options=options)
+    inference = observed_run(model.eval(), (tokens,), {}, settings=CompileSettings(options=options))
     expected = run_once(model, (tokens,), {}, train=False)
     checks = [compare("inference, outputs", _outputs(inference), _outputs(expected))]
 
     tell("compiling a training step")
-    training = observed_run(model.train(), (tokens, targets), {}, train=True, options=options)
+    training = observed_run(model.train(), (tokens, targets), {}, train=True, settings=CompileSettings(options=options))
     expected = run_once(model, (tokens, targets), {}, train=True)
     checks.append(compare("training, loss", _outputs(training), _outputs(expected)))
     actual, wanted = _gradients(training), _gradients(expected)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,11 @@ from torch.fx import GraphModule
 
 from .. import _private
 from ..arguments import require_model
+from ..backend import compile_fx
 from ..errors import TriptychError, UnknownName
 from ..options import Options
 from ..passes.session import Session, watching
+from .compiled_model import CompileSettings, OptionsLike, unwrapped
 from .explanation import Explanation
 from .frames import FrameLog
 from .model_state import preserved
@@ -31,9 +33,12 @@ def explain(
     model: Callable[..., Any],
     *args: Any,
     train: bool = False,
-    options: Mapping[str, Any] | Options | None = None,
+    options: OptionsLike = None,
     backend: str | Callable[..., Any] = "triptych",
     stock: bool = False,
+    dynamic: bool | None = None,
+    fullgraph: bool | None = None,
+    mode: str | None = None,
     **kwargs: Any,
 ) -> Explanation:
     """What each pass does to `model(*args, **kwargs)`; with `train` also to its gradient.
@@ -41,11 +46,18 @@ def explain(
     The model is compiled anew and run once; its parameters, buffers, gradients, inputs and the random state
     are afterwards as they were, and so is what was compiled of it before. `backend="inductor"` shows
     Inductor's own passes at work on the same model; `options` are then Inductor's. With `stock`, the model is compiled
-    by Inductor with its own passes as well, and the summary compares the kernels of both.
+    by Inductor with its own passes as well: the summary and the page compare the two.
+
+    `dynamic`, `fullgraph` and `mode` are those of `torch.compile`. Of a model that is compiled already, what
+    `torch.compile` was given holds where nothing else is said here: `dynamic` and `fullgraph`, and if it was compiled
+    with the same backend also `mode` and `options`.
     """
-    explanation = observed_run(model, args, kwargs, train=train, options=options, backend=backend).explanation
+    asked = CompileSettings(backend, options, mode, dynamic, fullgraph)
+    explanation = observed_run(model, args, kwargs, train=train, settings=asked).explanation
     if stock:
-        explanation.stock = observed_run(model, args, kwargs, train=train, backend="inductor").explanation
+        # `mode` is torch.compile's, so Inductor's as well; `options` are not
+        same = CompileSettings("inductor", None, mode, dynamic, fullgraph)
+        explanation.stock = observed_run(model, args, kwargs, train=train, settings=same).explanation
     return explanation
 
 
@@ -68,19 +80,22 @@ def observed_run(
     kwargs: dict[str, Any],
     *,
     train: bool = False,
-    options: Mapping[str, Any] | Options | None = None,
-    backend: str | Callable[..., Any] = "triptych",
+    settings: CompileSettings,
 ) -> ObservedRun:
     """An explanation together with what the compiled model computed."""
     require_model(model, "explain")
-    # somebody else's compiled wrapper around the model would be called, not compiled
-    model = getattr(model, "_orig_mod", model)
+    model, own = unwrapped(model)
+    settings = settings.over(own)
+    backend = settings.backend
     name = backend if isinstance(backend, str) else getattr(backend, "__name__", "custom")
     log = FrameLog(own_thread_only=True)
-    with observed_backend(backend, options) as (compiler, sessions):
+    with observed_backend(backend, settings.options, mode=settings.mode) as (compiler, sessions):
+        compiled = torch.compile(
+            model, backend=compiler, dynamic=settings.dynamic, fullgraph=bool(settings.fullgraph)
+        )
         log.start()
         try:
-            run = run_once(torch.compile(model, backend=compiler), args, kwargs, train=train, of=model)
+            run = run_once(compiled, args, kwargs, train=train, of=model)
         finally:
             log.stop()
     explanation = Explanation(sessions, backend=name, train=train, model=name_of(model), frames=log.frames)
@@ -143,19 +158,20 @@ def _leaves(roots: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 @contextlib.contextmanager
-def _compiler(backend: str | Callable[..., Any], options: Any) -> Iterator[Callable[..., Any]]:
+def _compiler(
+    backend: str | Callable[..., Any], options: Any, mode: str | None = None
+) -> Iterator[Callable[..., Any]]:
     """The backend to compile with, a new object each time: Dynamo keys what it keeps by it."""
     if backend == "triptych":
-        from ..backend import compile_fx
-
-        yield _bound(compile_fx, options=Options.make(options))
+        yield _bound(compile_fx, options=Options.make(options, mode))
     elif backend == "inductor":
         from .inductor import observed_inductor
 
-        with observed_inductor(options) as compiler:
+        with observed_inductor(options, mode) as compiler:
             yield compiler
     elif callable(backend):
-        yield _bound(backend, **({"options": options} if options else {}))
+        given = {"options": options, "mode": mode}
+        yield _bound(backend, **{name: value for name, value in given.items() if value})
     else:
         raise UnknownName("backend", str(backend), BACKENDS)
 
@@ -172,7 +188,7 @@ def _bound(backend: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def observed_backend(
-    backend: str | Callable[..., Any], options: Any, rewrite_limit: int | None = None
+    backend: str | Callable[..., Any], options: Any, rewrite_limit: int | None = None, mode: str | None = None
 ) -> Iterator[tuple[Callable[..., Any], list[Session]]]:
     """A backend and the sessions of what it compiles inside; nothing comes from a cache and nothing stays.
 
@@ -181,7 +197,7 @@ def observed_backend(
     """
     with (
         _one_at_a_time,
-        _compiler(backend, options) as compiler,
+        _compiler(backend, options, mode) as compiler,
         watching(rewrite_limit) as sessions,
         _private.compiled_anew(),
         _private.forgotten(compiler),

@@ -16,7 +16,7 @@ from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 from .. import _private
 from ..errors import TriptychError, UnknownName
 from ..ir.graph_copies import snapshot
-from ..options import Options
+from ..options import MODES, Options
 from ..passes.node_lines import node_lines
 from ..passes.record import Listing, PassRecord
 from ..passes.session import Session, open_session
@@ -72,7 +72,9 @@ _current: ContextVar[_Watch | None] = ContextVar("triptych_inductor_watch", defa
 
 
 @contextlib.contextmanager
-def observed_inductor(options: Mapping[str, Any] | Options | None) -> Iterator[Callable[..., Any]]:
+def observed_inductor(
+    options: Mapping[str, Any] | Options | None, mode: str | None = None
+) -> Iterator[Callable[..., Any]]:
     """A backend that compiles as plain Inductor does and records every pass; `options` are Inductor's."""
     if isinstance(options, Options):
         raise TriptychError("backend='inductor' takes Inductor's options as a dict, not triptych.Options")
@@ -80,6 +82,10 @@ def observed_inductor(options: Mapping[str, Any] | Options | None) -> Iterator[C
     for name in options or {}:
         if name not in known:
             raise UnknownName("option of Inductor", name, known)
+    if mode is not None:
+        if mode not in MODES:
+            raise UnknownName("mode", mode, MODES)
+        options = {**_private.list_mode_options(mode), **(options or {})}
     driver = _private.inductor_driver
 
     def inner_compile(gm: GraphModule, example_inputs: Any, *, session: Session, **kwargs: Any) -> Any:

@@ -1,0 +1,76 @@
+"""A model that `torch.compile` has been told to compile: the model itself, and how it was to be compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from .. import _private
+from ..backend import compile_fx
+from ..options import Options
+
+OptionsLike = Mapping[str, Any] | Options | None
+
+
+@dataclass(frozen=True)
+class CompileSettings:
+    """What `torch.compile` takes beside the model."""
+
+    backend: str | Callable[..., Any] = "triptych"
+    options: OptionsLike = None
+    mode: str | None = None
+    dynamic: bool | None = None
+    fullgraph: bool | None = None
+
+    def over(self, own: CompileSettings | None) -> CompileSettings:
+        """These settings, and those of the compiled model where these say nothing.
+
+        Options and mode mean the same to the same backend only.
+        """
+        if own is None:
+            return self
+        options, mode = self.options, self.mode
+        if self.backend == own.backend:
+            if isinstance(own.options, Mapping) and (options is None or isinstance(options, Mapping)):
+                options = {**own.options, **(options or {})}
+            mode = own.mode if mode is None else mode
+        dynamic = own.dynamic if self.dynamic is None else self.dynamic
+        fullgraph = own.fullgraph if self.fullgraph is None else self.fullgraph
+        return CompileSettings(self.backend, options, mode, dynamic, fullgraph)
+
+
+def unwrapped(model: Any) -> tuple[Any, CompileSettings | None]:
+    """The model inside what `torch.compile` returned, and its settings; any other model as it is.
+
+    The wrapper itself would be called, not compiled.
+    """
+    if isinstance(model, nn.Module) and hasattr(model, "dynamo_ctx"):
+        return model._orig_mod, _settings(model.dynamo_ctx)
+    if isinstance(model, nn.Module) and model._compiled_call_impl is not None:  # model.compile(...)
+        return model, _settings_of_function(model._compiled_call_impl)
+    if (original := getattr(model, "_torchdynamo_orig_callable", None)) is not None:
+        return original, _settings_of_function(model)
+    return model, None
+
+
+def _settings_of_function(function: Any) -> CompileSettings | None:
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    context = next((one for one in cells if isinstance(one, _private.DynamoContext)), None)
+    return None if context is None else _settings(context)
+
+
+def _settings(context: Any) -> CompileSettings:
+    backend = _private.innermost_backend(context.callback)
+    given = getattr(backend, "kwargs", {})
+    is_ours = getattr(backend, "compiler_fn", None) is compile_fx
+    return CompileSettings(
+        backend="triptych" if is_ours else getattr(backend, "compiler_name", "") or "",
+        # Inductor's wrapper has made options of the mode
+        options=given.get("options") or getattr(backend, "config", None),
+        mode=given.get("mode"),
+        dynamic=getattr(backend, "dynamic", None),
+        fullgraph=getattr(context, "fullgraph", None),
+    )
