@@ -364,11 +364,8 @@ def test_the_summary_says_what_mattered(training):
 
 
 def decoded(text: str, number: int = 0) -> dict:
-    parts = {}
-    for name in ("core", "graphs", "kernels"):
-        (found,) = re.findall(rf'id="data-{number}-{name}" data-report="[^"]*">([A-Za-z0-9+/=]*)</script>', text)
-        parts[name] = json.loads(gzip.decompress(base64.b64decode(found)))
-    return parts
+    found = re.findall(rf'id="data-{number}-(\w+)" data-report="[^"]*">([A-Za-z0-9+/=]*)</script>', text)
+    return {name: json.loads(gzip.decompress(base64.b64decode(packed))) for name, packed in found}
 
 
 def test_the_page_has_all_it_needs_and_the_same_data_give_the_same_page(training, data, tmp_path):

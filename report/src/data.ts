@@ -58,6 +58,27 @@ export interface Pass {
   change: Partial<Size>;
 }
 
+export interface Frame {
+  id: string;
+  what: string;
+  thread: string;
+  reason: string;
+  breaks: [reason: string, source: string, explanation: string][];
+  failure: string;
+  seconds: number;
+  backward: number;
+  programs: number[];
+}
+
+export interface Comparison {
+  backends: [string, string];
+  figures: [what: string, unit: string, ours: number, theirs: number][];
+  programs: {
+    stages: [label: string, side: string, ours: Size | null, theirs: Size | null][];
+    graphs: { graph: string; rows: [string, string, string][] }[];
+  }[];
+}
+
 export interface Core {
   title: string;
   model: string;
@@ -69,7 +90,9 @@ export interface Core {
   rest: string;
   launches: string;
   warnings: string[];
-  programs: { flow: Box[] }[];
+  recorded: boolean;
+  frames: Frame[];
+  programs: { label: string; flow: Box[] }[];
   passes: Pass[];
 }
 
@@ -115,6 +138,8 @@ export interface KernelData {
 
 export const reportTitles = (): string[] =>
   [...document.querySelectorAll<HTMLElement>('script[id$="-core"]')].map((element) => element.dataset.report ?? "");
+
+export const hasPart = (report: number, name: string): boolean => document.getElementById(`data-${report}-${name}`) !== null;
 
 /** One part of one report, decompressed and read when it is first asked for. */
 export async function part<T>(report: number, name: string): Promise<T> {

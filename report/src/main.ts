@@ -1,10 +1,12 @@
 // The report page: what each pass did to a model, from the captured program to the kernels.
 
 import { Columns } from "./columns";
-import { type Box, type Core, type GraphData, type KernelData, part, reportTitles } from "./data";
+import { Compare } from "./compare";
+import { type Box, type Comparison, type Core, type GraphData, hasPart, type KernelData, part, reportTitles } from "./data";
 import { DiffView } from "./diffview";
 import { h, replace } from "./dom";
 import { flow } from "./flow";
+import { Frames } from "./frames";
 import { Graphs, type Row } from "./graphs";
 import type { Place, Step } from "./history";
 import { NodePanel } from "./nodepanel";
@@ -13,7 +15,7 @@ import { Picture } from "./picture";
 
 const FOUND_NODES = 40;
 
-type View = "passes" | "columns";
+type View = "passes" | "columns" | "frames" | "compare";
 
 class Report {
   private report = 0;
@@ -23,6 +25,7 @@ class Report {
   private kernels: Promise<KernelData> | null = null;
   private pass = -1;
   private box = -1;
+  private view: View = "passes";
   private place: Place | null = null;
   private rows: Row[] = [];
 
@@ -31,6 +34,11 @@ class Report {
   private picture = new Picture((name) => void this.chooseNode(name, "right"));
   private node = new NodePanel((step) => void this.follow(step), (file, line) => void this.showLine(file, line));
   private columns = new Columns((listing, version, name) => void this.showNode({ listing, version, name }));
+  private frames = new Frames((program) => {
+    this.showProgram(program);
+    void this.open("passes");
+  });
+  private compare = new Compare();
   private head = h("header", { class: "top" });
   private flow = h("div", { class: "flow-holder" });
   private passView = h("div", { class: "pass-view" });
@@ -40,10 +48,15 @@ class Report {
   constructor(app: HTMLElement) {
     const tab = (view: View, text: string): HTMLElement =>
       h("button", { type: "button", role: "tab", id: `tab-${view}`, "aria-selected": "false", onclick: () => void this.open(view) }, text);
-    this.tabs = { passes: tab("passes", "Passes"), columns: tab("columns", "Source · nodes · kernels") };
+    this.tabs = {
+      passes: tab("passes", "Passes"),
+      columns: tab("columns", "Source · nodes · kernels"),
+      frames: tab("frames", "Compiles"),
+      compare: tab("compare", "Comparison"),
+    };
     const right = h("aside", { class: "panel-right", "aria-label": "Picture and node" }, this.picture.element, this.node.element);
     this.passView.append(this.list.element, this.diff.element, right);
-    app.append(this.head, this.flow, this.passView, this.columns.element, this.help);
+    app.append(this.head, this.flow, this.passView, this.columns.element, this.frames.element, this.compare.element, this.help);
     document.addEventListener("keydown", (event) => this.key(event));
   }
 
@@ -53,7 +66,13 @@ class Report {
     this.graphs = this.kernels = null;
     document.title = `Triptych: ${this.core.title}`;
     this.showProgram(1);
-    await this.open("passes");
+    const isFirst = document.documentElement.dataset.ready === undefined;
+    await this.open(isFirst && this.has("compare") ? "compare" : isFirst && this.core.recorded && this.has("frames") ? "frames" : "passes");
+  }
+
+  private has(view: View): boolean {
+    if (view === "frames") return Frames.has(this.core);
+    return view !== "compare" || hasPart(0, "comparison");
   }
 
   private loadGraphs(): Promise<Graphs> {
@@ -108,9 +127,9 @@ class Report {
       "select",
       { "aria-label": "Captured program", onchange: (event: Event) => {
         this.showProgram(Number((event.target as HTMLSelectElement).value) + 1);
-        if (!this.columns.element.hidden) void this.open("columns");
+        void this.open(this.view === "frames" ? "passes" : this.view);
       } },
-      options(core.programs.length, (index) => `program ${index + 1} of ${core.programs.length}`),
+      options(core.programs.length, (index) => `program ${index + 1} of ${core.programs.length}${core.programs[index].label && `: ${core.programs[index].label}`}`),
     );
     chooseProgram.value = String(this.program - 1);
     const important = [core.mattered, core.launches].filter(Boolean);
@@ -121,7 +140,7 @@ class Report {
         "div",
         { class: "bar" },
         reports.length > 1 ? h("h1", {}, chooseReport) : h("h1", {}, core.title),
-        h("div", { role: "tablist", class: "tabs" }, this.tabs.passes, this.tabs.columns),
+        h("div", { role: "tablist", class: "tabs" }, (Object.keys(this.tabs) as View[]).map((view) => this.has(view) && this.tabs[view])),
         core.programs.length > 1 && chooseProgram,
         h("button", { type: "button", class: "icon", title: "Light or dark (t)", "aria-label": "Light or dark", onclick: toggleTheme }, "◐"),
         h("button", { type: "button", class: "icon", title: "Keys (?)", "aria-label": "Help", onclick: () => this.help.showModal() }, "?"),
@@ -133,8 +152,18 @@ class Report {
 
   private async open(view: View): Promise<void> {
     for (const [name, tab] of Object.entries(this.tabs)) tab.setAttribute("aria-selected", String(name === view));
+    this.view = view;
     this.passView.hidden = view !== "passes";
     this.columns.element.hidden = view !== "columns";
+    this.frames.element.hidden = view !== "frames";
+    this.compare.element.hidden = view !== "compare";
+    // of the compare view and of all compiles, no single flow is the one
+    this.flow.hidden = view === "frames" || view === "compare";
+    if (view === "frames") this.frames.show(this.core);
+    if (view === "compare") {
+      const [comparison, ours, theirs] = await Promise.all([part<Comparison>(0, "comparison"), part<Core>(0, "core"), part<Core>(1, "core")]);
+      this.compare.show(comparison, [ours, theirs], this.program, (report, pass) => void this.showPassOf(report, pass));
+    }
     if (view === "columns") {
       const [graphs, kernels] = await Promise.all([this.loadGraphs(), this.loadKernels()]);
       this.columns.show(graphs, kernels, this.program);
@@ -148,6 +177,14 @@ class Report {
   }
 
   // ---- choices ----
+
+  private async showPassOf(report: number, pass: number): Promise<void> {
+    if (report !== this.report) await this.start(report);
+    const { program } = this.core.passes[pass];
+    if (program !== this.program) this.showProgram(program);
+    await this.open("passes");
+    await this.showPass(pass);
+  }
 
   private async showPass(number: number, node = ""): Promise<void> {
     const { core } = this;
@@ -250,6 +287,8 @@ class Report {
       t: toggleTheme,
       "1": () => void this.open("passes"),
       "2": () => void this.open("columns"),
+      "3": () => this.has("frames") && void this.open("frames"),
+      "4": () => this.has("compare") && void this.open("compare"),
       "/": () => void this.open("passes").then(() => this.list.search.focus()),
       "?": () => this.help.showModal(),
     };
@@ -274,6 +313,7 @@ function helpDialog(): HTMLDialogElement {
     ["/", "search passes, rules, reasons to decline, nodes"],
     ["c", "only passes that changed something, or all"],
     ["1, 2", "passes; source, nodes and kernels"],
+    ["3, 4", "what Dynamo compiled; the comparison, if the page has them"],
     ["Tab, Enter", "go to a node, choose it: its source, its history"],
     ["Esc", "leave the search; let go of a choice"],
     ["t", "light or dark"],

@@ -184,7 +184,17 @@ class Explanation:
                 for number, (session, label) in enumerate(zip(sessions, self.program_labels()), 1)
             ],
             "frames": [frame.to_dict() for frame in self.frames],
+            **({"comparison": self._figures(self.stock)} if self.stock is not None else {}),
         }
+
+    def _figures(self, stock: Explanation) -> list[dict[str, Any]]:
+        """Kernels, launches, bytes, nodes and times of this compile and of stock Inductor's."""
+        from .comparison import figures
+
+        return [
+            {"what": what, "unit": unit, self.backend: ours, stock.backend: theirs}
+            for what, unit, ours, theirs in figures(self, stock)
+        ]
 
     def program_labels(self) -> list[str]:
         """Of each captured program: the function that it is of, and whether it was compiled before."""

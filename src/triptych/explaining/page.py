@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from .comparison import comparison_data
 from .page_data import report_data
 from .phrases import summary, title
 
@@ -22,12 +23,18 @@ ASSETS = files(__package__) / "assets"
 
 
 def page(*explanations: Explanation) -> str:
-    """One page, self-contained; where there are several explanations, it has a switch between them."""
+    """One page, self-contained; where there are several explanations, it has a switch between them.
+
+    If the second one is that of stock Inductor for the model of the first, the page opens with a comparison.
+    """
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
     template = environment.from_string(_asset("report.html.j2"))
     reports = [report_data(explanation) for explanation in explanations]
+    if len(explanations) == 2 and explanations[0].stock is explanations[1]:
+        cores = [report["core"] for report in reports]
+        reports[0]["comparison"] = comparison_data(*explanations, cores)
     return template.render(
         title=f"Triptych: {explanations[0].model or 'what each pass did'}",
         heads=[(title(explanation), summary(explanation)) for explanation in explanations],

@@ -13,8 +13,9 @@ from rich.text import Text
 
 from ..passes.record import PassRecord
 from ..rewrite.record import Decision
+from .comparison import figures
 from .frames import frames_of
-from .phrases import CHANGED, FAILED, count, duration, nothing, place, summary, title
+from .phrases import CHANGED, FAILED, count, data_size, duration, nothing, place, summary, title
 
 if TYPE_CHECKING:
     from .explanation import Explanation
@@ -33,6 +34,8 @@ def render(explanation: Explanation) -> Iterator[RenderableType]:
         yield _frames(explanation)
     if explanation.sessions:
         yield _table(explanation)
+    if explanation.stock is not None:
+        yield _comparison(explanation, explanation.stock)
     for warning in explanation.warnings:
         yield Text(f"! {warning}", style="yellow")
     decided = [decision for record in explanation.passes for decision in record.decisions]
@@ -73,6 +76,17 @@ def _frames(explanation: Explanation) -> Table:
     for number, session in enumerate(sessions, 1):
         if session.caller:
             table.add_row("", Text(session.caller), str(number), duration(sum(r.seconds for r in session.records)))
+    return table
+
+
+def _comparison(explanation: Explanation, stock: Explanation) -> Table:
+    shown = {"": lambda value: f"{value:,}", "bytes": data_size, "seconds": duration}
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("compared")
+    for backend in (explanation.backend, stock.backend):
+        table.add_column(backend, justify="right")
+    for what, unit, ours, theirs in figures(explanation, stock):
+        table.add_row(what, shown[unit](ours), shown[unit](theirs))
     return table
 
 

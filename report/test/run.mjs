@@ -1,0 +1,90 @@
+// Reads the page of a recorded run and a comparison as a reader does: node test/run.mjs RUN.html COMPARISON.html
+import assert from "node:assert/strict";
+import { pathToFileURL } from "node:url";
+import { chromium } from "playwright-core";
+
+const [run, comparison, executablePath = "/usr/bin/chromium"] = process.argv.slice(2);
+const browser = await chromium.launch({ executablePath, args: ["--no-sandbox", "--disable-gpu"] });
+const context = await browser.newContext({ viewport: { width: 1280, height: 1000 }, offline: true });
+const page = await context.newPage();
+const problems = [];
+page.on("console", (message) => message.type() === "error" && problems.push(message.text()));
+page.on("pageerror", (error) => problems.push(String(error)));
+page.on("request", (request) => /^(file|blob|data):/.test(request.url()) || problems.push(`asked for ${request.url()}`));
+
+const open = async (file) => {
+  await page.goto(pathToFileURL(file).href);
+  await page.waitForSelector("html[data-ready]");
+};
+const text = (selector) => page.locator(selector).allTextContents();
+const title = () => page.locator(".pass-head h2").textContent();
+
+const steps = {
+  async "a recorded run opens with what was compiled, and why"() {
+    await open(run);
+    assert.ok(await page.locator(".frames-view").isVisible());
+    const rows = await text(".frames-view tbody tr");
+    assert.ok(rows.some((row) => /compiled again: .*size mismatch/.test(row)), rows.join("\n"));
+    assert.ok(rows.some((row) => /graph break at \w+\.py:\d+/.test(row)), rows.join("\n"));
+    assert.ok(rows.some((row) => /joint_graph_passes called at/.test(row)), rows.join("\n"));
+    assert.ok(!(await page.locator(".break pre").first().isVisible()));
+    await page.locator(".break summary").first().click();
+    assert.match(await page.locator(".break pre").first().textContent(), /Hint/);
+  },
+
+  async "a program of it leads to its passes"() {
+    await page.locator(".frames-view .programs button").nth(1).click();
+    assert.ok(await page.locator(".pass-view").isVisible());
+    const chosen = await page.locator('select[aria-label="Captured program"] option:checked').textContent();
+    assert.match(chosen, /^program 2 of \d+: forward, resumed/);
+    await page.keyboard.press("3");
+    assert.ok(await page.locator(".frames-view").isVisible());
+    assert.equal(await page.locator("#tab-compare").count(), 0);
+  },
+
+  async "a comparison opens with both side by side, inside the window"() {
+    await open(comparison);
+    await page.waitForSelector(".compare .figures");
+    assert.deepEqual((await text(".figures thead th")).slice(1, 3), ["triptych", "inductor"]);
+    assert.ok((await text(".figures tbody th")).includes("kernel launches"));
+    assert.ok((await text(".stages tbody th")).includes("kernels backward"));
+    assert.equal(await page.locator(".sides > div").count(), 2);
+    const width = await page.evaluate(() => document.querySelector(".compare").scrollWidth);
+    assert.ok(width <= 1280, `the comparison is ${width} wide`);
+    assert.ok((await page.locator(".compare .diff .row").count()) > 2);
+    while (await page.locator(".compare .fold").count()) await page.locator(".compare .fold").first().click();
+    const lines = await text(".compare .diff .cell");
+    assert.ok(lines.some((line) => line.includes("relu")), lines.join("\n"));
+  },
+
+  async "a pass of the other compiler opens in its report, and back"() {
+    const inductors = page.locator(".sides > div").nth(1).locator(".compared-pass");
+    const name = await inductors.first().locator(".pass-name").textContent();
+    await inductors.first().click();
+    await page.waitForFunction((name) => document.querySelector(".pass-head h2")?.textContent === name, name);
+    assert.match(await page.locator('select[aria-label="Report"] option:checked').textContent(), /inductor/);
+    await page.keyboard.press("4");
+    await page.locator(".sides > div").first().locator(".compared-pass").first().click();
+    await page.waitForFunction(() => /triptych/.test(document.querySelector('select[aria-label="Report"]').selectedOptions[0].textContent));
+    assert.ok((await title()).length > 3);
+  },
+
+  async "data are text, never markup"() {
+    assert.equal(await page.evaluate(() => globalThis.injected), undefined);
+    assert.equal(await page.locator("#app script, #app img").count(), 0);
+  },
+};
+
+let failed = 0;
+for (const [name, step] of Object.entries(steps)) {
+  try {
+    await step();
+    console.log(`ok      ${name}`);
+  } catch (error) {
+    failed++;
+    console.log(`FAILED  ${name}\n${error.stack}`);
+  }
+}
+if (problems.length) console.log(`FAILED  the console stays empty\n${problems.join("\n")}`);
+await browser.close();
+process.exitCode = failed || problems.length ? 1 : 0;

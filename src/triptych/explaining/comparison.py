@@ -1,0 +1,134 @@
+"""Two compiles of one model side by side: Triptych's, and that of Inductor with its own passes.
+
+The data of the page's comparison, beside those of the two reports:
+    backends: [ours, the other one]
+    figures: [[what, unit, ours, theirs]], of all programs together; unit is "", "bytes" or "seconds"
+    programs: by captured program: {stages: [[label, side, ours or null, theirs or null]], each a box of the flow,
+        graphs: [{graph, rows: [[sign, our line, their line]]}], the graphs that code generation got}
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch.fx import Graph
+
+from ..passes.node_lines import NodeLine, node_lines
+from ..passes.session import Session
+from .diff import Row
+from .kernel_costs import kernel_costs
+from .kernels import kernels
+
+if TYPE_CHECKING:
+    from .explanation import Explanation
+
+VIEW = re.compile(r"^aten\.(?:view|reshape|_unsafe_view)(?:\.default)?\(")
+EXACT = 2000
+"""Up to this many nodes, the longest common sequence is searched for among all lines."""
+Figure = tuple[str, str, float, float]
+
+
+def figures(ours: Explanation, theirs: Explanation) -> list[Figure]:
+    """What the two compiles came to, in all programs together."""
+    pairs = zip(*(_totals(explanation) for explanation in (ours, theirs)))
+    return [(what, unit, mine, other) for (what, unit, mine), (_, _, other) in pairs]
+
+
+def _totals(explanation: Explanation) -> list[tuple[str, str, float]]:
+    sessions = explanation.sessions
+    final = [graph for session in sessions for graph in _final_graphs(session).values()]
+    sources = [source for session in sessions for source in session.kernels.values()]
+    calls = [call for s in sessions for graph in s.kernels for call in kernel_costs(s, graph)]
+    generated = {kernel.name for source in sources for kernel in kernels(source)}
+    frames = explanation.frames
+    return [
+        ("kernel launches", "", len(calls)),
+        ("of generated kernels", "", sum(call.name in generated for call, _ in calls)),
+        ("of libraries and operators", "", sum(call.name not in generated for call, _ in calls)),
+        ("different generated kernels", "", sum(len(kernels(source)) for source in sources)),
+        ("read and written by kernels (estimated)", "bytes", sum(cost.bytes for _, cost in calls)),
+        ("time in kernels (estimated)", "seconds", sum(cost.seconds for _, cost in calls)),
+        ("nodes of the final graphs", "", sum(len(graph.nodes) for graph in final)),
+        ("GEMMs in the final graphs", "", sum(_gemms(graph) for graph in final)),
+        ("passes that changed something", "", sum(record.changed for record in explanation.passes)),
+        ("passes", "", len(explanation.passes)),
+        ("time in passes", "seconds", explanation.seconds),
+        ("time to compile", "seconds", sum(frame.seconds + frame.backward_seconds for frame in frames)),
+    ]
+
+
+def _gemms(graph: Graph) -> int:
+    return sum(line.cost.gemms for line in node_lines(graph) if isinstance(line, NodeLine))
+
+
+def _final_graphs(session: Session) -> dict[str, Graph]:
+    names = ("forward", "backward")
+    return {name: session.graphs[name].graph for name in names if name in session.graphs}
+
+
+def comparison_data(ours: Explanation, theirs: Explanation, cores: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The data of the comparison; `cores` are those of the two reports, which have the flow of each program."""
+    programs = []
+    for mine, other, own_flow, other_flow in zip(
+        ours.sessions, theirs.sessions, *([program["flow"] for program in core["programs"]] for core in cores)
+    ):
+        graphs = _final_graphs(mine)
+        rows = {
+            name: same_operations(graphs[name], graph)
+            for name, graph in _final_graphs(other).items()
+            if name in graphs
+        }
+        programs.append(
+            {
+                "stages": _stages(own_flow, other_flow),
+                "graphs": [
+                    {"graph": name, "rows": [[row.sign, row.left, row.right] for row in shown]}
+                    for name, shown in rows.items()
+                ],
+            }
+        )
+    return {"backends": [ours.backend, theirs.backend], "figures": figures(ours, theirs), "programs": programs}
+
+
+def _stages(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> list[list[Any]]:
+    """The points of both flows, those that only one of them has included."""
+    by_place = [{(box["key"], box["side"]): box for box in flow} for flow in (ours, theirs)]
+    places = {(box["key"], box["side"]): box["label"] for box in (*ours, *theirs)}
+    order = ["dynamo", "pre_grad", "autograd", "joint", "partition", "post_grad", "kernels"]
+    return [
+        [label, side, *(_size(boxes.get((key, side))) for boxes in by_place)]
+        for (key, side), label in sorted(places.items(), key=lambda item: order.index(item[0][0]))
+    ]
+
+
+def _size(box: dict[str, Any] | None) -> dict[str, Any] | None:
+    return None if box is None else {what: box[what] for what in ("nodes", "gemms", "bytes", "seconds")}
+
+
+def same_operations(ours: Graph, theirs: Graph) -> list[Row]:
+    """Two graphs of one program, lines in one row that call the same operation on values of the same types.
+
+    Names of nodes say nothing here: the two compilers number them differently.
+    """
+    left, right = ([line for line in node_lines(graph) if isinstance(line, NodeLine)] for graph in (ours, theirs))
+    ours_keys, theirs_keys = ([_operation(line) for line in side] for side in (left, right))
+    # in a large graph, operations that it has everywhere are no anchor to search from: the search would be quadratic
+    matcher = difflib.SequenceMatcher(None, ours_keys, theirs_keys, autojunk=len(theirs_keys) > EXACT)
+    rows: list[Row] = []
+    for kind, i, i_end, j, j_end in matcher.get_opcodes():
+        if kind == "equal":
+            rows += [Row(" ", mine, other) for mine, other in zip(left[i:i_end], right[j:j_end])]
+        else:
+            rows += [Row("-", line, "") for line in left[i:i_end]]
+            rows += [Row("+", "", line) for line in right[j:j_end]]
+    return rows
+
+
+def _operation(line: NodeLine) -> str:
+    """A line without the names of nodes. Before code generation Inductor writes every view as a reshape."""
+    names = "|".join(re.escape(name) for name in sorted(line.inputs, key=len, reverse=True))
+    call = re.sub(rf"\b(?:{names})\b", "_", line.call) if names else line.call
+    return f"{line.type} = {VIEW.sub('view(', call)}"
