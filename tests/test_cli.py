@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import sys
 import textwrap
 
 import pytest
@@ -82,10 +83,59 @@ def test_explain_train_writes_a_page(file):
     assert "<!doctype html>" in (file.parent / "out" / "page.html").read_text()
 
 
+def test_explain_takes_the_settings_of_torch_compile(file):
+    data = json.loads(run("explain", "models.py", "--json", "--dynamic", "--mode", "max-autotune", *EAGER).output)
+    assert "f32[s" in data["graphs"]["dynamo"]
+    assert "f32[2, 4]" in json.loads(run("explain", "models.py", "--json", "--static", *EAGER).output)["graphs"]["dynamo"]
+    assert "did you mean 'max-autotune'" in run("explain", "models.py", "--mode", "max-autotun", code=2).stderr
+    with file.open("a") as more:
+        more.write("\ndef talks(x):\n    y = x.sin()\n    print('hello')\n    return y.cos()\n\ntalks_args = torch.ones(3)\n")
+    text = run("explain", "models.py:talks", *EAGER).output
+    assert "graph break at models.py:" in text and "2 captured programs" in text
+    assert "print" in run("explain", "models.py:talks", "--fullgraph", *EAGER, code=1).stderr
+
+
 def test_explain_compares_kernels_with_those_of_stock_inductor(file):
-    text = run("explain", "models.py:tower", "--stock", "--html", "page.html").output
+    text = run("explain", "models.py:tower", "--compare", "--html", "page.html").output
     assert re.search(r"\d+ kernel launch(es)? instead of \d+ by stock Inductor", " ".join(text.split()))
     assert (file.parent / "page.html").read_text().count('-core" data-report="tower, inference, compiled with ') == 2
+
+
+SCRIPT = """
+import sys
+import torch
+from models import tower  # beside it
+
+def program(x):
+    return tower(x).sin()
+
+run = torch.compile(program, backend="triptych", options={"codegen": "eager"})
+for size in map(int, sys.argv[2:]):
+    print(len(run(torch.ones(size))))
+if sys.argv[1] == "--fail":
+    raise ValueError("after the compile")
+sys.exit(7 if sys.argv[1] == "--leave" else None)
+"""
+
+
+@pytest.mark.parametrize(("how", "code"), [("--end", 0), ("--leave", 7), ("--fail", 1)])
+def test_record_runs_a_script_and_reports_it(file, monkeypatch, how, code):
+    (file.parent / "train.py").write_text(SCRIPT)
+    monkeypatch.setattr("sys.argv", list(sys.argv))
+    monkeypatch.setattr("sys.path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "models", raising=False)
+    result = run("record", "--html", "run.html", "--json", "run.json", "train.py", how, "2", "3", "4", code=code)
+    assert "6\n9\n12\n" in result.output and "report: run.html and run.json" in result.output
+    assert "2 compiles (1 recompile)" in result.output and "size mismatch" in result.output
+    frames = json.loads((file.parent / "run.json").read_text())["frames"]
+    assert [frame["source"] for frame in frames] == ["train.py:6"] * 2
+    assert "train.py, recorded run" in (file.parent / "run.html").read_text()
+    if how == "--fail":
+        assert "ValueError: after the compile" in result.stderr and "train.py failed" in result.stderr
+
+
+def test_record_without_a_script(file):
+    assert "no file train.py" in run("record", "train.py", code=2).stderr
 
 
 def test_explain_inductor_shows_one_pass_line_by_line(file):

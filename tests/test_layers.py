@@ -27,7 +27,7 @@ LAYERS: list[tuple[str, ...]] = [
      "exported_programs"),
     ("explaining",),
     ("testing",),
-    ("cli_base", "cli_debug", "cli_doctor", "cli_passes", "cli", "__main__"),
+    ("cli_base", "cli_debug", "cli_doctor", "cli_passes", "cli_record", "cli", "__main__"),
 ]
 PLACE = {name: number for number, layer in enumerate(LAYERS) for name in layer}
 

@@ -1,4 +1,4 @@
-"""The command line: `triptych demo`, `passes`, `explain`, `why-not`; others stand in `cli_debug` and `cli_doctor`."""
+"""The command line: `triptych demo`, `explain`, `why-not`; the other commands stand in `cli_*.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from . import cli_debug, cli_doctor, cli_passes
+from . import cli_debug, cli_doctor, cli_passes, cli_record
 from .cli_base import (
     FILE,
     JSON,
@@ -28,6 +28,7 @@ from .cli_base import (
     working,
 )
 from .errors import TriptychError, UnknownName
+from .options import MODES
 
 if TYPE_CHECKING:
     from .passes.record import PassRecord
@@ -70,12 +71,18 @@ def demo(out: str, device: str, as_json: bool) -> None:
     "explain",
     "What each pass does to a model of yours.",
     "triptych explain model.py:tower --train --html tower.html",
+    "triptych explain model.py:tower --dynamic --compare --html both.html",
 )
 @FILE
 @click.option("--train", is_flag=True, help="Explain the training step: forward and backward.")
 @click.option("--backend", default="triptych", show_default=True, help="Whose passes: triptych or inductor.")
 @OPTIONS
-@click.option("--stock", is_flag=True, help="Compare with the kernels of Inductor's own passes: compiles twice.")
+@click.option("--dynamic/--static", default=None, help="torch.compile's dynamic: sizes as symbols, or as they are.")
+@click.option("--fullgraph", is_flag=True, default=None, help="A graph break is an error.")
+@click.option("--mode", metavar="MODE", help="torch.compile's mode: " + ", ".join(MODES) + ".")
+@click.option(
+    "--compare", "--stock", "stock", is_flag=True, help="Compare with Inductor and its own passes: compiles twice."
+)
 @click.option("--html", metavar="PATH", help="Also write the report page, which opens from disk.")
 @click.option("--json", "as_json", is_flag=True, help="Print data (docs/json.md) instead of a table.")
 @click.option("--pass", "pass_name", metavar="NAME", shell_complete=complete(pass_names),
@@ -85,6 +92,9 @@ def explain(
     train: bool,
     backend: str,
     options: tuple[str, ...],
+    dynamic: bool | None,
+    fullgraph: bool | None,
+    mode: str | None,
     stock: bool,
     html: str | None,
     as_json: bool,
@@ -109,8 +119,8 @@ def explain(
         subject = load(file)
         with working(f"compiling {subject.name}"):
             explanation = explain_model(
-                subject.model, *subject.args, train=train, options=parsed, backend=backend, stock=stock,
-                **subject.kwargs,
+                subject.model, *subject.args, train=train, options=parsed or None, backend=backend, stock=stock,
+                dynamic=dynamic, fullgraph=fullgraph, mode=mode, **subject.kwargs,
             )  # fmt: skip
     if html is not None:
         explanation.to_html(html)
@@ -186,4 +196,5 @@ def _print_changes(records: list[PassRecord]) -> None:
         click.echo()
 
 
-__all__ = ["cli_debug", "cli_doctor", "cli_passes", "main"]  # those register their commands when they are imported
+# those register their commands when they are imported
+__all__ = ["cli_debug", "cli_doctor", "cli_passes", "cli_record", "main"]

@@ -1,0 +1,70 @@
+"""The command `triptych record`: a script of the user's, run as it is, with a report of all its compiles."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import traceback
+from pathlib import Path
+
+import click
+
+from .cli_base import Failed, command
+from .errors import TriptychError
+
+INTERRUPTED = 130
+"""The exit code of a program that Ctrl-C ended."""
+
+
+@command(
+    "record",
+    "Run a script of yours, and report all its compiles.",
+    "triptych record --html run.html train.py --steps 10",
+)
+@click.option("--html", default="record.html", show_default=True, metavar="PATH", help="The report page to write.")
+@click.option("--json", "json_path", metavar="PATH", help="Also write the data.")
+@click.argument("script", metavar="SCRIPT.py")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def record_command(
+    context: click.Context, html: str, json_path: str | None, script: str, arguments: tuple[str, ...]
+) -> None:
+    """Run SCRIPT.py with its ARGUMENTS, as python does, and write a report of everything that it compiles: every program
+    with its passes, recompiles with the guard that failed, graph breaks with their line.
+
+    The exit code is that of the script. For a program that is not started as a script, set the environment variable
+    TRIPTYCH_REPORT to a directory.
+    """
+    from .explaining.record import record
+
+    path = Path(script)
+    if not path.is_file():
+        raise TriptychError(f"no file {script}")
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(path.parent.resolve()))
+    failed = False
+    code = 0
+    with record() as recording:
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except SystemExit as left:
+            code = left.code if isinstance(left.code, int) else int(left.code is not None)
+            if isinstance(left.code, str):
+                click.echo(left.code, err=True)
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+        except Exception:
+            failed = True
+            traceback.print_exc()
+    click.echo(str(recording))
+    recording.to_html(html)
+    if json_path is not None:
+        Path(json_path).write_text(recording.to_json(), encoding="utf-8")
+    click.echo(f"report: {html}" + (f" and {json_path}" if json_path else ""))
+    if failed:
+        raise Failed(f"{script} failed; the report is of what it compiled until then")
+    context.exit(code)
+
+
+# what follows the script is the script's
+record_command.context_settings = {"ignore_unknown_options": True, "allow_interspersed_args": False}
