@@ -14,7 +14,7 @@ from torch import nn
 import triptych
 from triptych import _private
 from triptych.explaining.explanation import Explanation
-from triptych.explaining.frames import FrameLog, guard_failure, in_one_line
+from triptych.explaining.frames import FrameLog, guard_failure, in_one_line, in_order
 from triptych.options import Options
 from triptych.passes.session import Session
 
@@ -115,6 +115,16 @@ def test_drop_in_calls_are_programs_with_the_line_of_the_call():
     assert list(exp.graphs) == ["pre_grad", "joint#2", "forward#3"]
     assert labels[1] in str(exp) and not exp.frames
     assert any(record.changed for record in exp.passes)
+
+
+def test_the_backend_called_without_dynamo_is_one_too_and_order_is_that_of_time():
+    with triptych.record() as exp:
+        compiled(lambda x: x.sin())(torch.randn(3))
+        triptych.compile_fx(torch.fx.symbolic_trace(lambda x: (x.cos(),)), [torch.randn(3)], options=EAGER)
+        compiled(lambda x: x.tan())(torch.randn(3))
+    line = test_the_backend_called_without_dynamo_is_one_too_and_order_is_that_of_time.__code__.co_firstlineno + 3
+    assert [numbers for _, numbers in in_order(exp.sessions, exp.frames)] == [[1], [2], [3]]
+    assert exp.program_labels()[1] == f"compile_fx called at test_record.py:{line}"
 
 
 def test_a_function_that_dynamo_gives_up_on_is_named():

@@ -338,10 +338,11 @@ TRACK_NODES_OF_KERNELS: Mapping[str, Any] = MappingProxyType({"trace.provenance_
 def nodes_of_kernels(notes: dict[str, dict[str, list[str]]], graph: str) -> Iterator[None]:
     """Keep what Inductor notes inside, for one graph: node names by `kernel:number of the call`.
 
-    A torch that takes no such notes leaves the entry empty: reports then have kernels without nodes.
+    A torch that takes no such notes leaves the entry empty: reports then have kernels without nodes. The notes are of
+    the process, so one thread at a time.
     """
     debug = __getattr__("inductor_debug")
-    with debug.reset_provenance_globals():
+    with __getattr__("compile_lock"), debug.reset_provenance_globals():
         yield
         noted = getattr(debug, "_inductor_triton_kernel_to_post_grad_node_info", {})
         notes[graph] = {kernel: list(nodes) for kernel, nodes in noted.items()}

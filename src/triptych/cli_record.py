@@ -29,8 +29,9 @@ INTERRUPTED = 130
 def record_command(
     context: click.Context, html: str, json_path: str | None, script: str, arguments: tuple[str, ...]
 ) -> None:
-    """Run SCRIPT.py with its ARGUMENTS, as python does, and write a report of everything that it compiles: every program
-    with its passes, recompiles with the guard that failed, graph breaks with their line.
+    """Run SCRIPT.py with its ARGUMENTS, as python does, and write a report of everything that it compiles.
+
+    That is every program with its passes, recompiles with the guard that failed, graph breaks with their line.
 
     The exit code is that of the script. For a program that is not started as a script, set the environment variable
     TRIPTYCH_REPORT to a directory.

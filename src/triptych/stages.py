@@ -5,9 +5,7 @@ They take a graph as it comes, from Dynamo, `torch.export`, `make_fx` or `symbol
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from torch.fx import GraphModule
@@ -17,7 +15,7 @@ from .fallback import Way, first_that_compiles
 from .ir.graph_copies import Backup
 from .options import Options, name_list
 from .passes.manager import run_stage
-from .passes.session import Session, open_session
+from .passes.session import Session, call_site, open_session
 
 
 def pre_grad_passes(
@@ -47,19 +45,11 @@ def post_grad_passes(gm: GraphModule, is_inference: bool) -> None:
 
 def _run_alone(stage: str, gm: GraphModule, options: Options, **facts: Any) -> GraphModule:
     """Run one stage; if that fails, leave the graph as it came, with a warning."""
-    session = open_session(options, _caller())
+    session = open_session(options, call_site())
     result = _run(stage, gm, session, **facts)
     session.keep(facts["graph"], result)
     session.graph_compiled()
     return result
-
-
-def _caller() -> str:
-    """The function of this file that somebody called, and the line of the call."""
-    frame = sys._getframe(2)
-    at = frame.f_back
-    where = f" called at {Path(at.f_code.co_filename).name}:{at.f_lineno}" if at is not None else ""
-    return frame.f_code.co_name + where
 
 
 def _run(stage: str, gm: GraphModule, session: Session, **facts: Any) -> GraphModule:

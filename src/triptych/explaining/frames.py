@@ -206,6 +206,19 @@ def frames_of(sessions: Sequence[Session], frames: Sequence[Frame]) -> list[Fram
     ]
 
 
+def in_order(sessions: Sequence[Session], frames: Sequence[Frame]) -> list[tuple[Frame | Session, list[int]]]:
+    """What was compiled, in order: frames, and what somebody called for; each with the numbers of its programs."""
+    programs: dict[int, list[int]] = {id(frame): [] for frame in frames}
+    compiles: list[tuple[float, Frame | Session, list[int]]] = []
+    for number, (session, frame) in enumerate(zip(sessions, frames_of(sessions, frames)), 1):
+        if session.caller:
+            compiles.append((session.opened, session, [number]))
+        elif frame is not None:
+            programs[id(frame)].append(number)
+    compiles += [(frame.finished, frame, programs[id(frame)]) for frame in frames]
+    return [(what, numbers) for _, what, numbers in sorted(compiles, key=lambda compile: compile[0])]
+
+
 def program_label(session: Session, frame: Frame | None) -> str:
     """What a captured program is of: "forward, model.py:31" or "joint_graph_passes called at tool.py:7"."""
     if session.caller:

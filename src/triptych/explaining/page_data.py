@@ -38,7 +38,7 @@ from ..passes.effects import effect_of, main_effect
 from ..passes.record import Listing, PassRecord
 from ..passes.session import Session
 from ..pipeline import STAGES
-from .frames import frames_of
+from .frames import in_order
 from .kernel_costs import kernel_costs
 from .kernels import kernels
 from .labels import input_labels
@@ -58,23 +58,20 @@ def report_data(explanation: Explanation) -> dict[str, dict[str, Any]]:
 
 
 def _frames(explanation: Explanation, sessions: list[Session]) -> Iterator[dict[str, Any]]:
-    programs: dict[int, list[int]] = defaultdict(list)
-    frames = explanation.frames
-    for number, frame in enumerate(frames_of(sessions, frames), 1):
-        programs[id(frame)].append(number)
-    for frame in frames:
-        yield {
-            "id": frame.compile_id, "what": str(frame), "thread": frame.thread, "reason": frame.reason,
-            "breaks": [[one.reason, one.source, one.explanation] for one in frame.breaks],
-            "failure": frame.failure, "seconds": frame.seconds, "backward": frame.backward_seconds,
-            "programs": programs[id(frame)],
-        }  # fmt: skip
-    for number, session in enumerate(sessions, 1):
-        if session.caller:
+    for compiled, programs in in_order(sessions, explanation.frames):
+        if isinstance(compiled, Session):
+            seconds = sum(record.seconds for record in compiled.records)
             yield {
-                "id": "", "what": session.caller, "thread": session.thread, "reason": "", "breaks": [], "failure": "",
-                "seconds": sum(record.seconds for record in session.records), "backward": 0, "programs": [number],
+                "id": "", "what": compiled.caller, "thread": compiled.thread, "reason": "", "breaks": [], "failure": "",
+                "seconds": seconds, "backward": 0, "programs": programs,
             }  # fmt: skip
+            continue
+        yield {
+            "id": compiled.compile_id, "what": str(compiled), "thread": compiled.thread, "reason": compiled.reason,
+            "breaks": [[one.reason, one.source, one.explanation] for one in compiled.breaks],
+            "failure": compiled.failure, "seconds": compiled.seconds, "backward": compiled.backward_seconds,
+            "programs": programs,
+        }  # fmt: skip
 
 
 class _Report:

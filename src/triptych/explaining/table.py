@@ -12,9 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ..passes.record import PassRecord
+from ..passes.session import Session
 from ..rewrite.record import Decision
 from .comparison import figures
-from .frames import frames_of
+from .frames import in_order
 from .phrases import CHANGED, FAILED, count, data_size, duration, nothing, place, summary, title
 
 if TYPE_CHECKING:
@@ -52,17 +53,18 @@ def render(explanation: Explanation) -> Iterator[RenderableType]:
 
 def _frames(explanation: Explanation) -> Table:
     """What Dynamo compiled, and why: one row a compile, then one for each reason."""
-    sessions = explanation.sessions
-    programs: dict[int, list[str]] = {}
-    for number, frame in enumerate(frames_of(sessions, explanation.frames), 1):
-        programs.setdefault(id(frame), []).append(str(number))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("compiled", no_wrap=True)
     table.add_column("what", overflow="fold")
     table.add_column("programs", justify="right")
     table.add_column("time", justify="right", no_wrap=True)
-    for frame in explanation.frames:
-        what = Text(str(frame))
+    threads = {frame.thread for frame in explanation.frames}
+    for frame, numbers in in_order(explanation.sessions, explanation.frames):
+        programs = ", ".join(map(str, numbers))
+        if isinstance(frame, Session):
+            table.add_row("", frame.caller, programs, duration(sum(record.seconds for record in frame.records)))
+            continue
+        what = Text(str(frame) + (f" (thread {frame.thread})" if len(threads) > 1 else ""))
         if frame.reason:
             what.append(f"\nagain: {frame.reason}", style="yellow")
         for one in frame.breaks:
@@ -72,10 +74,7 @@ def _frames(explanation: Explanation) -> Table:
         time = duration(frame.seconds)
         if frame.backward_seconds:
             time += f" + {duration(frame.backward_seconds)}"
-        table.add_row(frame.compile_id, what, ", ".join(programs.get(id(frame), ())), time)
-    for number, session in enumerate(sessions, 1):
-        if session.caller:
-            table.add_row("", Text(session.caller), str(number), duration(sum(r.seconds for r in session.records)))
+        table.add_row(frame.compile_id, what, programs, time)
     return table
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
 
 from torch.fx import GraphModule
 
@@ -19,6 +22,8 @@ from ..options import Options
 from .record import Listing, PassRecord
 from .rewrite_limit import RewriteCount, count_of_process, limit_of_process, report, reporting
 
+PACKAGE = str(Path(__file__).parent.parent)
+
 
 @dataclass(repr=False)
 class Session:
@@ -28,7 +33,7 @@ class Session:
     compile_id: str = ""
     attempt: int = 0
     caller: str = ""
-    """Of a stage that was called as a plain function: its name and the line of the call."""
+    """Of what was called as a plain function, not by Dynamo: the function and the line of the call."""
     thread: str = field(default_factory=lambda: threading.current_thread().name)
     """The thread that compiled the forward; a backward is compiled where it first runs."""
     opened: float = field(default_factory=time.perf_counter)
@@ -150,9 +155,11 @@ def remove_recorder(recorder: Recorder) -> None:
 def open_session(options: Options, caller: str = "") -> Session:
     """A new session, handed to whoever is watching.
 
-    Dynamo may compile a frame more than once, each time another attempt.
+    Dynamo may compile a frame more than once, each time another attempt. Without Dynamo, somebody called us.
     """
     context = _private.CompileContext.try_get()
+    if context is None:
+        caller = caller or call_site()
     compile_id, attempt = ("", 0) if context is None else (str(context.compile_id), context.attempt)
     watchers = _watchers.get()
     recorders = () if watchers else _recorders
@@ -168,6 +175,15 @@ def open_session(options: Options, caller: str = "") -> Session:
     for sessions in (*(w.sessions for w in watchers), *(r.sessions for r in recorders)):
         sessions.append(session)
     return session
+
+
+def call_site() -> str:
+    """Which function of the package somebody called, and in which line: "joint_graph_passes called at tool.py:7"."""
+    frame: FrameType | None = sys._getframe(1)
+    name = ""
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        name, frame = frame.f_code.co_name, frame.f_back
+    return name if frame is None else f"{name} called at {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
 def with_torch_settings(options: Options) -> Options:
