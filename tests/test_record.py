@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import threading
@@ -192,6 +193,20 @@ def test_records_of_records():
             compiled(lambda x: x.cos())(torch.randn(3))
     assert len(outer.sessions) == 2 and len(inner.sessions) == 1
     assert inner.sessions[0] is outer.sessions[1]
+
+
+def test_a_snapshot_stays_as_it_is():
+    with triptych.record() as exp:
+        x = torch.randn(3, requires_grad=True)
+        y = compiled(lambda x: x.sin().sum())(x)
+        before = exp.snapshot()
+        passes = len(before.passes)
+        y.backward()
+        compiled(lambda x: x.cos())(x)
+    assert len(before.sessions) == len(before.frames) == 1 and len(before.passes) == passes
+    assert before.recorded and not before.train and exp.train
+    assert len(exp.sessions) == 2 and str(before) != str(exp)
+    assert copy.copy(exp.sessions[0]).recorders == ()
 
 
 def test_data_and_page(tmp_path):

@@ -14,9 +14,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch.fx import Graph
-
-from ..passes.node_lines import NodeLine, node_lines
+from ..passes.node_lines import NodeLine
 from ..passes.session import Session
 from .diff import Row
 from .kernel_costs import kernel_costs
@@ -26,6 +24,9 @@ if TYPE_CHECKING:
     from .explanation import Explanation
 
 VIEW = re.compile(r"^aten\.(?:view|reshape|_unsafe_view)(?:\.default)?\(")
+LAST_STAGES = ("post_grad", "before_codegen")
+FINAL = {"inference": "forward", "forward": "forward", "backward": "backward"}
+"""Without a gradient the one graph that runs is the forward graph."""
 EXACT = 2000
 """Up to this many nodes, the longest common sequence is searched for among all lines."""
 Figure = tuple[str, str, float, float]
@@ -39,7 +40,7 @@ def figures(ours: Explanation, theirs: Explanation) -> list[Figure]:
 
 def _totals(explanation: Explanation) -> list[tuple[str, str, float]]:
     sessions = explanation.sessions
-    final = [graph for session in sessions for graph in _final_graphs(session).values()]
+    final = [lines for session in sessions for lines in _final_graphs(session).values()]
     sources = [source for session in sessions for source in session.kernels.values()]
     calls = [call for s in sessions for graph in s.kernels for call in kernel_costs(s, graph)]
     generated = {kernel.name for source in sources for kernel in kernels(source)}
@@ -51,8 +52,8 @@ def _totals(explanation: Explanation) -> list[tuple[str, str, float]]:
         ("different generated kernels", "", sum(len(kernels(source)) for source in sources)),
         ("read and written by kernels (estimated)", "bytes", sum(cost.bytes for _, cost in calls)),
         ("time in kernels (estimated)", "seconds", sum(cost.seconds for _, cost in calls)),
-        ("nodes of the final graphs", "", sum(len(graph.nodes) for graph in final)),
-        ("GEMMs in the final graphs", "", sum(_gemms(graph) for graph in final)),
+        ("nodes of the final graphs", "", sum(map(len, final))),
+        ("GEMMs in the final graphs", "", sum(line.cost.gemms for lines in final for line in lines)),
         ("passes that changed something", "", sum(record.changed for record in explanation.passes)),
         ("passes", "", len(explanation.passes)),
         ("time in passes", "seconds", explanation.seconds),
@@ -60,13 +61,14 @@ def _totals(explanation: Explanation) -> list[tuple[str, str, float]]:
     ]
 
 
-def _gemms(graph: Graph) -> int:
-    return sum(line.cost.gemms for line in node_lines(graph) if isinstance(line, NodeLine))
-
-
-def _final_graphs(session: Session) -> dict[str, Graph]:
-    names = ("forward", "backward")
-    return {name: session.graphs[name].graph for name in names if name in session.graphs}
+def _final_graphs(session: Session) -> dict[str, list[NodeLine]]:
+    """The listings of the graphs that code generation got."""
+    final = {}
+    for key, listing in list(session.listings.items()):
+        stage, _, graph = key.partition("#")[0].partition("/")
+        if stage in LAST_STAGES and graph in FINAL:
+            final[FINAL[graph]] = [line for line in listing.latest if isinstance(line, NodeLine)]
+    return final
 
 
 def comparison_data(ours: Explanation, theirs: Explanation, cores: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -108,12 +110,11 @@ def _size(box: dict[str, Any] | None) -> dict[str, Any] | None:
     return None if box is None else {what: box[what] for what in ("nodes", "gemms", "bytes", "seconds")}
 
 
-def same_operations(ours: Graph, theirs: Graph) -> list[Row]:
-    """Two graphs of one program, lines in one row that call the same operation on values of the same types.
+def same_operations(left: Sequence[NodeLine], right: Sequence[NodeLine]) -> list[Row]:
+    """Two graphs of one program, in one row the lines that call the same operation on values of the same types.
 
     Names of nodes say nothing here: the two compilers number them differently.
     """
-    left, right = ([line for line in node_lines(graph) if isinstance(line, NodeLine)] for graph in (ours, theirs))
     ours_keys, theirs_keys = ([_operation(line) for line in side] for side in (left, right))
     # in a large graph, operations that it has everywhere are no anchor to search from: the search would be quadratic
     matcher = difflib.SequenceMatcher(None, ours_keys, theirs_keys, autojunk=len(theirs_keys) > EXACT)

@@ -5,20 +5,26 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..passes.session import Recorder, add_recorder, remove_recorder
 from .explanation import Explanation
 from .frames import Frame, FrameLog
 
 
-class Recording(Explanation):
+class RecordedRun(Explanation):
+    """What a real run has compiled."""
+
+    recorded = True
+
+
+class Recording(RecordedRun):
     """An explanation that fills as the program compiles: print it, or write it as a page, at any time.
 
     The backward of a program that was compiled inside `record()` is added whenever it is compiled, also later.
     """
-
-    recorded = True
 
     def __init__(self, model: str = "") -> None:
         self.recorder = Recorder()
@@ -33,6 +39,15 @@ class Recording(Explanation):
     def train(self) -> bool:
         """Was a backward compiled?"""
         return any(record.graph == "backward" for session in self._collected for record in list(session.records))
+
+    def snapshot(self) -> RecordedRun:
+        """What has been compiled until now; what follows does not change it."""
+        sessions = [replace(session, records=list(session.records)) for session in self.sessions]
+        return RecordedRun(sessions, train=self.train, model=self.model, frames=self.frames)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A pickle is of what has been compiled until now."""
+        return self.snapshot().__reduce_ex__(protocol)
 
     def start(self) -> None:
         self._log.start()

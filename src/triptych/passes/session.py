@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from torch.fx import GraphModule
 
@@ -81,6 +82,10 @@ class Session:
         """Keep the graph as it is now, for whoever is watching."""
         if self.observed:
             self.graphs[name] = snapshot(gm)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copied and pickled without those who listen."""
+        return {**vars(self), "recorders": ()}
 
     def graph_compiled(self) -> None:
         """Tell whoever records the process that a graph of this program can run now."""
