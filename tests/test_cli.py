@@ -124,14 +124,23 @@ def test_record_runs_a_script_and_reports_it(file, monkeypatch, how, code):
     monkeypatch.setattr("sys.argv", list(sys.argv))
     monkeypatch.setattr("sys.path", list(sys.path))
     monkeypatch.delitem(sys.modules, "models", raising=False)
-    result = run("record", "--html", "run.html", "--json", "run.json", "train.py", how, "2", "3", "4", code=code)
-    assert "6\n9\n12\n" in result.output and "report: run.html and run.json" in result.output
-    assert "2 compiles (1 recompile)" in result.output and "size mismatch" in result.output
-    frames = json.loads((file.parent / "run.json").read_text())["frames"]
-    assert [frame["source"] for frame in frames] == ["train.py:6"] * 2
+    result = run("record", "--html", "run.html", "train.py", how, "2", "3", "4", code=code)
+    assert "6\n9\n12\n" in result.stdout and "report: run.html" in result.stdout
+    assert "2 compiles (1 recompile)" in result.stdout and "size mismatch" in result.stdout
     assert "train.py, recorded run" in (file.parent / "run.html").read_text()
     if how == "--fail":
         assert "ValueError: after the compile" in result.stderr and "train.py failed" in result.stderr
+
+
+def test_record_prints_data(file, monkeypatch):
+    (file.parent / "train.py").write_text(SCRIPT)
+    monkeypatch.setattr("sys.argv", list(sys.argv))
+    monkeypatch.setattr("sys.path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "models", raising=False)
+    result = run("record", "--json", "train.py", "--end", "2", "3")
+    frames = json.loads(result.stdout)["frames"]
+    assert [frame["source"] for frame in frames] == ["train.py:6"] * 2
+    assert result.stderr == "6\n9\n" and (file.parent / "record.html").exists()
 
 
 def test_record_without_a_script(file):

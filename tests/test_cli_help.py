@@ -23,7 +23,7 @@ from triptych.codegen.inductor import InductorCodegen
 from triptych.explaining import doctor
 
 ROOT = Path(__file__).parent.parent
-COMMANDS = ["bisect", "demo", "doctor", "explain", "passes", "repro", "why-not"]
+COMMANDS = ["bisect", "demo", "doctor", "explain", "passes", "record", "repro", "why-not"]
 
 
 def help_of(*names: str) -> str:
@@ -60,6 +60,14 @@ tower_args = (torch.randn(3, requires_grad=True),)
 def make():
     return nn.Linear(4, 4), (torch.randn(2, 4),)
 """
+TRAIN = """
+import sys
+import torch
+
+step = torch.compile(lambda x: x.sin(), backend="triptych")
+assert sys.argv[1:] == ["--steps", "10"]
+step(torch.randn(3))
+"""
 RULES = '''
 import triptych
 
@@ -77,7 +85,9 @@ class MyRule(triptych.Rule):
 @pytest.fixture
 def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name, text in (("model.py", MODEL), ("rules.py", RULES), ("my_test.py", "")):
+    monkeypatch.setattr("sys.argv", list(sys.argv))
+    monkeypatch.setattr("sys.path", list(sys.path))
+    for name, text in (("model.py", MODEL), ("rules.py", RULES), ("my_test.py", ""), ("train.py", TRAIN)):
         (tmp_path / name).write_text(text)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
 
@@ -92,7 +102,7 @@ def test_examples_of_the_help_texts(line, files, monkeypatch):
     assert result.stdout and not result.stderr
     if "--json" in arguments:
         json.loads(result.stdout)
-    for name in ("tower.html", "report/triptych-demo.html"):
+    for name in ("tower.html", "both.html", "run.html", "report/triptych-demo.html"):
         if name.split("/")[0] in arguments:
             assert Path(name).exists()
 

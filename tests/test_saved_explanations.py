@@ -48,6 +48,12 @@ def explanation():
 # ---- JSON ----
 
 
+def two_programs(x):
+    y = x.sin()
+    torch._dynamo.graph_break()
+    return y.cos()
+
+
 def documented() -> dict[str, dict[str, str]]:
     """The tables of docs/json.md: by heading, the type of every field."""
     text = (ROOT / "docs" / "json.md").read_text()
@@ -88,6 +94,8 @@ def test_the_documented_form_is_the_written_one(explanation):
     check(data, "Explanation", tables, seen, "")
     fused = triptych.explain(attention, *torch.ones(3, 1, 2, 64, 8), options={"codegen": "eager"})
     check(json.loads(fused.to_json()), "Explanation", tables, seen, "")
+    broken = triptych.explain(two_programs, torch.ones(3), options={"codegen": "eager"})
+    check(json.loads(broken.to_json()), "Explanation", tables, seen, "")
     assert seen == set(tables)  # each kind of record was there to be looked at
     assert data["version"] == 1 and data["stock"]["backend"] == "inductor"
 

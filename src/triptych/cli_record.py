@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from .cli_base import Failed, command
+from .cli_base import Failed, command, only_data_on_stdout, require_writable
 from .errors import TriptychError
 
 INTERRUPTED = 130
@@ -22,12 +22,12 @@ INTERRUPTED = 130
     "triptych record --html run.html train.py --steps 10",
 )
 @click.option("--html", default="record.html", show_default=True, metavar="PATH", help="The report page to write.")
-@click.option("--json", "json_path", metavar="PATH", help="Also write the data.")
+@click.option("--json", "as_json", is_flag=True, help="Print data (docs/json.md) instead of a table.")
 @click.argument("script", metavar="SCRIPT.py")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def record_command(
-    context: click.Context, html: str, json_path: str | None, script: str, arguments: tuple[str, ...]
+    context: click.Context, html: str, as_json: bool, script: str, arguments: tuple[str, ...]
 ) -> None:
     """Run SCRIPT.py with its ARGUMENTS, as python does, and write a report of everything that it compiles.
 
@@ -45,7 +45,8 @@ def record_command(
     sys.path.insert(0, str(path.parent.resolve()))
     failed = False
     code = 0
-    with record() as recording:
+    require_writable(html)
+    with record() as recording, only_data_on_stdout(as_json):
         try:
             runpy.run_path(script, run_name="__main__")
         except SystemExit as left:
@@ -57,11 +58,8 @@ def record_command(
         except Exception:
             failed = True
             traceback.print_exc()
-    click.echo(str(recording))
     recording.to_html(html)
-    if json_path is not None:
-        Path(json_path).write_text(recording.to_json(), encoding="utf-8")
-    click.echo(f"report: {html}" + (f" and {json_path}" if json_path else ""))
+    click.echo(recording.to_json() if as_json else f"{recording}\nreport: {html}")
     if failed:
         raise Failed(f"{script} failed; the report is of what it compiled until then")
     context.exit(code)

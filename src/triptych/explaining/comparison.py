@@ -14,9 +14,9 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..passes.diff import Row
 from ..passes.node_lines import NodeLine
 from ..passes.session import Session
-from .diff import Row
 from .kernel_costs import kernel_costs
 from .kernels import kernels
 

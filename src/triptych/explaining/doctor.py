@@ -132,6 +132,7 @@ def _writable(name: str, folder: Path) -> Finding:
 
 def _tiny_compile(name: str, codegen: str, device: str) -> Finding:
     """A training step of a small program, held against eager."""
+    from .compiled_model import CompileSettings
     from .explain import Run, observed_run, run_once
 
     def program(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -146,7 +147,8 @@ def _tiny_compile(name: str, codegen: str, device: str) -> Finding:
         return [run.outputs.detach(), *(gradients[id(leaf)] for leaf in inputs)]
 
     expected = results(run_once(program, inputs, {}, train=True))
-    actual = results(observed_run(program, inputs, {}, train=True, options={"codegen": codegen, "on_error": "raise"}))
+    settings = CompileSettings(options={"codegen": codegen, "on_error": "raise"})
+    actual = results(observed_run(program, inputs, {}, train=True, settings=settings))
     worst = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(actual, expected, strict=True))
     if not worst <= TOLERANCE:
         return Finding(name, BAD, f"differs from eager by {worst:.1e}", "triptych bisect finds the rewrite at fault")

@@ -184,7 +184,7 @@ class Explanation:
                 for number, (session, label) in enumerate(zip(sessions, self.program_labels()), 1)
             ],
             "frames": [frame.to_dict() for frame in self.frames],
-            **({"comparison": self._figures(self.stock)} if self.stock is not None else {}),
+            "comparison": None if self.stock is None else self._figures(self.stock),
         }
 
     def _figures(self, stock: Explanation) -> list[dict[str, Any]]:
@@ -192,7 +192,7 @@ class Explanation:
         from .comparison import figures
 
         return [
-            {"what": what, "unit": unit, self.backend: ours, stock.backend: theirs}
+            {"what": what, "unit": unit, "ours": ours, "stock": theirs}
             for what, unit, ours, theirs in figures(self, stock)
         ]
 

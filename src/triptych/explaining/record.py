@@ -46,7 +46,7 @@ class Recording(RecordedRun):
         return RecordedRun(sessions, train=self.train, model=self.model, frames=self.frames)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """A pickle is of what has been compiled until now."""
+        """Pickled is what has been compiled until now."""
         return self.snapshot().__reduce_ex__(protocol)
 
     def start(self) -> None:
