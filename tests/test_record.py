@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import json
+import pickle
 import threading
 import time
 import weakref
@@ -206,7 +206,8 @@ def test_a_snapshot_stays_as_it_is():
     assert len(before.sessions) == len(before.frames) == 1 and len(before.passes) == passes
     assert before.recorded and not before.train and exp.train
     assert len(exp.sessions) == 2 and str(before) != str(exp)
-    assert copy.copy(exp.sessions[0]).recorders == ()
+    saved = pickle.loads(pickle.dumps(exp))
+    assert str(saved) == str(exp) and saved.to_json() == exp.to_json() and saved.recorded
 
 
 def test_data_and_page(tmp_path):

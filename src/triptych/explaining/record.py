@@ -45,9 +45,9 @@ class Recording(RecordedRun):
         sessions = [replace(session, records=list(session.records)) for session in self.sessions]
         return RecordedRun(sessions, train=self.train, model=self.model, frames=self.frames)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce__(self) -> tuple[Any, ...]:
         """Pickled is what has been compiled until now."""
-        return self.snapshot().__reduce_ex__(protocol)
+        return _unchanged, (self.snapshot(),)
 
     def start(self) -> None:
         self._log.start()
@@ -62,6 +62,10 @@ class Recording(RecordedRun):
         """Stop without waiting for a lock: in the child of a fork, the thread that holds it does not exist."""
         remove_recorder(self.recorder)
         self._log.detach()
+
+
+def _unchanged(run: RecordedRun) -> RecordedRun:
+    return run
 
 
 @contextlib.contextmanager
