@@ -15,7 +15,7 @@ import triptych
 from triptych.cli import main
 from triptych.explaining import demo as demo_module
 from triptych.explaining.demo import run_demo
-from triptych.explaining.source import split
+from triptych.explaining.source import load, split
 from triptych.passes.catalogue import PassInfo, RuleInfo
 
 EAGER = ["--option", "codegen=eager"]
@@ -409,3 +409,11 @@ def test_compare_sees_missing_wrong_and_nan():
     assert not demo_module.compare("x", [None], [one]).passed
     assert not demo_module.compare("x", [], [one]).passed
     assert not demo_module.compare("x", [one.double()], [one]).passed
+
+
+@pytest.mark.parametrize("returned, count", [("model, x", 1), ("lambda x: model(x).sum(), x", 1), ("lambda x, y: x + y, x, x", 2)])
+def test_a_function_may_return_the_model_with_its_inputs(tmp_path, returned, count):
+    file = tmp_path / "made.py"
+    file.write_text(f"import torch\n\ndef make():\n    model, x = torch.nn.Linear(4, 4), torch.ones(2, 4)\n    return {returned}\n")
+    subject = load(f"{file}:make")
+    assert len(subject.args) == count and subject.call()(*subject.args) is not None

@@ -1,6 +1,7 @@
 """The model that a file defines: `FILE.py` or `FILE.py:NAME`, with the inputs to call it with.
 
-NAME is a module, a function to compile, or a function without parameters that makes a module, alone or with its inputs.
+NAME is a module, a function to compile, or a function without parameters that returns a module, or a tuple of a module or
+function and its inputs.
 """
 
 from __future__ import annotations
@@ -66,9 +67,8 @@ def load(spec: str) -> Subject:
         made = model()
         if isinstance(made, nn.Module):  # a function that makes the model
             public[name] = made
-        elif isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):
-            own = f"{name}_args"
-            public |= {name: made[0], own: made[1]}
+        elif isinstance(made, tuple) and len(made) > 1 and callable(made[0]):  # and its inputs
+            public |= {name: made[0], f"{name}_args": made[1] if len(made) == 2 else made[1:]}
     args, kwargs = _inputs(path, name, public)
     return Subject(name, public[name], args, kwargs, _settings(public))
 
