@@ -1,21 +1,13 @@
 // Uses a report as a reader does, in Debian's chromium, from disk and without a network: node test/browser.mjs PAGE.html
 import assert from "node:assert/strict";
-import { pathToFileURL } from "node:url";
-import { chromium } from "playwright-core";
+import { openReader } from "./reader.mjs";
 
-const [file, executablePath = "/usr/bin/chromium"] = process.argv.slice(2);
-const browser = await chromium.launch({ executablePath, args: ["--no-sandbox", "--disable-gpu"] });
-const context = await browser.newContext({ viewport: { width: 1280, height: 1000 }, offline: true });
-const page = await context.newPage();
-const problems = [];
-page.on("console", (message) => message.type() === "error" && problems.push(message.text()));
-page.on("pageerror", (error) => problems.push(String(error)));
-page.on("request", (request) => /^(file|blob|data):/.test(request.url()) || problems.push(`asked for ${request.url()}`));
+const [file, executablePath] = process.argv.slice(2);
+const { page, open, runSteps } = await openReader(executablePath);
 
 const steps = {
   async "it opens on a pass, with both columns inside the window"() {
-    await page.goto(pathToFileURL(file).href);
-    await page.waitForSelector("html[data-ready]");
+    await open(file);
     await page.waitForSelector(".row.changed, .row.replaced, .row.added, .row.removed");
     const ends = await page.evaluate(() =>
       [...document.querySelectorAll(".diff .cell")].map((cell) => cell.getBoundingClientRect().right),
@@ -134,16 +126,4 @@ const steps = {
   },
 };
 
-let failed = 0;
-for (const [name, step] of Object.entries(steps)) {
-  try {
-    await step();
-    console.log(`ok      ${name}`);
-  } catch (error) {
-    failed++;
-    console.log(`FAILED  ${name}\n${error.stack}`);
-  }
-}
-if (problems.length) console.log(`FAILED  the console stays empty\n${problems.join("\n")}`);
-await browser.close();
-process.exitCode = failed || problems.length ? 1 : 0;
+await runSteps(steps);

@@ -1,21 +1,10 @@
 // Reads the page of a recorded run and a comparison as a reader does: node test/run.mjs RUN.html COMPARISON.html
 import assert from "node:assert/strict";
-import { pathToFileURL } from "node:url";
-import { chromium } from "playwright-core";
+import { openReader } from "./reader.mjs";
 
-const [run, comparison, executablePath = "/usr/bin/chromium"] = process.argv.slice(2);
-const browser = await chromium.launch({ executablePath, args: ["--no-sandbox", "--disable-gpu"] });
-const context = await browser.newContext({ viewport: { width: 1280, height: 1000 }, offline: true });
-const page = await context.newPage();
-const problems = [];
-page.on("console", (message) => message.type() === "error" && problems.push(message.text()));
-page.on("pageerror", (error) => problems.push(String(error)));
-page.on("request", (request) => /^(file|blob|data):/.test(request.url()) || problems.push(`asked for ${request.url()}`));
+const [run, comparison, executablePath] = process.argv.slice(2);
+const { page, open, runSteps } = await openReader(executablePath);
 
-const open = async (file) => {
-  await page.goto(pathToFileURL(file).href);
-  await page.waitForSelector("html[data-ready]");
-};
 const text = (selector) => page.locator(selector).allTextContents();
 const title = () => page.locator(".pass-head h2").textContent();
 
@@ -75,16 +64,4 @@ const steps = {
   },
 };
 
-let failed = 0;
-for (const [name, step] of Object.entries(steps)) {
-  try {
-    await step();
-    console.log(`ok      ${name}`);
-  } catch (error) {
-    failed++;
-    console.log(`FAILED  ${name}\n${error.stack}`);
-  }
-}
-if (problems.length) console.log(`FAILED  the console stays empty\n${problems.join("\n")}`);
-await browser.close();
-process.exitCode = failed || problems.length ? 1 : 0;
+await runSteps(steps);

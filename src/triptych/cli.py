@@ -103,8 +103,8 @@ def explain(
     """Show what each pass does to a model of yours.
 
     FILE.py defines NAME (by default `model`), a module, a function, or a function without parameters that makes one;
-    and its inputs as a tuple, or a function that returns one: NAME_args, args or example_inputs. The function that makes
-    the model may return its inputs with it: `return model, x`.
+    and its inputs as a tuple, or a function that returns one: NAME_args, args or example_inputs. The function that
+    makes the model may return its inputs with it: `return model, x`.
     """
     from .explaining.explain import BACKENDS
     from .explaining.explain import explain as explain_model

@@ -15,6 +15,7 @@ from .arguments import require_exported_program
 from .errors import TriptychError
 from .fallback import Way, first_that_compiles
 from .ir.graph_copies import snapshot
+from .ir.modules import attribute
 from .options import Options
 from .passes.manager import run_stage
 from .passes.session import Session, open_session
@@ -112,7 +113,7 @@ def lift_constants(gm: GraphModule, signature: ExportGraphSignature) -> dict[str
     after = inputs[place] if place < len(inputs) else _first_call(gm)
     lifted: dict[str, Node] = {}
     for node in gm.graph.find_nodes(op="get_attr"):
-        value = _attribute(gm, str(node.target))
+        value = attribute(gm, node.target)
         if not isinstance(value, torch.Tensor):
             continue  # a graph inside this one
         if node.target not in lifted:
@@ -129,13 +130,6 @@ def lift_constants(gm: GraphModule, signature: ExportGraphSignature) -> dict[str
         delattr(gm.get_submodule(owner), name)
     gm.recompile()
     return constants
-
-
-def _attribute(gm: GraphModule, path: str) -> Any:
-    value: Any = gm
-    for name in path.split("."):
-        value = getattr(value, name)
-    return value
 
 
 def _first_user_input(signature: ExportGraphSignature) -> int:

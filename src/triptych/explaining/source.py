@@ -1,7 +1,7 @@
 """The model that a file defines: `FILE.py` or `FILE.py:NAME`, with the inputs to call it with.
 
-NAME is a module, a function to compile, or a function without parameters that returns a module, or a tuple of a module or
-function and its inputs.
+NAME is a module, a function to compile, or a function without parameters that returns a module, or a tuple of a
+module or function and its inputs.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Node
 
 from .. import _private
 from ..ir.facts import fact
+from ..ir.modules import attribute
 from ..ir.text import source_line, type_of
 
 INFIX: dict[Any, str] = {
@@ -128,7 +129,7 @@ class _Writer:
     def attribute(self, node: Node) -> None:
         path = str(node.target)
         if path not in self.attribute_names:
-            value = _fetch(self.gm, path)
+            value = attribute(self.gm, path)
             self.attribute_names[path] = own = self.fresh(path)
             if isinstance(value, GraphModule):
                 self.nested(own, value)
@@ -249,13 +250,6 @@ def literal(value: Any) -> str:
     if value is None or value is ... or isinstance(value, (bool, int, float, str, complex)):
         return "..." if value is ... else json.dumps(value) if isinstance(value, str) else repr(value)
     raise NotPython(f"a {type(value).__name__} stands in the graph")
-
-
-def _fetch(gm: GraphModule, path: str) -> Any:
-    value: Any = gm
-    for part in path.split("."):
-        value = getattr(value, part)
-    return value
 
 
 def _is_module(path: str) -> bool:
