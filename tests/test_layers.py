@@ -17,7 +17,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("match",),
     ("rewrite",),
     ("cost",),
-    ("rules", "kernels", "pieces", "batching", "chunking", "attention"),
+    ("rules", "kernels", "pieces", "batching", "chunking", "communication", "attention"),
     ("pre_grad", "joint", "post_grad"),
     ("pipeline",),
     ("verify",),

@@ -39,6 +39,9 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "check": "torch:_check",
         # the memory format that torch's kernels read from a tensor's strides
         "memory_format_of": "torch._prims_common:suggest_memory_format",
+        # a process group that examples communicate over: known by its name, and finished when it returns
+        "register_process_group": "torch._C._distributed_c10d:_register_process_group",
+        "work_from_future": "torch._C._distributed_c10d:_create_work_from_future",
         # facts are computed on fake values even while somebody is tracing around us
         "without_dispatch_modes": "torch.utils._python_dispatch:_disable_current_modes",
         # the class of fake values

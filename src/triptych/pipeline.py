@@ -25,8 +25,11 @@ from .post_grad.cast_by_aten import CastByAtenPass
 from .post_grad.cat_in_one_launch import CatInOneLaunchPass
 from .post_grad.compute_masks_again import ComputeMasksAgainPass
 from .post_grad.concat_linear_woq_int4 import ConcatLinearWoqInt4Pass
+from .post_grad.dedup_reduce_scatters import DedupReduceScatters
+from .post_grad.deduplicate_wait_tensors import DeduplicateWaitTensors
 from .post_grad.draw_into_empty_memory import DrawIntoEmptyMemoryPass
 from .post_grad.eliminate_dead_code import EliminateDeadCode
+from .post_grad.fuse_ddp_communication import FuseDdpCommunication
 from .post_grad.group_batch_fusion_passes import BatchFusionOnAten
 from .post_grad.grouped_gemm_pass import GroupedGemmPass
 from .post_grad.lift_constants import LiftConstantsPass
@@ -219,6 +222,9 @@ POST_GRAD: list[Entry] = [
     ReducedAtomicContention,
     *POST_GRAD_FUSIONS,
     B2bGemmPass,  # after the patterns, which settle products and biases
+    DeduplicateWaitTensors,  # before what joins collectives: it takes those that are waited for once
+    DedupReduceScatters,
+    FuseDdpCommunication,  # after all that computes gradients: they are joined as they leave the graph
     Hook("post_grad_custom_post_pass"),
     StableTopologicalSort,
     MoveConstructorsToGpu,  # last: the devices of all users are settled
