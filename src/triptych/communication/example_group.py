@@ -14,13 +14,15 @@ import torch
 from .. import _private
 
 NAME = "triptych_examples"
+OTHER = "triptych_examples_too"
+"""The same ranks as another group."""
 RANKS = 2
 RANK = 1
 
 
 @functools.cache
 def register() -> Any:
-    """Make the group known by its name, once; it lives as long as somebody has it."""
+    """Make the group known by its names, once; it lives as long as somebody has it."""
     import torch.distributed as dist
 
     reductions = {
@@ -72,7 +74,8 @@ def register() -> Any:
             return RANKS
 
     group = ExampleGroup(RANK, RANKS)  # type: ignore[call-arg]
-    _private.register_process_group(NAME, group)
+    for name in (NAME, OTHER):
+        _private.register_process_group(name, group)
     return group
 
 

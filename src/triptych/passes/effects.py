@@ -132,6 +132,10 @@ EFFECT_OF_PASS: dict[str, Effect] = {
     "deduplicate_wait_tensors": WAITS,
     "dedup_reduce_scatters": WAITS,
     "fuse_ddp_communication": COLLECTIVES,
+    "bucket_all_gather": COLLECTIVES,
+    "bucket_reduce_scatter": COLLECTIVES,
+    "bucket_all_reduce": COLLECTIVES,
+    "overlap_scheduling": MOVE,
     "move_constructors_to_gpu": DEVICE,
     # before_codegen
     "draw_into_empty_memory": PREPARATION,

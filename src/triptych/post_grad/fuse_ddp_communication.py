@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..communication.example_group import all_reduce, wait
+from ..communication.example_group import OTHER, all_reduce, wait
 from ..communication.placement import Order, placement
 from ..communication.rule import DEFAULT_MEGABYTES, JoinCollectives
 from ..ir.collectives import ALL_REDUCE, Collective, collectives
@@ -48,6 +48,10 @@ def _two_dtypes(x: Any, dy: Any) -> Any:
 
 def _two_reductions(x: Any, dy: Any) -> Any:
     return wait(all_reduce(dy.t() @ x)), wait(all_reduce(dy.sum(0), "max"))
+
+
+def _two_groups(x: Any, dy: Any) -> Any:
+    return wait(all_reduce(dy.t() @ x)), wait(all_reduce(dy.sum(0), group=OTHER))
 
 
 def _result_multiplied(x: Any, dy: Any) -> Any:
@@ -110,6 +114,7 @@ class FuseGradientAllReduces(JoinCollectives):
         fires(_two_gradients, "f32[4, 8]", "f32[4, 2]", settings={"by": "coalesced"}, **ATEN),
         declines(_two_dtypes, "f32[4, 8]", "f32[4, 2]", **ATEN),
         declines(_two_reductions, "f32[4, 8]", "f32[4, 2]", **ATEN),
+        declines(_two_groups, "f32[4, 8]", "f32[4, 2]", **ATEN),
         declines(_result_multiplied, "f32[4, 8]", "f32[4, 2]", because="computes with the result", **ATEN),
         declines(_two_gradients, "f32[4, 8]", "f32[4, 2]", settings={"megabytes": 1e-6}, **ATEN),
         declines(_two_gradients, "f32[4, 8]", "f32[4, 2]", dynamic=True, because="sizes are symbols", **ATEN),
