@@ -75,6 +75,11 @@ def placement(
     member was, and operands of the others move before it. It is waited for before the first node that needs a result,
     or, `at_end`, at the end of the graph, where all that needs a result moves too.
     """
+    if not at_first:
+        launch = after(max(operand for member in members for operand in member.operands))
+        first = min(wait for member in members for wait in member.waits)
+        if not first < launch:  # nothing that needs a result stands before the place: nothing has to move
+            return Placement(launch, first)
     order = Order(program)
     place = {node: i for i, node in enumerate(order.nodes)}
     waits = [wait for member in members for wait in member.waits]

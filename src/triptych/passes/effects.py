@@ -148,7 +148,7 @@ EFFECT_OF_PASS: dict[str, Effect] = {
 
 EFFECT_OF_RULE: dict[str, Effect] = {
     "fuse_attention": ATTENTION,
-    "wait_for_gradient_at_end": MOVE,
+    "wait_for_gradients_at_end": MOVE,
     "stabilize_relu": OTHER,
     "fix_iota_device": DEVICE,
     "scatter_upon_const_tensor": CONSTANT,

@@ -15,7 +15,7 @@ import torch
 from torch.fx import Node
 
 from ..communication.example_group import OTHER, all_reduce, wait
-from ..communication.placement import Order, placement
+from ..communication.placement import Order
 from ..communication.rule import DEFAULT_MEGABYTES, JoinCollectives
 from ..ir.collectives import ALL_REDUCE, Collective, collectives
 from ..ir.program import Program
@@ -90,6 +90,34 @@ def _is_gradient(program: Program, collective: Collective) -> Refusal | None:
     return None
 
 
+class WaitForGradientsAtEnd(Rule):
+    """wait(all_reduce(g)); f(x) -> all_reduce(g); f(x); wait(...), at the end of the graph
+
+    All of them in one step, with what is done to the results: these keep their order.
+    """
+
+    def sites(self, program: Program) -> Iterator[Match]:
+        reduced = [c for c in collectives(program.graph) if c.kind == ALL_REDUCE and not c.is_coalesced]
+        waits = [c.wait for c in reduced if c.wait is not None and _is_gradient(program, c) is None]
+        if not waits:
+            return
+        order = Order(program)
+        *others, output = order.nodes
+        behind = {*waits, *order.dependents(waits)}
+        late = [node for node in others if node in behind]
+        if others[-len(late) :] != late:
+            yield Match.at(program, waits[0], late=late, output=output)
+
+    def rewrite(self, op, m):
+        return Together([Move(node, m.bindings["output"]) for node in m.bindings["late"]])
+
+    examples = [
+        fires(_one_gradient, "f32[4, 8]", "f32[4, 2]", **ATEN),
+        declines(lambda x, dy: wait(all_reduce(dy.t() @ x)) / 2, "f32[4, 8]", "f32[4, 2]", **ATEN),
+        declines(lambda x, dy: wait(all_reduce(dy)).t() @ x, "f32[4, 8]", "f32[4, 2]", **ATEN),
+    ]
+
+
 @dataclass(frozen=True)
 class FuseGradientAllReduces(JoinCollectives):
     """all_reduce(g), all_reduce(h), ... -> all_reduce(cat(g, h, ...)), up to the order of sums over ranks
@@ -121,43 +149,6 @@ class FuseGradientAllReduces(JoinCollectives):
     ]
 
 
-class WaitForGradientAtEnd(Rule):
-    """wait(all_reduce(g)); f(x) -> all_reduce(g); f(x); wait(...), at the end of the graph
-
-    For a bucket of one: a parameter that is larger than a bucket.
-    """
-
-    def sites(self, program: Program) -> Iterator[Match]:
-        reduced = [c for c in collectives(program.graph) if c.kind == ALL_REDUCE and c.wait is not None]
-        gradients = [c for c in reduced if _is_gradient(program, c) is None]
-        if not gradients:
-            return
-        waits = [wait for c in gradients for wait in c.waits]
-        at_end = {*waits, *Order(program).dependents(waits)}
-        for found in gradients:
-            if all(node in at_end for node in _behind(found.waits[0])):
-                continue
-            place = placement(program, [found], at_end=True)
-            if place is not None:
-                yield Match.at(program, found.node, collective=found, place=place)
-
-    def rewrite(self, op, m):
-        found, place = m.bindings["collective"], m.bindings["place"]
-        late = [found.wait, *place.after_wait]
-        return Together([Move(node, place.wait) for node in late])
-
-    examples = [
-        fires(_one_gradient, "f32[4, 8]", "f32[4, 2]", **ATEN),
-        declines(lambda x, dy: wait(all_reduce(dy.t() @ x)) / 2, "f32[4, 8]", "f32[4, 2]", **ATEN),
-        declines(lambda x, dy: wait(all_reduce(dy)).t() @ x, "f32[4, 8]", "f32[4, 2]", **ATEN),
-    ]
-
-
-def _behind(node: Node) -> Iterator[Node]:
-    while (node := node.next).op != "output":
-        yield node
-
-
 @dataclass(frozen=True)
 class FuseDdpCommunication(Pass):
     """Joins the all-reduces of gradients into buckets, starts each as early as it can be, and waits at the end.
@@ -172,4 +163,7 @@ class FuseDdpCommunication(Pass):
     by: str = "concatenation"
 
     def rules(self) -> Sequence[Rule]:
-        return (FuseGradientAllReduces(self.megabytes, self.by), WaitForGradientAtEnd())
+        return (
+            WaitForGradientsAtEnd(),  # first: a bucket is then joined where nothing has to move any more
+            FuseGradientAllReduces(self.megabytes, self.by),
+        )

@@ -1,0 +1,88 @@
+"""Programs of several ranks, compiled and not: two processes with gloo, each test with a time limit of its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.rank_programs import ALL_PASSES
+from tests.ranks import run_ranks
+
+LAYER_BYTES = 4 * (16 * 16 + 16)
+FOUR_LAYERS = 4 * LAYER_BYTES / 2**20
+
+
+def assert_trained_alike(outcome):
+    """Up to rounding: gradients of the same layers are computed by other operations, the sum of two ranks is exact."""
+    wanted, got = outcome["wanted"], outcome["got"]
+    torch.testing.assert_close(torch.tensor(got["losses"]), torch.tensor(wanted["losses"]), rtol=1e-6, atol=1e-7)
+    assert len(got["gradients"]) == len(wanted["gradients"])
+    for mine, theirs in zip(got["gradients"], wanted["gradients"]):
+        torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs), rtol=1e-5, atol=1e-7)
+
+
+def test_gradients_of_ddp_are_reduced_in_buckets():
+    """12 layers have 24 parameters: one all-reduce each, of which buckets of four layers make three."""
+    for outcome in run_ranks("ddp", **{"fuse_ddp_communication.megabytes": FOUR_LAYERS}):
+        assert_trained_alike(outcome)
+        assert (outcome["before"], outcome["after"]) == ([24], [3])
+        order = outcome["order"]
+        last_product = max(i for i, word in enumerate(order) if word == "mm")
+        assert sum(word == "all_reduce" for word in order[:last_product]) == 2  # while others are computed
+        assert order[last_product + 1 :] == ["all_reduce", "wait", "wait", "wait"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["concatenation", "coalesced"])
+def test_a_small_model_is_one_bucket(by):
+    for outcome in run_ranks("ddp", **{"fuse_ddp_communication.by": by}):
+        assert_trained_alike(outcome)
+        assert (outcome["before"], outcome["after"]) == ([24], [1])
+
+
+@pytest.mark.slow
+def test_four_ranks():
+    for outcome in run_ranks("ddp", ranks=4, layers=4):
+        assert_trained_alike(outcome)
+        assert (outcome["before"], outcome["after"]) == ([8], [1])
+
+
+def test_tensor_parallel_layers():
+    for outcome in run_ranks("tensor_parallel"):
+        assert outcome["got"] == outcome["wanted"]
+        assert outcome["before"] == outcome["after"] == [1]
+
+
+@pytest.mark.slow
+def test_sequence_parallel_layers():
+    for outcome in run_ranks("tensor_parallel", sequence=True, add_passes=ALL_PASSES):
+        assert outcome["got"] == outcome["wanted"]
+        assert outcome["before"] == outcome["after"] == [2, 1]
+
+
+def test_gathers_and_scatters_of_shards_are_joined():
+    """Four layers gather their weight and scatter its gradient; an all-reduce stands at the end."""
+    for outcome in run_ranks("sharded_by_hand", add_passes=ALL_PASSES):
+        assert outcome["got"] == outcome["wanted"]
+        assert (outcome["before"], outcome["after"]) == ([9], [3])
+        assert outcome["order"][0] == "all_gather"
+        assert outcome["order"][-4:] == ["reduce_scatter", "all_reduce", "wait", "wait"]
+
+
+def test_ranks_with_other_collectives_all_raise():
+    for error in run_ranks("mismatch"):
+        assert "ranks 0 and 1 have compiled different collectives, 1 and 2 of them" in error
+
+
+@pytest.mark.slow
+def test_a_rank_that_does_not_compile_is_an_error_in_time():
+    error, _ = run_ranks("mismatch", absent=True, limit=3)
+    assert "rank 1 has not compiled such a graph within 3 s" in error
+
+
+@pytest.mark.slow
+def test_the_work_does_not_depend_on_the_number_of_ranks():
+    """On the fake process group: as many lines of Python with 1024 ranks as with two, and the same graph."""
+    ((few, many),) = run_ranks("fake_group", ranks=1)
+    assert few == many
+    assert few[0]["post_grad/bucket_all_gather"] > 100
