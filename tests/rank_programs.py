@@ -54,6 +54,7 @@ class Counting:
         self.before: list[int] = []
         self.after: list[int] = []
         self.order: list[str] = []
+        self.graphs = 0
         self.options = {
             "codegen": "eager", "on_error": "raise", "post_grad_custom_pre_pass": self._before,
             "spmd_check": 60, **options,
@@ -68,10 +69,18 @@ class Counting:
             self.before.append(count)
 
     def _compile(self, gm: Any, inputs: Any) -> Any:
+        self.graphs += 1
         if found := list(collectives(gm.graph)):
             self.after.append(len(found))
             self.order = [line for node in gm.graph.nodes if (line := _line(node))]
         return gm.forward
+
+
+class Inductor(Counting):
+    """The same with Inductor's kernels; what they call is not looked at."""
+
+    def __call__(self, gm: Any, inputs: Any) -> Any:
+        return triptych.compile_fx(gm, inputs, options={**self.options, "codegen": "inductor"})
 
 
 def _line(node: Any) -> str:
@@ -104,12 +113,12 @@ def compiled_autograd(backend: Any) -> Iterator[None]:
         yield
 
 
-def ddp(rank: int, layers: int = 12, width: int = 16, **options: Any) -> dict[str, Any]:
+def ddp(rank: int, layers: int = 12, width: int = 16, kernels: bool = False, **options: Any) -> dict[str, Any]:
     plain = nn.parallel.DistributedDataParallel(Layers(layers, width))
     wanted = train(plain, plain, rank, width)
     torch._dynamo.config.optimize_ddp = "python_reducer"
     model = nn.parallel.DistributedDataParallel(Layers(layers, width))
-    backend = Counting(**options)
+    backend = Inductor(**options) if kernels else Counting(**options)
     with compiled_autograd(backend):
         got = train(model, torch.compile(model, backend=backend), rank, width)
     return {"wanted": wanted, "got": got, "before": backend.before, "after": backend.after, "order": backend.order}
@@ -133,6 +142,24 @@ def tensor_parallel(rank: int, sequence: bool = False, **options: Any) -> dict[s
     model, backend = parallel(), Counting(**options)
     got = train(model, torch.compile(model, backend=backend), own)
     return {"wanted": wanted, "got": got, "before": backend.before, "after": backend.after}
+
+
+def fsdp(rank: int, **options: Any) -> dict[str, Any]:
+    """Blocks that are compiled and then sharded by `fully_shard`, whose collectives stay outside of the graphs."""
+    from torch.distributed.fsdp import fully_shard
+
+    def sharded(backend: Any) -> nn.Module:
+        blocks = [Block(), Block()]
+        model = nn.Sequential(*(torch.compile(block, backend=backend) if backend else block for block in blocks))
+        for block in model:
+            fully_shard(block)
+        return fully_shard(model)
+
+    plain, backend = sharded(None), Counting(**options)
+    wanted = train(plain, plain, rank)
+    model = sharded(backend)
+    got = train(model, model, rank)
+    return {"wanted": wanted, "got": got, "before": backend.before, "after": backend.after, "graphs": backend.graphs}
 
 
 def sharded_by_hand(rank: int, layers: int = 4, **options: Any) -> dict[str, Any]:
@@ -194,7 +221,7 @@ def fake_group(rank: int) -> list[Any]:
 
 
 ALL_PASSES = ["bucket_all_gather", "bucket_reduce_scatter", "bucket_all_reduce", "overlap_scheduling"]
-PROGRAMS = {p.__name__: p for p in (ddp, tensor_parallel, sharded_by_hand, mismatch, fake_group)}
+PROGRAMS = {p.__name__: p for p in (ddp, tensor_parallel, fsdp, sharded_by_hand, mismatch, fake_group)}
 
 
 def main() -> None:

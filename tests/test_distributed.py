@@ -41,6 +41,23 @@ def test_a_small_model_is_one_bucket(by):
 
 
 @pytest.mark.slow
+def test_kernels_of_inductor_reduce_the_same_gradients():
+    """DistributedDataParallel turns Inductor's own pass of this name on: it must stay off."""
+    for outcome in run_ranks("ddp", layers=2, kernels=True, seconds=300):
+        assert_trained_alike(outcome)
+        assert outcome["before"] == [4]
+
+
+@pytest.mark.slow
+def test_sharded_blocks():
+    """Dynamo does not trace the hooks of `fully_shard`: blocks are compiled, and communicate outside of the graphs."""
+    for outcome in run_ranks("fsdp"):
+        assert_trained_alike(outcome)
+        assert outcome["graphs"] > 0
+        assert outcome["before"] == []
+
+
+@pytest.mark.slow
 def test_four_ranks():
     for outcome in run_ranks("ddp", ranks=4, layers=4):
         assert_trained_alike(outcome)
