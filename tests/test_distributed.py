@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from tests.rank_programs import ALL_PASSES
-from tests.ranks import run_ranks
+from tests.ranks import ROOT, run_ranks
 
 LAYER_BYTES = 4 * (16 * 16 + 16)
 FOUR_LAYERS = 4 * LAYER_BYTES / 2**20
@@ -103,3 +107,21 @@ def test_the_work_does_not_depend_on_the_number_of_ranks():
     ((few, many),) = run_ranks("fake_group", ranks=1)
     assert few == many
     assert few[0]["post_grad/bucket_all_gather"] > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["ddp.py"], ["24 collectives in a graph\n1 collectives in a graph", "all ranks have the same weights: True"]),
+        (["tensor_parallel.py"], ["loss and gradients are those of the uncompiled model"]),
+        (["tensor_parallel.py", "--sequence"], ["reduce_scatter", "those of the uncompiled model"]),
+    ],
+)
+def test_examples_run_by_torchrun(arguments, wanted):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    script = [str(ROOT / "examples" / arguments[0]), *arguments[1:], "--codegen", "eager"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([*launcher, *script], capture_output=True, text=True, timeout=180, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert all(text in done.stdout for text in wanted), done.stdout
