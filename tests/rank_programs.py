@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -204,6 +205,25 @@ def mismatch(rank: int, limit: float = 20.0, absent: bool = False) -> str:
     return "no error"
 
 
+def dying(rank: int) -> None:
+    """Rank 1 ends without a word after two steps; what rank 0 sees then."""
+    torch._dynamo.config.optimize_ddp = "python_reducer"
+    model = nn.parallel.DistributedDataParallel(Layers(2, 16))
+    backend, error = Counting(), ""
+    compiled = torch.compile(model, backend=backend)
+    with compiled_autograd(backend):
+        for step in range(5):
+            if rank == 1 and step == 2:
+                break
+            try:
+                compiled(torch.ones(4, 16)).sum().backward()
+            except RuntimeError as raised:
+                error = f"step {step}: {raised}"
+                break
+    print(json.dumps(error), flush=True)
+    os._exit(0)
+
+
 def fake_group(rank: int) -> list[Any]:
     """The work of the communication passes, in lines, and the nodes they leave, for groups of several sizes."""
     from tests.counting import counting_passes
@@ -221,7 +241,7 @@ def fake_group(rank: int) -> list[Any]:
 
 
 ALL_PASSES = ["bucket_all_gather", "bucket_reduce_scatter", "bucket_all_reduce", "overlap_scheduling"]
-PROGRAMS = {p.__name__: p for p in (ddp, tensor_parallel, fsdp, sharded_by_hand, mismatch, fake_group)}
+PROGRAMS = {p.__name__: p for p in (ddp, tensor_parallel, fsdp, sharded_by_hand, mismatch, dying, fake_group)}
 
 
 def main() -> None:

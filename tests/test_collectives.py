@@ -112,6 +112,39 @@ def test_buckets_of_two_kinds_do_not_wait_for_each_other():
     assert torch.equal(gm(torch.arange(4.0), torch.arange(4.0)), before)
 
 
+def test_an_operand_that_is_written_before_the_wait_is_left_alone():
+    """In a graph that is not functional: the joined collective would start behind the write, or before it."""
+    graph = torch.fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    started = [graph.call_function(functional.all_reduce.default, (x, "sum", NAME))]
+    graph.call_function(torch.ops.aten.add_.Tensor, (x, 1))
+    started.append(graph.call_function(functional.all_reduce.default, (y, "sum", NAME)))
+    graph.output(tuple(graph.call_function(functional.wait_tensor.default, (s,)) for s in started))
+    gm = torch.fx.GraphModule({}, graph)
+    Program(gm, [torch.ones(4), torch.ones(4)])  # leaves the facts on the nodes
+    tally = run_pass(FuseDdpCommunication, gm)
+    assert "fuse_gradient_all_reduces" not in tally.fired
+    (declined,) = tally.declines.values()
+    assert declined.reason.startswith("the operand is written before the wait, by add_")
+
+
+def test_tensors_reduced_in_place_are_joined():
+    """`for g in gradients: dist.all_reduce(g)`: written by the end of the graph, behind the wait."""
+
+    def program(*gradients):
+        for gradient in gradients:
+            gradient.copy_(wait(all_reduce(gradient / 2)))
+        return gradients[0] + 1
+
+    inputs = [torch.ones(3), torch.ones(4, 2), torch.ones(5)]
+    gm = captured(program, *inputs)
+    expected = [torch.full_like(i, 1.5) for i in inputs]
+    assert run_pass(FuseDdpCommunication, gm).fired["fuse_gradient_all_reduces"] == 1
+    assert kinds(gm.graph) == ["all_reduce"]
+    gm(*inputs)
+    assert all(torch.equal(i, e) for i, e in zip(inputs, expected))
+
+
 def test_results_that_leave_have_memory_of_their_own():
     gm = captured(lambda x, y: (wait(all_reduce(x)), wait(all_reduce(y))), torch.ones(4), torch.ones(3))
     run_pass(FuseDdpCommunication, gm)

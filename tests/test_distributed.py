@@ -102,6 +102,12 @@ def test_a_rank_that_does_not_compile_is_an_error_in_time():
 
 
 @pytest.mark.slow
+def test_a_rank_that_dies_is_an_error_on_the_others():
+    error, _ = run_ranks("dying", seconds=90)
+    assert error.startswith("step 2: ")
+
+
+@pytest.mark.slow
 def test_the_work_does_not_depend_on_the_number_of_ranks():
     """On the fake process group: as many lines of Python with 1024 ranks as with two, and the same graph."""
     ((few, many),) = run_ranks("fake_group", ranks=1)

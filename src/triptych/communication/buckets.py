@@ -34,10 +34,14 @@ MEGABYTE = 2**20
 WAYS = ("concatenation", "coalesced")
 
 
-def problem_of(collective: Collective) -> Refusal | None:
+def problem_of(program: Program, collective: Collective) -> Refusal | None:
     """Why a collective cannot be joined with others, whichever they are."""
-    if collective.wait is None:
+    wait = collective.wait
+    if wait is None:
         return Refusal("the result of {at} is not only waited for once", at=collective.node)
+    writer = next((w for w in program.aliasing.writers(collective.operands[0]) if w < wait), None)
+    if writer is not None:  # the joined one may start before it, or behind it
+        return Refusal("the operand is written before the wait, by {at}", at=writer)
     tensors = [tensor_fact(collective.operands[0]), tensor_fact(collective.node)]
     if any(t is None or t.layout is not torch.strided for t in tensors):
         return Refusal("shape and dtype are not known", at=collective.node)
@@ -92,7 +96,7 @@ def likes(
         if found.kind == kind and not found.is_coalesced:
             groups.setdefault(found.like(), []).append(found)
     for group in groups.values():
-        refused = [(c, p) for c in group if (p := problem_of(c) or wanted(c)) is not None]
+        refused = [(c, p) for c in group if (p := problem_of(program, c) or wanted(c)) is not None]
         names = {c.node for c, _ in refused}
         yield [c for c in group if c.node not in names], refused
 
