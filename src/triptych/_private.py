@@ -39,6 +39,11 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "check": "torch:_check",
         # the memory format that torch's kernels read from a tensor's strides
         "memory_format_of": "torch._prims_common:suggest_memory_format",
+        # the group of a name, and the store by which processes find each other
+        "resolve_process_group": "torch.distributed.distributed_c10d:_resolve_process_group",
+        "default_store": "torch.distributed.distributed_c10d:_get_default_store",
+        # a process group that examples communicate over, known by its name
+        "register_process_group": "torch._C._distributed_c10d:_register_process_group",
         # facts are computed on fake values even while somebody is tracing around us
         "without_dispatch_modes": "torch.utils._python_dispatch:_disable_current_modes",
         # the class of fake values

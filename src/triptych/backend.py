@@ -27,6 +27,7 @@ from .partition import partition
 from .passes.manager import run_stage
 from .passes.session import Session, open_session
 from .passes.torch_tools import log_graph, provenance
+from .spmd_check import require_same_collectives
 from .weak_references import dropping_references
 
 _private.check_names()  # before a program is compiled halfway
@@ -191,6 +192,9 @@ def compile_flow(
 
     def emit(gm: GraphModule, inputs: Sequence[Any], graph: str) -> Compiled:
         before_codegen(gm, graph, session)
+        if options.spmd_check:
+            session.activity = f"comparing the collectives of the {graph} graph with those of other ranks"
+            require_same_collectives(gm.graph, options.spmd_check)
         session.activity = f"generating code for the {graph} graph"
         if not isinstance(codegen, InductorCodegen):  # which logs it itself
             log_graph("post_grad_graphs", "AFTER POST GRAD", gm)

@@ -83,6 +83,11 @@ class Options:
     fallback_random: bool | None = _doc(
         "keep eager's own random stream; None: as `torch._inductor.config.fallback_random` says", default=None
     )
+    spmd_check: float = _doc(
+        "seconds in which all ranks of a process group must compile the same collectives, else all of them raise; "
+        "0: ranks are not compared",
+        default=0.0,
+    )
     stabilize_relu: bool = _doc("replace NaN after every relu by 0: other results on NaN", default=False)
     inductor_options: Mapping[str, Any] = _doc(
         "Inductor's own settings, as 'inductor.name'; without meaning where codegen is 'eager'", default_factory=dict
@@ -102,6 +107,8 @@ class Options:
                 raise TriptychError(f"{switch} is True or False, not {getattr(self, switch)!r}")
         if not isinstance(self.known_buffers_bytes, int) or self.known_buffers_bytes < 0:
             raise TriptychError(f"known_buffers_bytes is a number of bytes, not {self.known_buffers_bytes!r}")
+        if isinstance(self.spmd_check, bool) or not isinstance(self.spmd_check, (int, float)) or self.spmd_check < 0:
+            raise TriptychError(f"spmd_check is a number of seconds, not {self.spmd_check!r}")
         for hook in HOOKS:
             self.custom_passes(hook)  # a wrong one is said now, not in the middle of a compile
         object.__setattr__(self, "add_passes", name_list(self.add_passes))

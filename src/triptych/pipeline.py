@@ -21,16 +21,23 @@ from .joint.remove_noop_ops import RemoveNoopOps
 from .joint.replace_random_passes import ReplaceRandomPasses
 from .options import ADD_RULES, NAMES, Options
 from .post_grad.b2b_gemm_pass import B2bGemmPass
+from .post_grad.bucket_all_gather import BucketAllGather
+from .post_grad.bucket_all_reduce import BucketAllReduce
+from .post_grad.bucket_reduce_scatter import BucketReduceScatter
 from .post_grad.cast_by_aten import CastByAtenPass
 from .post_grad.cat_in_one_launch import CatInOneLaunchPass
 from .post_grad.compute_masks_again import ComputeMasksAgainPass
 from .post_grad.concat_linear_woq_int4 import ConcatLinearWoqInt4Pass
+from .post_grad.dedup_reduce_scatters import DedupReduceScatters
+from .post_grad.deduplicate_wait_tensors import DeduplicateWaitTensors
 from .post_grad.draw_into_empty_memory import DrawIntoEmptyMemoryPass
 from .post_grad.eliminate_dead_code import EliminateDeadCode
+from .post_grad.fuse_ddp_communication import FuseDdpCommunication
 from .post_grad.group_batch_fusion_passes import BatchFusionOnAten
 from .post_grad.grouped_gemm_pass import GroupedGemmPass
 from .post_grad.lift_constants import LiftConstantsPass
 from .post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
+from .post_grad.overlap_scheduling import OverlapScheduling
 from .post_grad.pass_patterns import PostGradPatterns
 from .post_grad.post_grad_fusions import (
     DecomposeMmPass,
@@ -204,6 +211,14 @@ POST_GRAD_FUSIONS: list[Entry] = [
 ]
 """Run only if added by name."""
 
+COMMUNICATION: list[Entry] = [
+    BucketAllGather,
+    BucketReduceScatter,
+    BucketAllReduce,
+    OverlapScheduling,  # after the buckets, whose place it settles
+]
+"""Run only if added by name."""
+
 POST_GRAD: list[Entry] = [
     EliminateDeadCode,  # first: nothing dead is moved or matched
     ReorderForLocality,
@@ -219,9 +234,13 @@ POST_GRAD: list[Entry] = [
     ReducedAtomicContention,
     *POST_GRAD_FUSIONS,
     B2bGemmPass,  # after the patterns, which settle products and biases
+    DeduplicateWaitTensors,  # before what joins collectives: it takes those that are waited for once
+    DedupReduceScatters,
+    FuseDdpCommunication,  # after all that computes gradients: they are joined as they leave the graph
     Hook("post_grad_custom_post_pass"),
     StableTopologicalSort,
-    MoveConstructorsToGpu,  # last: the devices of all users are settled
+    MoveConstructorsToGpu,  # the devices of all users are settled
+    *COMMUNICATION,  # last: where collectives stand, nothing else moves over them
 ]
 
 BEFORE_CODEGEN: list[Entry] = [

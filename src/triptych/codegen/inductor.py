@@ -30,6 +30,9 @@ OWN_PASSES_OFF: Mapping[str, Any] = {
     # done by our `reinplace`, with a proof. Inductor's would go over what that left alone, and is wrong where a write
     # reads its destination through a copy that Inductor does not make (`foreach` with `flip`)
     "disabled_passes": "REINPLACE_INPLACEABLE_OPS",
+    # done by our pass of this name. DistributedDataParallel turns it on for the whole process, and it fails on a graph
+    # whose nodes do not have the metadata of a traced one
+    "_fuse_ddp_communication": False,
 }
 
 ON_A_GPU: Mapping[str, Any] = {
@@ -119,7 +122,8 @@ class InductorCodegen:
 def inductor_settings(session: Session, cacheable: bool) -> dict[str, Any]:
     """Inductor's settings for one program: its passes off, torch.compile's mode, the user's own, the caches."""
     options = session.options
-    settings = {**OWN_PASSES_OFF, "fallback_random": options.fallback_random}
+    off = {name: value for name, value in OWN_PASSES_OFF.items() if hasattr(_private.inductor_config, name)}
+    settings = {**off, "fallback_random": options.fallback_random}
     if options.mode is not None:
         settings.update(_private.list_mode_options(options.mode))
     settings.update(options.inductor_options)

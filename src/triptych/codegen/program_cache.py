@@ -52,11 +52,12 @@ def _may_be_loaded(session: Session) -> bool:
     """Stages 2 and 3 do not run over a program that is loaded.
 
     That is no use to whoever watches, verifies or counts rewrites; `freeze` computes from the weights of this process;
-    and a user's pass may depend on more than its source says, such as a function in another file.
+    and a user's pass may depend on more than its source says, such as a function in another file. Where ranks compare
+    what they compile, each of them must compile.
     """
     options = session.options
     if session.observed or session.passes_off or options.freeze or options.verify != "off":
         return False
-    if session.rewrites_left is not None or bisector_runs():
+    if options.spmd_check or session.rewrites_left is not None or bisector_runs():
         return False
     return not any(options.custom_passes(hook) for hook in HOOKS if not hook.startswith("pre_grad"))

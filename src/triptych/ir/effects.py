@@ -100,6 +100,8 @@ class _SchemaEffects:
 
 KEPT_NAMES = ("assert", "sym_constrain", "record_function", "_print", "check", "wait_tensor")
 
+WAIT = "_c10d_functional::wait_tensor"
+
 KEEPS_STATISTICS = ("aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm", "aten::cudnn_batch_norm")
 
 
@@ -122,6 +124,8 @@ def _schema_effects(overload: _private.OpOverload) -> _SchemaEffects:
     no_result = not schema.returns
     kept = no_result or any(part in name for part in KEPT_NAMES) or "c10d" in name
     barrier = name.startswith("profiler::") or "c10d" in name
+    if name == WAIT:
+        aliased = [0]  # the tensor itself, which the schema does not say
     may_copy = vague or _private.is_composite(overload)
     plain = not (written or aliased or may_copy or random or kept or barrier or name in KEEPS_STATISTICS)
     return _SchemaEffects(tuple(written), tuple(aliased), may_copy, random, kept, barrier, plain)

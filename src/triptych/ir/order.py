@@ -8,14 +8,19 @@ from collections.abc import Mapping, Sequence
 
 from torch.fx import Node
 
+from .collectives import awaited, collective, is_wait
 from .program import Program
 
 
-def predecessors(program: Program, nodes: Sequence[Node], free_draws: bool = False) -> dict[Node, list[Node]]:
+def predecessors(
+    program: Program, nodes: Sequence[Node], free_draws: bool = False, free_collectives: bool = False
+) -> dict[Node, list[Node]]:
     """What must stand before each node: its operands, and what its effects must not overtake.
 
     Writes, random draws and regions keep their order, and a read stays on its side of a write. With `free_draws`
-    random draws may change places among themselves.
+    random draws may change places among themselves. With `free_collectives` collectives and their waits only keep to
+    the data: the order of collectives may change, which is right if it changes on every rank alike. A collective reads
+    its operands until it is waited for.
     """
     aliasing = program.aliasing
     before: dict[Node, list[Node]] = {}
@@ -28,6 +33,8 @@ def predecessors(program: Program, nodes: Sequence[Node], free_draws: bool = Fal
         operands = node.all_input_nodes
         wanted = list(operands)
         seen = aliasing.effects(node)
+        if is_wait(node) and (source := awaited(node)) is not None:
+            operands = [*operands, *source.operands]
         if region is not None:
             wanted.append(region)
         for memory in {aliasing.memory(n) for n in operands if aliasing.written(n)}:
@@ -37,6 +44,10 @@ def predecessors(program: Program, nodes: Sequence[Node], free_draws: bool = Fal
         for memory in {aliasing.memory(n) for n in seen.writes}:
             wanted.extend(n for n in readers.pop(memory, ()) if n is not node)
             writer[memory] = node
+        if free_collectives and (is_wait(node) or collective(node) is not None):
+            in_region.append(node)
+            before[node] = wanted
+            continue
         only_draws = seen.random and not (seen.writes or seen.kept or seen.barrier)
         if not seen.pure and not (free_draws and only_draws):
             if effect is not None:

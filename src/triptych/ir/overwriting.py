@@ -29,6 +29,7 @@ import torch
 from torch.fx import Node
 
 from .. import _private
+from .collectives import awaited, is_wait
 from .effects import node_operands
 from .facts import fact, known, known_equal, same_strides, tensor_fact
 from .program import Program
@@ -131,7 +132,10 @@ class LaterUses:
         if self.inductor and seen.writes and (reads := _reads_of_write(self.program, node)):
             self._lazy_writes.append((node, reads))
         self._sync()
-        for operand in node.all_input_nodes:
+        operands = node.all_input_nodes
+        if is_wait(node) and (source := awaited(node)) is not None:
+            operands = [*operands, *source.operands]  # which the collective may read until then
+        for operand in operands:
             heapq.heappush(self._touches.setdefault(self.program.aliasing.memory(operand), []), node)
 
     def lazy_write(self, values: Iterable[Node], besides: Node | None) -> Node | None:

@@ -57,6 +57,8 @@ SAVED = Effect("memory", "saved value changed", "saved values changed")
 SPREAD = Effect("memory", "scatter spread over copies", "scatters spread over copies")
 CHUNKS = Effect("memory", "loss computed in chunks", "losses computed in chunks")
 DEVICE = Effect("memory", "tensor built on the GPU", "tensors built on the GPU")
+COLLECTIVES = Effect("communication", "bucket of collectives", "buckets of collectives")
+WAITS = Effect("communication", "collective or wait left out", "collectives and waits left out")
 YOURS = Effect("yours", "rewrite of yours", "rewrites of yours")
 OTHER = Effect("rewrite", "other rewrite", "other rewrites")
 
@@ -127,6 +129,13 @@ EFFECT_OF_PASS: dict[str, Effect] = {
     "move_view_after_cat_aten_pass": PIECES,
     "pad_aten_mm_pass": PRODUCT,
     "B2B_GEMM_PASS": PRODUCT,
+    "deduplicate_wait_tensors": WAITS,
+    "dedup_reduce_scatters": WAITS,
+    "fuse_ddp_communication": COLLECTIVES,
+    "bucket_all_gather": COLLECTIVES,
+    "bucket_reduce_scatter": COLLECTIVES,
+    "bucket_all_reduce": COLLECTIVES,
+    "overlap_scheduling": MOVE,
     "move_constructors_to_gpu": DEVICE,
     # before_codegen
     "draw_into_empty_memory": PREPARATION,
@@ -139,6 +148,7 @@ EFFECT_OF_PASS: dict[str, Effect] = {
 
 EFFECT_OF_RULE: dict[str, Effect] = {
     "fuse_attention": ATTENTION,
+    "wait_for_gradients_at_end": MOVE,
     "stabilize_relu": OTHER,
     "fix_iota_device": DEVICE,
     "scatter_upon_const_tensor": CONSTANT,

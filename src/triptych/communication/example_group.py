@@ -1,0 +1,116 @@
+"""A process group for examples: one process plays one rank of several.
+
+Where this rank communicates x, rank r is taken to communicate (r + 1) x. So every rank has other data, what arrives is
+known, and data of the wrong rank or at the wrong place shows. The group communicates when it is waited for, and not
+before: a result that is read too early shows, and so does an operand that is written too early.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import _private
+
+NAME = "triptych_examples"
+OTHER = "triptych_examples_too"
+"""The same ranks as another group."""
+RANKS = 2
+RANK = 1
+
+
+@functools.cache
+def register() -> Any:
+    """Make the group known by its names, once; it lives as long as somebody has it."""
+    import torch.distributed as dist
+
+    reductions = {
+        dist.ReduceOp.SUM: lambda x: x.sum(0),
+        dist.ReduceOp.AVG: lambda x: x.mean(0),
+        dist.ReduceOp.MAX: lambda x: x.amax(0),
+        dist.ReduceOp.MIN: lambda x: x.amin(0),
+    }
+
+    def on_all_ranks(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.stack([tensor * (rank + 1) for rank in range(RANKS)])
+
+    def reduced(tensor: torch.Tensor, how: Any) -> torch.Tensor:
+        reduce = next(reduce for op, reduce in reductions.items() if how == op)
+        return reduce(on_all_ranks(tensor)).to(tensor.dtype)
+
+    def reduce_in_place(tensor: torch.Tensor, how: Any) -> None:
+        tensor.copy_(reduced(tensor, how))
+
+    def gather(output: torch.Tensor, tensor: torch.Tensor) -> None:
+        output.copy_(on_all_ranks(tensor).reshape(output.shape))
+
+    def scatter(output: torch.Tensor, tensor: torch.Tensor, how: Any) -> None:
+        output.copy_(reduced(tensor, how).chunk(RANKS)[RANK].reshape(output.shape))
+
+    class Work(dist.Work):
+        """Communications that are done when somebody waits for them."""
+
+        def __init__(self, communicate: Callable[..., None], *operands: tuple[Any, ...]) -> None:
+            super().__init__()
+            self.steps = [functools.partial(communicate, *given) for given in operands]
+
+        def wait(self, timeout: Any = None) -> bool:
+            while self.steps:
+                self.steps.pop()()
+            return True
+
+    class ExampleGroup(dist.ProcessGroup):
+        def __init__(self, rank: int, size: int) -> None:
+            super().__init__(rank, size)  # type: ignore[call-arg]
+            self.works: list[Work] = []
+
+        def start(self, communicate: Callable[..., None], *operands: tuple[Any, ...]) -> Work:
+            self.works.append(Work(communicate, *operands))  # C++ calls it as long as Python has it
+            return self.works[-1]
+
+        def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+            return self.start(reduce_in_place, *((tensor, opts.reduceOp) for tensor in tensors))
+
+        allreduce_coalesced = allreduce
+
+        def _allgather_base(self, output: Any, tensor: Any, opts: Any = None) -> Any:
+            return self.start(gather, (output, tensor))
+
+        def allgather_into_tensor_coalesced(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
+            return self.start(gather, *zip(outputs, tensors))
+
+        def _reduce_scatter_base(self, output: Any, tensor: Any, opts: Any = None) -> Any:
+            return self.start(scatter, (output, tensor, opts.reduceOp))
+
+        def reduce_scatter_tensor_coalesced(self, outputs: Any, tensors: Any, opts: Any = None) -> Any:
+            return self.start(scatter, *((*pair, opts.reduceOp) for pair in zip(outputs, tensors)))
+
+        def size(self) -> int:
+            return RANKS
+
+    group = ExampleGroup(RANK, RANKS)
+    for name in (NAME, OTHER):
+        _private.register_process_group(name, group)
+    return group
+
+
+def all_reduce(x: torch.Tensor, reduction: str = "sum", group: str = NAME) -> torch.Tensor:
+    register()
+    return torch.ops._c10d_functional.all_reduce(x, reduction, group)
+
+
+def all_gather(x: torch.Tensor) -> torch.Tensor:
+    register()
+    return torch.ops._c10d_functional.all_gather_into_tensor(x, RANKS, NAME)
+
+
+def reduce_scatter(x: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
+    register()
+    return torch.ops._c10d_functional.reduce_scatter_tensor(x, reduction, RANKS, NAME)
+
+
+def wait(x: torch.Tensor) -> torch.Tensor:
+    return torch.ops._c10d_functional.wait_tensor(x)

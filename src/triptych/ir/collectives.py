@@ -1,0 +1,129 @@
+"""Reading functional collectives: `torch.ops._c10d_functional.all_reduce(x, "sum", group)` and its like.
+
+Such an operator starts the communication and returns at once; `wait_tensor` returns the same tensor when the data has
+arrived. Nothing else may read the result before that, and the operand may be read until then. Everything that asks
+which node is a collective, of which process group, with how many ranks and which reduction, asks this module.
+
+Only groups that are given by name are read: the name is the same on all ranks. Collectives of other kinds (broadcast,
+all-to-all, those of the autograd namespace, and those that write their operand) are not read. To passes they are
+operations that nothing moves over.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from .. import _private
+from .facts import is_static, numel, tensor_fact
+
+NAMESPACE = "_c10d_functional"
+ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all_reduce", "all_gather", "reduce_scatter"
+KINDS = {
+    "all_reduce": ALL_REDUCE,
+    "all_gather_into_tensor": ALL_GATHER,
+    "reduce_scatter_tensor": REDUCE_SCATTER,
+}
+"""What each operator does, by its name; every one has a form for several tensors, `<name>_coalesced`."""
+COALESCED = "_coalesced"
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective of a graph, over one tensor or, coalesced, over several."""
+
+    node: Node
+    kind: str
+    operands: tuple[Node, ...]
+    group: str
+    """The name of the process group."""
+    ranks: int | None
+    """How many ranks the group has; the call of an all-reduce does not say it."""
+    reduction: str
+    """`sum`, `avg`, `max` and so on; empty for an all-gather, which reduces nothing."""
+    is_coalesced: bool = False
+
+    @property
+    def results(self) -> tuple[Node, ...]:
+        """The nodes of its results: itself, or those that take one result of several."""
+        if not self.is_coalesced:
+            return (self.node,)
+        return tuple(sorted(u for u in self.node.users if u.target is operator.getitem))
+
+    @property
+    def waits(self) -> tuple[Node, ...]:
+        return tuple(user for result in self.results for user in result.users if is_wait(user))
+
+    @property
+    def wait(self) -> Node | None:
+        """The one wait, where the result of one tensor is used for nothing else."""
+        users = list(self.node.users)
+        return users[0] if not self.is_coalesced and len(users) == 1 and is_wait(users[0]) else None
+
+    def like(self) -> tuple[Any, ...]:
+        """What two collectives must have in common to be one operation on more data."""
+        tensor = tensor_fact(self.operands[0])
+        dtype, device = (tensor.dtype, tensor.device) if tensor is not None else (None, None)
+        return (self.kind, self.group, self.ranks, self.reduction, dtype, device)
+
+    def signature(self) -> str:
+        """The collective as text that is the same on every rank which runs the same one."""
+        operands = [tensor_fact(o) for o in self.operands]
+        tensors = ", ".join("?" if t is None else f"{str(t.dtype)[6:]}{list(t.shape)}" for t in operands)
+        return f"{self.kind}({tensors}) {self.reduction} over {self.group}".replace("  ", " ")
+
+
+def collective(node: Node) -> Collective | None:
+    """The collective that a node starts, if it is one we read."""
+    target = node.target
+    if not isinstance(target, _private.OpOverload) or not target.name().startswith(f"{NAMESPACE}::"):
+        return None
+    name = target.name().partition("::")[2].partition(".")[0]
+    kind = KINDS.get(name.removesuffix(COALESCED))
+    names = [a.name for a in target._schema.arguments]
+    given = {**dict(zip(names, node.args)), **node.kwargs}
+    operands = given.get("inputs", [given.get("input")])
+    group = given.get("group_name")
+    if kind is None or not isinstance(group, str) or not all(isinstance(o, Node) for o in operands):
+        return None
+    ranks, reduction = given.get("group_size"), str(given.get("reduce_op", ""))
+    return Collective(node, kind, tuple(operands), group, ranks, reduction, name.endswith(COALESCED))
+
+
+def collectives(graph: torch.fx.Graph) -> Iterator[Collective]:
+    """The collectives of a graph, in its order."""
+    return (found for node in graph.nodes if (found := collective(node)) is not None)
+
+
+def is_wait(node: Node) -> bool:
+    return isinstance(node.target, _private.OpOverload) and node.target.name() == f"{NAMESPACE}::wait_tensor"
+
+
+def awaited(wait: Node) -> Collective | None:
+    """The collective that a wait waits for."""
+    result: Any = wait.args[0] if wait.args else None
+    if isinstance(result, Node) and result.target is operator.getitem:
+        result = result.args[0]
+    return collective(result) if isinstance(result, Node) else None
+
+
+def bytes_moved(tensor: torch.Tensor | None) -> int | None:
+    """How many bytes a tensor has; None where sizes are symbols, of which ranks may think differently."""
+    if tensor is None or not is_static(tensor.shape):
+        return None
+    return int(numel(tensor.shape)) * tensor.element_size()
+
+
+def operator_of(kind: str, coalesced: bool = False) -> Any:
+    """The operator to call for a kind of collective."""
+    name = next(name for name, its_kind in KINDS.items() if its_kind == kind)
+    return getattr(getattr(torch.ops, NAMESPACE), name + (COALESCED if coalesced else "")).default
+
+
+def wait_operator() -> Any:
+    return getattr(torch.ops, NAMESPACE).wait_tensor.default

@@ -1,0 +1,71 @@
+"""`bucket_all_gather`: several all-gathers become one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..communication.example_group import all_gather, all_reduce, wait
+from ..communication.rule import DEFAULT_MEGABYTES, JoinCollectives
+from ..ir.collectives import ALL_GATHER
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
+from ..rewrite.rule import Rule
+
+ATEN: dict[str, Any] = {"dialects": ("aten",)}
+LAYERS = ("f32[4, 8]", "f32[4, 8]", "f32[2, 3]")
+
+
+def _two_layers(x: Any, weight: Any, bias: Any) -> Any:
+    y = x @ wait(all_gather(weight)).t()
+    return y.relu().sum() + wait(all_gather(bias * 2))
+
+
+def _one_needs_the_other(x: Any) -> Any:
+    return wait(all_gather(wait(all_gather(x)) + 1))
+
+
+def _gather_and_reduce(x: Any, y: Any) -> Any:
+    return wait(all_gather(x)) + 1, wait(all_reduce(y)) + 1
+
+
+@dataclass(frozen=True)
+class JoinAllGathers(JoinCollectives):
+    """all_gather(x), all_gather(y), ... -> all_gather(cat(x, y, ...)), a part of each rank's row for each
+
+    The joined one starts where the first was, so that what needs the first one is not held up; what computes the
+    operands of the others moves before it.
+    """
+
+    exact = True
+    kind = ALL_GATHER
+    at_first = True
+
+    examples = [
+        fires(_two_layers, *LAYERS, **ATEN),
+        fires(_two_layers, *LAYERS, settings={"by": "coalesced"}, **ATEN),
+        fires(lambda x, y: (wait(all_gather(x)), wait(all_gather(y))), "bf16[3]", "bf16[]", **ATEN),
+        declines(_two_layers, *LAYERS, settings={"megabytes": 1e-5}, **ATEN),
+        declines(_one_needs_the_other, "f32[4]", **ATEN),
+        declines(_gather_and_reduce, "f32[4]", "f32[4]", **ATEN),
+        declines(_two_layers, *LAYERS, dynamic=True, because="sizes are symbols", **ATEN),
+    ]
+
+
+@dataclass(frozen=True)
+class BucketAllGather(Pass):
+    """Joins all-gathers of one process group and dtype into buckets.
+
+    `megabytes` is the size of what a bucket gathers. `by` says how tensors are joined: "concatenation" copies them into
+    one, "coalesced" hands them to the process group as a list.
+    """
+
+    name = "bucket_all_gather"
+    default = False
+
+    megabytes: float = DEFAULT_MEGABYTES
+    by: str = "concatenation"
+
+    def rules(self) -> Sequence[Rule]:
+        return (JoinAllGathers(self.megabytes, self.by),)

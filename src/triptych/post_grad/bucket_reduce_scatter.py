@@ -1,0 +1,73 @@
+"""`bucket_reduce_scatter`: several reduce-scatters become one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..communication.example_group import reduce_scatter, wait
+from ..communication.rule import DEFAULT_MEGABYTES, JoinCollectives
+from ..ir.collectives import REDUCE_SCATTER
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
+from ..rewrite.rule import Rule
+
+ATEN: dict[str, Any] = {"dialects": ("aten",)}
+GRADIENTS = ("f32[4, 8]", "f32[4, 2]")
+
+
+def _two_gradients(x: Any, dy: Any) -> Any:
+    weight = wait(reduce_scatter(dy.t() @ x))
+    bias = wait(reduce_scatter(dy.sum(0)))
+    return weight * 0.5, bias * 0.5
+
+
+def _returned(x: Any, dy: Any) -> Any:
+    return wait(reduce_scatter(dy.t() @ x, "avg")), wait(reduce_scatter(dy, "avg"))
+
+
+def _two_reductions(x: Any, dy: Any) -> Any:
+    return wait(reduce_scatter(x)) + 1, wait(reduce_scatter(dy, "avg")) + 1
+
+
+def _one_needs_the_other(x: Any) -> Any:
+    return wait(reduce_scatter(wait(reduce_scatter(x)) + 1))
+
+
+@dataclass(frozen=True)
+class JoinReduceScatters(JoinCollectives):
+    """reduce_scatter(x), reduce_scatter(y), ... -> reduce_scatter(cat(x, y, ...)), by rank; up to the order of sums
+
+    The joined one starts behind the last operand; what needs one of the first results moves behind its wait.
+    """
+
+    exact = False
+    kind = REDUCE_SCATTER
+
+    examples = [
+        fires(_two_gradients, *GRADIENTS, **ATEN),
+        fires(_two_gradients, *GRADIENTS, settings={"by": "coalesced"}, **ATEN),
+        fires(_returned, *GRADIENTS, **ATEN),
+        declines(_two_gradients, *GRADIENTS, settings={"megabytes": 1e-6}, **ATEN),
+        declines(_two_reductions, *GRADIENTS, **ATEN),
+        declines(_one_needs_the_other, "f32[4]", **ATEN),
+    ]
+
+
+@dataclass(frozen=True)
+class BucketReduceScatter(Pass):
+    """Joins reduce-scatters of one process group, reduction and dtype into buckets.
+
+    `megabytes` is the size of what a bucket reduces. `by` says how tensors are joined: "concatenation" copies them into
+    one, "coalesced" hands them to the process group as a list.
+    """
+
+    name = "bucket_reduce_scatter"
+    default = False
+
+    megabytes: float = DEFAULT_MEGABYTES
+    by: str = "concatenation"
+
+    def rules(self) -> Sequence[Rule]:
+        return (JoinReduceScatters(self.megabytes, self.by),)

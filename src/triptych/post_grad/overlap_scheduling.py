@@ -1,0 +1,190 @@
+"""`overlap_scheduling`: collectives start early and are waited for late, so that others are computed meanwhile.
+
+Collectives keep their order among themselves, and only the graph and the sizes of what is communicated decide where
+they stand: every rank comes to the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.fx import Node
+
+from ..communication.buckets import MEGABYTE
+from ..communication.example_group import all_gather, all_reduce, wait
+from ..communication.placement import Order, after
+from ..ir.collectives import Collective, bytes_moved, collectives, is_wait
+from ..ir.facts import tensor_fact
+from ..ir.program import Program
+from ..ir.traits import is_pointwise, is_view
+from ..rewrite.edits import Move, Together
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
+from ..rewrite.rule import Match, Rule
+from .neighbours import readers
+
+ATEN: dict[str, Any] = {"dialects": ("aten",)}
+LAYERS = ("f32[4, 8]", "f32[4, 8]", "f32[4, 8]")
+IN_FLIGHT = 512.0
+"""Megabytes: less than one percent of the memory of a large GPU."""
+
+
+def _two_layers(x: Any, first: Any, second: Any) -> Any:
+    y = (x @ wait(all_gather(first)).t()).relu()
+    return y @ wait(all_gather(second))
+
+
+def _reduced_early(x: Any, y: Any) -> Any:
+    whole = wait(all_reduce(x)).view(-1)
+    z = y.exp().sin()
+    return whole.sum() + z
+
+
+def _nothing_between(x: Any) -> Any:
+    return wait(all_reduce(x)) + 1
+
+
+class WaitLate(Rule):
+    """w = wait(x); f(y); use(w) -> f(y); w = wait(x); use(w)
+
+    Views of the result move with it.
+    """
+
+    def sites(self, program: Program) -> Iterator[Match]:
+        waits = [node for node in program.graph.nodes if is_wait(node)]
+        order = Order(program)
+        users: dict[Node, list[Node]] = {}
+        for node in order.nodes:
+            for earlier in order.before[node]:
+                users.setdefault(earlier, []).append(node)
+        for wait_node in reversed(waits):
+            unit, anchor = self._unit(program, wait_node, users)
+            if anchor is not None and _others_between(unit[0], anchor, unit):
+                yield Match.at(program, wait_node, unit=unit, anchor=anchor)
+
+    def _unit(
+        self, program: Program, wait_node: Node, users: dict[Node, list[Node]]
+    ) -> tuple[list[Node], Node | None]:
+        """What moves, and the first node that needs it."""
+        unit = [wait_node]
+        while True:
+            behind = [u for node in unit for u in users.get(node, ()) if u not in unit]
+            anchor = min(behind, default=None)
+            call = None if anchor is None else program.call(anchor)
+            if anchor is None or call is None or not is_view(call.op) or not program.aliasing.effects(anchor).pure:
+                return unit, anchor
+            unit.append(anchor)
+
+    def rewrite(self, op, m):
+        return Together([Move(node, m.bindings["anchor"]) for node in m.bindings["unit"]])
+
+    examples = [
+        fires(_reduced_early, "f32[4, 8]", "f32[4]", **ATEN),
+        declines(_nothing_between, "f32[4]", **ATEN),
+    ]
+
+
+@dataclass(frozen=True)
+class StartEarly(Rule):
+    """f(y); all_gather(x) -> all_gather(x); f(y)
+
+    A collective starts as soon as its operand is there, but not before those that stand before it, and not while its
+    result together with earlier ones that are still needed takes more than a number of bytes. Views and pointwise
+    operations that only the collective needs move with it.
+    """
+
+    megabytes: float = IN_FLIGHT
+
+    def sites(self, program: Program) -> Iterator[Match]:
+        order = Order(program)
+        needed_until: list[tuple[Node, int]] = []
+        """Of the collectives so far: the last node that needs a result, and how many bytes they receive."""
+        previous: Node | None = None
+        for found in list(collectives(program.graph)):
+            size = _received(found)
+            unit = _unit_of(program, found)
+            needed = {n for node in unit for n in order.before[node] if n not in unit}
+            anchor = after(max(n for n in (*needed, previous) if n is not None)) if needed or previous else unit[0]
+            if size is None or not found.waits:
+                anchor = found.node
+            else:
+                anchor = _with_room(anchor, needed_until, self.megabytes * MEGABYTE - size)
+            if anchor < unit[0] and _others_between(anchor, found.node, unit):
+                yield Match.at(program, found.node, unit=unit, anchor=anchor)
+            previous = found.node
+            if size is not None and found.waits:
+                needed_until.append((_last_need(program, found), size))
+
+    def rewrite(self, op, m):
+        return Together([Move(node, m.bindings["anchor"]) for node in m.bindings["unit"]])
+
+    examples = [
+        fires(_two_layers, *LAYERS, **ATEN),
+        fires(_two_layers, *LAYERS, settings={"megabytes": 3e-4}, **ATEN),
+        declines(_nothing_between, "f32[4]", **ATEN),
+    ]
+
+
+def _with_room(anchor: Node, needed_until: list[tuple[Node, int]], room: float) -> Node:
+    """The first place from `anchor` on where results that are still needed take no more than `room` bytes."""
+    while True:
+        needed = [(last, size) for last, size in needed_until if not last < anchor]
+        if not needed or sum(size for _, size in needed) <= room:
+            return anchor
+        anchor = after(min(last for last, _ in needed))
+
+
+def _last_need(program: Program, collective: Collective) -> Node:
+    """The last node that reads a result, or waits for one; results that are returned stay in memory in any case."""
+    waits = collective.waits
+    uses = [reader for wait_node in waits for reader in readers(program, wait_node) if reader.op != "output"]
+    return max((*waits, *uses))
+
+
+def _received(collective: Collective) -> int | None:
+    sizes = [bytes_moved(tensor_fact(result)) for result in collective.results]
+    return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
+def _unit_of(program: Program, collective: Collective) -> list[Node]:
+    """A collective with the light operations that compute its operands for it alone, in order."""
+    unit = [collective.node]
+    work = list(collective.operands)
+    while work:
+        node = work.pop()
+        call = program.call(node)
+        is_light = call is not None and (is_view(call.op) or is_pointwise(call.op))
+        if node in unit or not is_light or not program.aliasing.effects(node).pure:
+            continue
+        if all(user in unit for user in node.users):
+            unit.append(node)
+            work += node.all_input_nodes
+    return sorted(unit)
+
+
+def _others_between(first: Node, last: Node, unit: Iterable[Node]) -> bool:
+    """Does anything else stand from `first` up to `last`?"""
+    node = first
+    while node is not last:
+        if node not in unit and node.op not in ("placeholder", "output"):
+            return True
+        node = node.next
+    return False
+
+
+@dataclass(frozen=True)
+class OverlapScheduling(Pass):
+    """Starts collectives as early, and waits for them as late, as the data allow.
+
+    `megabytes` limits the memory of results that are received before they are needed.
+    """
+
+    name = "overlap_scheduling"
+    default = False
+
+    megabytes: float = IN_FLIGHT
+
+    def rules(self) -> Sequence[Rule]:
+        return (WaitLate(), StartEarly(self.megabytes))  # first the waits: they say how long a result is under way

@@ -1,0 +1,262 @@
+"""Programs for several ranks; `tests/ranks.py` runs each of them in processes of its own.
+
+Every program returns something that JSON can hold: what the test compares.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.fx import Graph
+
+import triptych
+from triptych.ir.collectives import collectives
+
+STEPS = 5
+
+
+class Layers(nn.Module):
+    """Linear layers with an activation between them."""
+
+    def __init__(self, count: int, width: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.second(torch.relu(self.first(x)))
+
+
+class Counting:
+    """A backend of ours that notes how many collectives each graph has before and after the passes."""
+
+    def __init__(self, **options: Any) -> None:
+        self.before: list[int] = []
+        self.after: list[int] = []
+        self.order: list[str] = []
+        self.graphs = 0
+        self.options = {
+            "codegen": "eager", "on_error": "raise", "post_grad_custom_pre_pass": self._before,
+            "spmd_check": 60, **options,
+        }  # fmt: skip
+
+    def __call__(self, gm: Any, inputs: Any) -> Any:
+        made: dict[str, Any] = self.options
+        return triptych.make_backend(self._compile)(gm, inputs, options=made)
+
+    def _before(self, graph: Graph) -> None:
+        if count := len(list(collectives(graph))):
+            self.before.append(count)
+
+    def _compile(self, gm: Any, inputs: Any) -> Any:
+        self.graphs += 1
+        if found := list(collectives(gm.graph)):
+            self.after.append(len(found))
+            self.order = [line for node in gm.graph.nodes if (line := _line(node))]
+        return gm.forward
+
+
+class Inductor(Counting):
+    """The same with Inductor's kernels; what they call is not looked at."""
+
+    def __call__(self, gm: Any, inputs: Any) -> Any:
+        return triptych.compile_fx(gm, inputs, options={**self.options, "codegen": "inductor"})
+
+
+def _line(node: Any) -> str:
+    """`all_reduce`, `wait` or `mm`, for a look at the order of a graph."""
+    name = str(node.target)
+    return next((word for word in ("all_reduce", "all_gather", "reduce_scatter", "wait", "mm") if word in name), "")
+
+
+def train(model: nn.Module, run: Callable[..., torch.Tensor], rank: int, width: int = 16) -> dict[str, Any]:
+    """Losses of some steps, and the gradients of the last one."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        x = torch.linspace(-1, 1, 4 * width).view(4, width) * (step + 1 + rank)
+        loss = run(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return {"losses": losses, "gradients": [_local(p.grad).flatten().tolist() for p in model.parameters()]}
+
+
+def _local(gradient: Any) -> torch.Tensor:
+    return gradient.to_local() if hasattr(gradient, "to_local") else gradient
+
+
+@contextlib.contextmanager
+def compiled_autograd(backend: Any) -> Iterator[None]:
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend=backend)):
+        yield
+
+
+def ddp(rank: int, layers: int = 12, width: int = 16, kernels: bool = False, **options: Any) -> dict[str, Any]:
+    plain = nn.parallel.DistributedDataParallel(Layers(layers, width))
+    wanted = train(plain, plain, rank, width)
+    torch._dynamo.config.optimize_ddp = "python_reducer"
+    model = nn.parallel.DistributedDataParallel(Layers(layers, width))
+    backend = Inductor(**options) if kernels else Counting(**options)
+    with compiled_autograd(backend):
+        got = train(model, torch.compile(model, backend=backend), rank, width)
+    return {"wanted": wanted, "got": got, "before": backend.before, "after": backend.after, "order": backend.order}
+
+
+def tensor_parallel(rank: int, sequence: bool = False, **options: Any) -> dict[str, Any]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+
+    def parallel() -> nn.Module:
+        column = ColwiseParallel(input_layouts=Shard(0)) if sequence else ColwiseParallel()
+        row = RowwiseParallel(output_layouts=Shard(0)) if sequence else RowwiseParallel()
+        return parallelize_module(Block(), mesh, {"first": column, "second": row})
+
+    own = rank if sequence else 0  # the input of all ranks is the same unless it is sharded
+    plain = parallel()
+    wanted = train(plain, plain, own)
+    model, backend = parallel(), Counting(**options)
+    got = train(model, torch.compile(model, backend=backend), own)
+    return {"wanted": wanted, "got": got, "before": backend.before, "after": backend.after}
+
+
+def fsdp(rank: int, **options: Any) -> dict[str, Any]:
+    """Blocks that are compiled and then sharded by `fully_shard`, whose collectives stay outside of the graphs."""
+    from torch.distributed.fsdp import fully_shard
+
+    def sharded(backend: Any) -> nn.Module:
+        blocks = [Block(), Block()]
+        model = nn.Sequential(*(torch.compile(block, backend=backend) if backend else block for block in blocks))
+        for block in model:
+            fully_shard(block)
+        return fully_shard(model)
+
+    plain, backend = sharded(None), Counting(**options)
+    wanted = train(plain, plain, rank)
+    model = sharded(backend)
+    got = train(model, model, rank)
+    return {"wanted": wanted, "got": got, "before": backend.before, "after": backend.after, "graphs": backend.graphs}
+
+
+def sharded_by_hand(rank: int, layers: int = 4, **options: Any) -> dict[str, Any]:
+    """Weights gathered before their use and gradients scattered after it, as FSDP does, in one graph."""
+    from torch.distributed import _functional_collectives as functional
+
+    torch.manual_seed(0)
+    weights = [torch.randn(8, 16)[rank * 4 : rank * 4 + 4] for _ in range(layers)]
+    group = dist.group.WORLD
+
+    def step(x: torch.Tensor, *shards: torch.Tensor) -> Any:
+        scattered = []
+        for shard in shards:
+            whole = functional.all_gather_tensor(shard, 0, group)
+            x = torch.tanh(x @ whole.t() @ whole)
+            scattered.append(functional.reduce_scatter_tensor(whole * x.mean(), "sum", 0, group))
+        return functional.all_reduce(x, "sum", group), *[s / 2 for s in scattered]
+
+    backend = Counting(**options)
+    x = torch.linspace(-1, 1, 64).view(4, 16) * (rank + 1)
+    wanted, got = step(x, *weights), torch.compile(step, backend=backend)(x, *weights)
+    return {
+        "wanted": [t.flatten().tolist() for t in wanted], "got": [t.flatten().tolist() for t in got],
+        "before": backend.before, "after": backend.after, "order": backend.order,
+    }  # fmt: skip
+
+
+def mismatch(rank: int, limit: float = 20.0, absent: bool = False) -> str:
+    """Ranks that compile different collectives, or of which one compiles none: the error that each of them sees."""
+    from torch.distributed import _functional_collectives as functional
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = functional.all_reduce(x, "sum", dist.group.WORLD)
+        return y if rank == 0 else functional.all_reduce(y * 2, "max", dist.group.WORLD)
+
+    if absent and rank == 1:
+        return ""
+    try:
+        torch.compile(step, backend="triptych", options={"codegen": "eager", "spmd_check": limit})(torch.ones(3))
+    except Exception as error:
+        return str(error)
+    return "no error"
+
+
+def dying(rank: int) -> None:
+    """Rank 1 ends without a word after two steps; what rank 0 sees then."""
+    torch._dynamo.config.optimize_ddp = "python_reducer"
+    model = nn.parallel.DistributedDataParallel(Layers(2, 16))
+    backend, error = Counting(), ""
+    compiled = torch.compile(model, backend=backend)
+    with compiled_autograd(backend):
+        for step in range(5):
+            if rank == 1 and step == 2:
+                break
+            try:
+                compiled(torch.ones(4, 16)).sum().backward()
+            except RuntimeError as raised:
+                error = f"step {step}: {raised}"
+                break
+    print(json.dumps(error), flush=True)
+    os._exit(0)
+
+
+def fake_group(rank: int) -> list[Any]:
+    """The work of the communication passes, in lines, and the nodes they leave, for groups of several sizes."""
+    from tests.counting import counting_passes
+
+    outcomes = []
+    for ranks in (2, 2, 1024):  # the first time, tables are read that are read once
+        torch._dynamo.reset()
+        dist.init_process_group("fake", rank=0, world_size=ranks)
+        with counting_passes() as lines:
+            found = sharded_by_hand(0, spmd_check=0, add_passes=ALL_PASSES)
+        dist.destroy_process_group()
+        work = {name: count for name, count in lines.items() if name.startswith("post_grad/")}
+        outcomes.append([work, found["before"], found["after"], found["order"]])
+    return outcomes[1:]
+
+
+ALL_PASSES = ["bucket_all_gather", "bucket_reduce_scatter", "bucket_all_reduce", "overlap_scheduling"]
+PROGRAMS = {p.__name__: p for p in (ddp, tensor_parallel, fsdp, sharded_by_hand, mismatch, dying, fake_group)}
+
+
+def main() -> None:
+    name, store, settings, rank, ranks = sys.argv[1:]
+    if name == fake_group.__name__:
+        print(json.dumps(fake_group(0)), flush=True)
+        return
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(ranks), timeout=timedelta(seconds=60)
+    )
+    result = PROGRAMS[name](int(rank), **json.loads(settings))
+    dist.barrier()
+    print(json.dumps(result), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
