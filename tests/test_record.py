@@ -16,6 +16,7 @@ import triptych
 from triptych import _private
 from triptych.explaining.explanation import Explanation
 from triptych.explaining.frames import FrameLog, guard_failure, in_one_line, in_order
+from triptych.explaining.fresh_compiles import another_thread_compiles
 from triptych.options import Options
 from triptych.passes.session import Session
 
@@ -334,11 +335,11 @@ def test_code_is_not_dropped_while_another_thread_is_about_to_store_its_own():
         """The other thread waits until this compile is done; until then nothing may be dropped."""
         threads.append(threading.Thread(target=mine, args=(x,)))
         threads[0].start()
-        while not (waiting := _private.another_thread_compiles()):
+        while not (waiting := another_thread_compiles()):
             time.sleep(0.001)
         seen.append(waiting)
 
-    seen = [_private.another_thread_compiles()]
+    seen = [another_thread_compiles()]
     triptych.explain(program, x, options={**EAGER, "post_grad_custom_post_pass": compile_elsewhere})
     threads[0].join()
     mine(x)

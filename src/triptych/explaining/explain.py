@@ -22,6 +22,7 @@ from ..passes.session import Session, watching
 from .compiled_model import CompileSettings, OptionsLike, unwrapped
 from .explanation import Explanation
 from .frames import FrameLog
+from .fresh_compiles import compiled_anew, forgotten
 from .model_state import preserved
 
 BACKENDS = ("triptych", "inductor")
@@ -199,8 +200,8 @@ def observed_backend(
         _one_at_a_time,
         _compiler(backend, options, mode) as compiler,
         watching(rewrite_limit) as sessions,
-        _private.compiled_anew(),
-        _private.forgotten(compiler),
+        compiled_anew(),
+        forgotten(compiler),
     ):
         yield compiler, sessions
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from .. import _private
 from ..ir.graph_copies import snapshot
 from ..options import Options
 from ..passes.culprit import Rewrite, first_bad
@@ -19,6 +18,7 @@ from ..passes.session import Session
 from ..repro.input_source import inputs_like
 from ..repro.python_source import NotPython
 from ..repro.write import Repro, mark_weights, save
+from .fresh_compiles import compiled_anew, forgotten
 from .replay import Failure, Subject, run_model
 from .subgraph import Part, Values, effects, extract, is_region, resized, stand_in, with_facts
 
@@ -278,7 +278,7 @@ def captured(subject: Subject) -> Iterator[tuple[GraphModule, list[Any]]]:
 
         return run
 
-    with _private.compiled_anew(), _private.forgotten(backend):
+    with compiled_anew(), forgotten(backend):
         compiled = torch.compile(subject.model, backend=backend, dynamic=subject.dynamic)
         run_model(compiled, subject.model, subject.args, subject.kwargs, subject.train)
     yield from seen
