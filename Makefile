@@ -68,7 +68,7 @@ releases:
 	$(PYTHON) tests/releases.py $(RELEASES) --workers $(WORKERS)
 
 lint: $(VENV)/.lint-installed
-	$(BIN)/ruff check src tests bench docs
+	$(BIN)/ruff check src tests bench docs examples
 	$(BIN)/mypy
 
 docs: catalogue $(VENV)/.docs-installed
