@@ -114,6 +114,7 @@ def test_lines_pair_by_operation_and_type_not_by_name():
     ]
 
 
+@pytest.mark.slow
 def test_large_graphs_are_paired_in_reasonable_work():
     def long(count):
         def function(x):

@@ -16,13 +16,21 @@ SUBJECTS = list(subjects())
 FIRST = {id(next(e for e in s.examples if e.fires is fires)) for s in SUBJECTS for fires in {e.fires for e in s.examples}}
 """The first example of each rule and pass that fires, and the first that declines: the sample of `make test-fast`."""
 
+ALWAYS_IN_BOTH = 2
+"""So many examples of each rule run by default in both dialects; of those after them each runs in one, in turn."""
+
+
+def is_repeated(example, number, dialect):
+    return number >= ALWAYS_IN_BOTH and len(example.dialects) == 2 and example.dialects[number % 2] != dialect
+
+
 CASES = [
     pytest.param(
         subject,
         example,
         dialect,
         id=f"{subject.name}-{number}-{dialect}",
-        marks=pytest.mark.fast if id(example) in FIRST else (),
+        marks=pytest.mark.fast if id(example) in FIRST else pytest.mark.slow if is_repeated(example, number, dialect) else (),
     )
     for subject in SUBJECTS
     for number, example in enumerate(subject.examples)

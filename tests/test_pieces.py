@@ -215,6 +215,7 @@ def work(count):
     return lines
 
 
+@pytest.mark.slow  # nested cats and splits are in test_linear_work.py too
 def test_work_is_linear():
     work(2)  # tables that are read once
     assert not grows(work(60), work(120))

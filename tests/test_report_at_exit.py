@@ -61,6 +61,7 @@ def test_a_process_that_is_killed_leaves_what_it_had_written(tmp_path):
     assert data_of(tmp_path)["passes"]
 
 
+@pytest.mark.slow
 def test_a_fork_has_a_report_of_its_own(tmp_path):
     fork = """
     if os.fork() == 0:

@@ -117,6 +117,7 @@ def test_it_never_raises(tmp_path):
     assert write_repro(gm, inputs, None, None, tmp_path / "file") is None
 
 
+@pytest.mark.slow
 def test_options_travel_with_the_users_own_passes(tmp_path):
     path = written(tmp_path, torch.relu, torch.randn(3), options={"pre_grad_custom_pass": drop_relu, "codegen": "eager"})
     done = run_file(path)
@@ -166,6 +167,7 @@ def negate_outputs(graph):
     output.args = (tuple(made),)
 
 
+@pytest.mark.slow
 def test_weights_are_weights_where_freeze_counts_on_them(tmp_path):
     options = {"codegen": "eager", "freeze": True, "post_grad_custom_post_pass": spoil_frozen}
     model = Sine().requires_grad_(False)

@@ -31,7 +31,8 @@ _OURS = "Triptych's passes take the place of Inductor's own"
 _HOOK = "it is an option of Triptych's by the same name"
 OURS_INSTEAD_OF_INDUCTORS = {
     "pattern_matcher": _OURS, "use_joint_graph_passes": _OURS, "use_pre_grad_passes": _OURS,
-    "use_post_grad_passes": _OURS, "reorder_for_locality": _OURS, "disabled_passes": "say remove_passes",
+    "use_post_grad_passes": _OURS, "reorder_for_locality": _OURS, "_fuse_ddp_communication": _OURS,
+    "disabled_passes": "say remove_passes",
     "freezing": "say freeze", "fallback_random": _HOOK, "pre_grad_custom_pass": _HOOK,
     "joint_custom_pre_pass": _HOOK, "joint_custom_post_pass": _HOOK, "post_grad_custom_pre_pass": _HOOK,
     "post_grad_custom_post_pass": _HOOK,

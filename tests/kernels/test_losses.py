@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -53,6 +54,7 @@ def test_losses_of_classes() -> None:
     check_training(of_classes, (torch.randn(4, 5), target, torch.rand(5)), backend=triptych.compile_fx)
 
 
+@pytest.mark.slow
 def test_losses_of_values() -> None:
     sign = torch.tensor([1, -1, 1, -1])
     check_training(of_values, (torch.randn(4, 5), torch.randn(4, 5), sign), backend=triptych.compile_fx)
