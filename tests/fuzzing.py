@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 COUNT = os.environ.get("FUZZ_PROGRAMS")
 """`FUZZ_PROGRAMS=5000 pytest tests/test_fuzz.py` looks for new programs; otherwise they are the same every time."""
 QUICK = settings(
-    max_examples=int(COUNT or 50),
+    max_examples=int(COUNT or 40),
     derandomize=COUNT is None,
     deadline=None,
     suppress_health_check=list(HealthCheck),

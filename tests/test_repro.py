@@ -195,6 +195,7 @@ options = {"codegen": "eager", "joint_custom_post_pass": spoil}
 """
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_small_program(tmp_path):
     file, out = tmp_path / "subject.py", tmp_path / "small.py"
     file.write_text(SHRUNK)
