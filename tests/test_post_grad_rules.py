@@ -383,3 +383,36 @@ def test_batch_fusion_runs_only_if_it_is_added():
     for name in ("group_batch_fusion_passes", "batch_aten_add"):
         assert BatchFusionOnAten in steps("post_grad", Options(add_passes=(name,)))
     assert {rule.name for rule in rules_of("batch_aten_mul")} == {"batch_aten"}
+
+
+@pytest.mark.parametrize("codegen", CODEGENS)
+def test_equal_values_are_computed_once(codegen):
+    w = torch.randn(8, 8)
+
+    def two_products(x):
+        return (x @ w).relu().sum(1) + (x @ w).sin().sum(1), x.topk(2)[0].sum() + x.topk(2)[1].sum()
+
+    fired = check(two_products, torch.randn(4, 8), codegen=codegen)
+    assert fired["merge_equal_values"] >= 2  # what is computed from equal values is equal, too
+
+
+@pytest.mark.parametrize("codegen", CODEGENS)
+def test_results_that_are_both_returned_stay_two(codegen):
+    """The caller may write one of them; so with a view of one."""
+    x = torch.randn(4, 8)
+    for program in (lambda x: (x.exp(), x.exp()), lambda x: (x.exp().t(), x.exp()[1:])):
+        assert not check(program, x, codegen=codegen)["merge_equal_values"]
+        torch._dynamo.reset()
+        first, second = torch.compile(program, backend=triptych.compile_fx, options={"codegen": codegen})(x)
+        kept = second.clone()
+        first.zero_()
+        assert torch.equal(second, kept)
+
+
+def test_a_value_is_computed_again_after_a_write():
+    def program(x):
+        before = x.exp()
+        x.mul_(2)
+        return before + x.exp(), torch.rand_like(x) - torch.rand_like(x)
+
+    check_inference(program, (torch.randn(4),), backend=triptych.compile_fx, options={"codegen": "eager"})

@@ -100,6 +100,7 @@ from .pre_grad.unbind_stack_pass import UnbindStackPass
 from .pre_grad.unbind_stack_to_slices_pass import UnbindStackToSlicesPass
 from .pre_grad.use_triton_dot_compress import UseTritonDotCompress
 from .rewrite.passes import Pass
+from .rules.eliminate_common_subexpressions import EliminateCommonSubexpressions
 from .rules.stable_topological_sort import StableTopologicalSort
 
 
@@ -229,6 +230,7 @@ POST_GRAD: list[Entry] = [
     RemoveNoopOps,
     Hook(ADD_RULES),
     RemoveAssertOps,
+    EliminateCommonSubexpressions,  # before the patterns: one of them reads what several reductions of a value share
     PostGradPatterns,  # by the name of the joint stage's: the rules are others
     SliceScatterChunking,
     ReducedAtomicContention,

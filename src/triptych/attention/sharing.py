@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch.fx import Node
 
 from ..ir.program import Program, Value
+from ..ir.schema import argument_key
 from ..rewrite.emit import Emitter
 
 
@@ -20,7 +20,7 @@ class Shared(Emitter):
         """By kind, target and arguments the nodes that were made; those that were taken back are erased."""
 
     def node(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
-        key = (kind, target, _key(args), _key(kwargs))
+        key = (kind, target, argument_key(args), argument_key(kwargs))
         same = self.earlier.get(key)
         if same is not None and self._usable(same):
             return Value(self.program, same)
@@ -33,16 +33,3 @@ class Shared(Emitter):
         if node._erased or not node < self.anchor or not aliasing.effects(node).pure:
             return False
         return not aliasing.written(node) and aliasing.barrier_between(node, self.anchor) is None
-
-
-def _key(value: Any) -> Any:
-    """What is the same for the same arguments: 1, 1.0 and True are three things."""
-    if isinstance(value, (list, tuple)):
-        return tuple(_key(v) for v in value)
-    if isinstance(value, dict):
-        return tuple((k, _key(v)) for k, v in value.items())
-    if isinstance(value, slice):
-        return ("slice", _key((value.start, value.stop, value.step)))
-    if isinstance(value, (Node, torch.dtype, torch.device)):
-        return value
-    return (type(value), repr(value))

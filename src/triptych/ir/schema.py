@@ -198,6 +198,19 @@ def same_constant(value: Any, default: Any) -> bool:
     return type(value) is type(default) and bool(value == default)
 
 
+def argument_key(value: Any) -> Any:
+    """What is the same for the same arguments: 1, 1.0 and True are three things."""
+    if isinstance(value, (Node, torch.dtype, torch.device)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return tuple(argument_key(v) for v in value)
+    if isinstance(value, dict):
+        return tuple((k, argument_key(v)) for k, v in value.items())
+    if isinstance(value, slice):
+        return ("slice", argument_key((value.start, value.stop, value.step)))
+    return (type(value), repr(value))
+
+
 @functools.cache
 def signature(overload: _private.OpOverload) -> Signature:
     return Signature(overload)

@@ -49,6 +49,7 @@ PIECES = Effect("clean-up", "split or concatenation simplified", "splits and con
 VIEWS = Effect("clean-up", "view or cast dropped", "views and casts dropped")
 NO_OP = Effect("clean-up", "no-op gone", "no-ops gone")
 DEAD = Effect("clean-up", "unused value dropped", "unused values dropped")
+ONCE = Effect("clean-up", "value computed once instead of twice", "values computed once instead of twice")
 CONSTANT = Effect("constant", "constant folded", "constants folded")
 RANDOM = Effect("lowering", "random draw replaced", "random draws replaced")
 REDUCTION = Effect("lowering", "reduction rewritten", "reductions rewritten")
@@ -115,6 +116,7 @@ EFFECT_OF_PASS: dict[str, Effect] = {
     "compute_masks_again": SAVED,
     # post_grad
     "eliminate_dead_code": DEAD,
+    "eliminate_common_subexpressions": ONCE,
     "reorder_for_locality": MOVE,
     "grouped_gemm_pass": PRODUCTS,
     "concat_linear_woq_int4": PRODUCTS,

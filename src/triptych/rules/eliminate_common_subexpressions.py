@@ -1,0 +1,121 @@
+"""`eliminate_common_subexpressions`: what is computed twice from the same operands is computed once."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from .. import _private
+from ..ir.program import Program
+from ..ir.refusal import Refusal
+from ..ir.schema import argument_key
+from ..rewrite.edits import Erase, ReadInstead, Together
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
+from ..rewrite.rule import Match, Rule
+
+NAMESPACES = ("aten", "prims", "triptych")
+"""Libraries whose operators do what their schemas say; one of a user may count its calls."""
+
+PLAIN_FUNCTIONS = (operator.getitem, operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod)
+"""What graphs call beside operators: pieces of results, and arithmetic of sizes."""
+
+CONSTRUCTORS = ("empty", "full", "zeros", "ones", "scalar_tensor", "arange", "iota", "new_")
+"""How the names of operators begin that make a tensor of numbers and take at most a size from an operand."""
+
+ATEN: dict[str, Any] = {"dialects": ("aten",)}
+
+
+def _written_in_between(x: Any) -> Any:
+    before = x.exp()
+    x.add_(1)
+    return before + x.exp()
+
+
+class MergeEqualValues(Rule):
+    """y = f(x), z = f(x) -> y = f(x), z is y
+
+    Right where f only computes, nothing writes x in between, and nothing writes y or z. Two results that are both
+    returned stay two: the caller may write one of them. Constructors such as `full` are left: a kernel makes their
+    numbers where they are used, and memory that is filled twice may be written in place twice.
+    """
+
+    def sites(self, program: Program) -> Iterator[Match]:
+        first: dict[Any, Node] = {}
+        for node in list(program.graph.nodes):
+            if not _only_computes(program, node):
+                continue
+            key = (node.target, argument_key(node.args), argument_key(node.kwargs))
+            earlier = first.setdefault(key, node)
+            if earlier is node:
+                continue
+            problem = _problem(program, earlier, node)
+            if problem is not None:
+                first[key] = node  # what changed in between stays changed
+            yield Match.at(program, node, earlier=earlier, problem=problem)
+
+    def rewrite(self, op, m, earlier):
+        again = m.root.node
+        return Together([ReadInstead(again, earlier.node, tuple(again.users)), Erase([again])])
+
+    examples = [
+        fires(lambda x: x.exp().sum() + x.exp().amax(), "f32[4, 8]", **ATEN),
+        fires(lambda x, w: (x @ w).relu() + (x @ w).sin(), "f32[4, 8]", "f32[8, 8]", **ATEN),
+        fires(lambda x: (x.exp() + 1).sum(0) + (x.exp() + 1).sum(1), "f32[8, 8]", **ATEN),
+        fires(lambda x: x.t().relu() + x.t().exp(), "f32[4, 8]", **ATEN),
+        fires(lambda x: x.sum(0, keepdim=True).relu() + x.sum(0, keepdim=True), "f32[4, 8]", dynamic=True, **ATEN),
+        fires(lambda x: x.max(0)[0] + x.max(0)[0].exp(), "f32[4, 8]", **ATEN),
+        declines(lambda x: (x.exp(), x.exp()), "f32[4, 8]", because="both are returned", **ATEN),
+        declines(lambda x: (x.exp(), x.exp().t()), "f32[4, 8]", because="both are returned", **ATEN),
+        declines(lambda x: torch.rand_like(x) + torch.rand_like(x), "f32[4, 8]", **ATEN),
+        declines(lambda x: x + torch.ones(4) + torch.ones(4).exp(), "f32[4]", **ATEN),
+        declines(lambda x: torch.zeros_like(x).cos() + torch.zeros_like(x).exp(), "f32[4]", **ATEN),
+        declines(lambda x: x * 1.0 + x * True, "i64[4]", **ATEN),
+        declines(lambda x: x / 0.0 + x / -0.0, "f32[4]", **ATEN),
+        declines(_written_in_between, "f32[4]", **ATEN),
+    ]
+
+
+def _only_computes(program: Program, node: Node) -> bool:
+    if node.op != "call_function" or not node.all_input_nodes:
+        return False
+    target = node.target
+    if isinstance(target, _private.OpOverload):
+        name = target._schema.name.partition("::")[2]
+        if target.namespace not in NAMESPACES or name.startswith(CONSTRUCTORS):
+            return False
+    elif target not in PLAIN_FUNCTIONS:
+        return False
+    return program.aliasing.effects(node).pure
+
+
+def _problem(program: Program, earlier: Node, again: Node) -> Refusal | None:
+    aliasing = program.aliasing
+    if (barrier := aliasing.barrier_between(earlier, again)) is not None:
+        return Refusal("{at} stands between the two", at=barrier)
+    seen = aliasing.effects(again)
+    are_views = again.target is operator.getitem or (seen.aliases and not seen.may_copy)
+    if are_views:  # of one memory, whatever it holds
+        both_returned = all(any(u.op == "output" for u in n.users) for n in (earlier, again))
+    else:
+        if (writer := aliasing.first_writer(earlier, again)) is not None:
+            return Refusal("{found} writes one of the two", found=writer)
+        if (writer := aliasing.written_between(again.all_input_nodes, earlier, again)) is not None:
+            return Refusal("{found} writes an operand in between", found=writer)
+        both_returned = aliasing.is_output(earlier) and aliasing.is_output(again)
+    return Refusal("both are returned, and {at} would be the same tensor", at=again) if both_returned else None
+
+
+@dataclass(frozen=True)
+class EliminateCommonSubexpressions(Pass):
+    """Computes once what is computed several times from the same operands."""
+
+    name = "eliminate_common_subexpressions"
+
+    def rules(self) -> Sequence[Rule]:
+        return (MergeEqualValues(),)
