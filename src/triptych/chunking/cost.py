@@ -74,10 +74,9 @@ class ChunkCost:
                 rows = math.ceil(rows / chunks)
             else:
                 columns = math.ceil(columns / chunks)
-            each = self.model.gemm(rows, columns, inner, tensor_of(node).dtype)
-            if isinstance(kind, Summed) and chunks > 1:  # it reads and writes the sum so far
-                each = max(each, self.model.copy(2 * bytes_of(tensor_of(node))))
-            seconds += chunks * each
+            seconds += chunks * self.model.gemm(rows, columns, inner, tensor_of(node).dtype)
+            if isinstance(kind, Summed):  # each but the first reads and writes the sum so far, which no product hides
+                seconds += (chunks - 1) * self.model.copy(2 * bytes_of(tensor_of(node)))
         return seconds
 
     def _losses(self, chunks: int) -> float:
