@@ -197,6 +197,15 @@ class Place:
             and same_strides(self.tensor, other.tensor)
         )
 
+    def same_elements(self, other: Place) -> bool:
+        """The same memory in the same order, perhaps in another shape."""
+        return self.same(other) or (
+            self.base is other.base
+            and self.tensor.dtype == other.tensor.dtype
+            and known_equal(self.start, other.start)
+            and same_order(self.tensor, other.tensor)
+        )
+
 
 def place(program: Program, node: Node) -> Place | None:
     """Where a value lies in the memory of what it is a view of; None where that cannot be told."""
@@ -221,6 +230,11 @@ def place(program: Program, node: Node) -> Place | None:
         if not isinstance(tensor, torch.Tensor) or recorded is None or not same_strides(recorded, tensor):
             return None
     return Place(base, tensor, tensor.storage_offset() - start.storage_offset())
+
+
+def same_order(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Are both contiguous and of one size: do they differ in shape alone?"""
+    return known_equal(a.numel(), b.numel()) and known(a.is_contiguous()) and known(b.is_contiguous())
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
@@ -342,7 +356,7 @@ def overwrite(later: LaterUses, value: Node | None, destination: Any, operands: 
         return Refusal("{at} is used afterwards, by {found}", at=destination, found=first)
     if first is None and aliasing.is_input(destination):
         return Refusal("{at} is an input, and the caller sees its old value", at=destination)
-    goes = first is not None and value is not None and first.args[1] is value
+    goes = first is not None and value is not None and _is_in_order(program, first.args[1], value)
     memory = [destination] if value is None else [destination, value]
     if later.inductor and (lazy := later.lazy_write(memory, besides=first if goes else None)) is not None:
         return Refusal("{found} writes {at} too, and may read it in another order", at=destination, found=lazy)
@@ -400,9 +414,19 @@ def _overwrites(program: Program, node: Node, there: Place) -> bool:
         return False
     target = place(program, node.args[0])  # type: ignore[arg-type]
     source = tensor_fact(node.args[1])
-    if target is None or not target.same(there) or source is None:
+    if target is None or not target.same_elements(there) or source is None:
         return False
     return source.dtype == target.tensor.dtype and known_equal(source.shape, target.tensor.shape)
+
+
+def _is_in_order(program: Program, view: Any, value: Node) -> bool:
+    """Is `view` all of the value, its elements in their order?"""
+    if view is value:
+        return True
+    there, whole = place(program, view), tensor_fact(value)
+    if there is None or there.base is not value or whole is None or there.tensor.dtype != whole.dtype:
+        return False
+    return known_equal(there.start, 0) and same_order(there.tensor, whole)
 
 
 def _has_elements(node: Node) -> bool:

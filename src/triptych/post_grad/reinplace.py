@@ -82,6 +82,11 @@ def _updated_cache(cache: Any, k: Any) -> Any:
     return cache.sum()
 
 
+def _updated_beginning(cache: Any, k: Any) -> Any:
+    cache.view(-1)[: k.numel()] = k.view(-1)
+    return cache.sum()
+
+
 def _updated_rows(cache: Any, k: Any, rows: Any) -> Any:
     cache.index_copy_(1, rows, k)
     return cache.sum()
@@ -147,6 +152,7 @@ class ReinplaceSliceAssignment(Rule):
         fires(_updated_cache, "f32[2, 4, 8]", "f32[2, 2, 8]", **ATEN),
         fires(_updated_cache, "f32[2, 4, 8]", "f32[2, 2, 8]", **KERNELS),
         fires(_updated_cache, "f32[2, 4, 8]", "f32[2, 2, 8]", **ATEN, dynamic=True),
+        fires(_updated_beginning, "f32[2, 4, 8]", "f32[2, 8]", **ATEN),
         fires(lambda x: _filled(x.relu(), (0, 1.0), (1, 2.0)), "f32[4, 8]", **ATEN),
         declines(
             lambda x: _filled(x.relu(), (0, 1.0)), "f32[4, 8]", because="computes the assignment together", **KERNELS
