@@ -214,7 +214,8 @@ def sampling(on: Machine) -> Work:
     shape = on.size(1024, 64), on.size(128256, 4096)
 
     def program(logits: Tensor) -> Tensor:
-        return torch.multinomial(logits.float().softmax(-1), 1)
+        p = torch.softmax(logits, -1, dtype=torch.float32)
+        return torch.argmax(p / torch.empty_like(p).exponential_(), -1)
 
     return Work(program, [on.normal(*shape)], f"one draw of a softmax, {_sizes(shape)}", random=True)
 
@@ -263,25 +264,24 @@ def cache_of_keys(on: Machine) -> Work:
 
 
 @measures("compute_masks_again")
-def relu_between_products(on: Machine) -> Work:
+def relu_before_product(on: Machine) -> Work:
     batch, n = on.size(16, 4), on.size(1024, 128)
-    x, w = on.normal(batch, n, n).requires_grad_(), on.normal(batch, n, n, scale=n**-0.5).requires_grad_()
+    x, w = on.normal(n, batch, n).requires_grad_(), on.normal(batch, n, n, scale=n**-0.5).requires_grad_()
 
     def program(x: Tensor, w: Tensor) -> Tensor:
-        return F.relu(torch.bmm(x, w))
+        return torch.bmm(F.relu(x).permute(1, 0, 2), w)
 
-    return Work(program, [x, w], f"a training step of relu(x @ w), {_sizes(x.shape)}", training=True)
+    return Work(program, [x, w], f"a training step of relu(x), permuted, times w, {_sizes(x.shape)}", training=True)
 
 
 @measures("sink_cat_after_pointwise")
-def pointwise_after_cat(on: Machine) -> Work:
-    rows, width, count = on.size(65536, 2048), 64, 8
-    inputs = [on.normal(rows, width) for _ in range(count)]
+def pointwise_on_pieces(on: Machine) -> Work:
+    shape, count = (on.size(65536, 2048), 512), 16
 
-    def program(*given: Tensor) -> Tensor:
-        return torch.cat([g.tanh() for g in given], 1)
+    def program(x: Tensor) -> Tensor:
+        return torch.cat([piece.sqrt() for piece in x.square().chunk(count)])
 
-    return Work(program, inputs, f"cat of tanh of {count} x {_sizes((rows, width))}")
+    return Work(program, [on.normal(*shape)], f"sqrt of {count} pieces of {_sizes(shape)}, put together again")
 
 
 @measures("merge_stack_tanh_unbind_pass")
@@ -295,15 +295,15 @@ def tanh_of_pieces(on: Machine) -> Work:
     return Work(program, [on.normal(rows, width)], f"tanh of {count} stacked pieces of {_sizes((rows, width))}")
 
 
-@measures("split_cat_pass")
-def pieces_in_another_order(on: Machine) -> Work:
+@measures("remove_split_ops_pass")
+def pieces_put_together(on: Machine) -> Work:
     rows, width, count = on.size(65536, 2048), 1024, 32
+    x, y = on.normal(rows, width), on.normal(rows, width // count)
 
-    def program(x: Tensor) -> Tensor:
-        pieces = x.split(width // count, 1)
-        return torch.cat([*pieces[16:], *pieces[:16]], 1) + 1
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([y, *x.split(width // count, 1)[1:], y], 1)
 
-    return Work(program, [on.normal(rows, width)], f"{count} pieces of {_sizes((rows, width))} in another order")
+    return Work(program, [x, y], f"{count - 1} of {count} pieces of {_sizes((rows, width))} put between two others")
 
 
 @measures("decompose_mm_pass")
