@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import gain_measure
 import gain_subjects
@@ -143,3 +144,37 @@ def test_unknown_names(capsys):
     with pytest.raises(SystemExit):
         gains.main(["pad_mmm"])
     assert "did you mean 'pad_mm'" in capsys.readouterr().err
+
+
+# ---- the catalogue ----
+
+
+def measured(**figures):
+    quartiles = {"quartiles_ms": {"on": [0.9, 1.1], "off": [1.9, 2.1]}}
+    header = {"machine": "a GPU", "versions": "torch 2", "command": "python bench/gains.py", "rounds": 9}
+    return {**header, "gains": {name: {**FIGURES, **quartiles, **other} for name, other in figures.items()}}
+
+
+def test_the_catalogue_shows_gains_where_there_are_any(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "docs"))
+    from catalogue import MeasuredGains, pages
+
+    file = tmp_path / "gains-cuda.json"
+    data = measured(pad_mm={}, group_batch_fusion_passes={"ratio": 3.0}, mm_plus_mm={"quartiles_ms": {"on": [0.9, 2.0], "off": [1.9, 2.1]}})
+    data["gains"]["auto_chunker"] = {"skipped": "does not fire on this workload here"}
+    file.write_text(json.dumps(data))
+    shown = pages(MeasuredGains.load(file))
+    assert "Measured on a GPU, with torch 2, by `python bench/gains.py`; medians of 9 rounds" in shown["passes.md"]
+    rows = shown["passes.md"].splitlines()
+    assert [row[-6:] for row in rows if "| `pad_mm` |" in row] == ["| 2x |"]
+    assert [row[-4:] for row in rows if "| `auto_chunker` |" in row] == ["|  |"]
+    # by that name one pass runs by default, and another, which was not measured, if it is added
+    assert [row[-5:] == " 3x |" for row in rows if "| `group_batch_fusion_passes`" in row] == [True, False]
+    joint, post_grad = shown["passes/joint.md"], shown["passes/post_grad.md"]
+    sentence = "(1 ms instead of 2 ms, 1 kernel instead of 3, an estimated 8e-06 MB read and written instead of 2.4e-05 MB)"
+    assert f"Measured gain: 2x {sentence}, on: a program." in joint
+    assert f"Measured gain: no difference in time {sentence}" in post_grad  # the rounds overlap
+    assert "does not fire" not in joint
+
+    nothing = pages(MeasuredGains.load(tmp_path / "none.json"))
+    assert "Measured" not in "".join(nothing.values()) and "| gain |" not in nothing["passes.md"]
