@@ -7,7 +7,8 @@ larger by the first rule that keeps the program valid and the pass firing in the
 - the first size of every input that has the first size of the first input, likewise,
 - not at all. Then the time is that of the launches, and the figure says so.
 
-Values keep their dtype. Examples whose program refers to sizes fall under the second rule or the third.
+The program is valid if it runs, and computes the same operations as on the declared sizes: an `unbind` of a larger
+tensor is another program. Values keep their dtype.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 from gain_workloads import WORKLOADS, Machine, Work
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from triptych.passes.catalogue import all_passes, all_rules
 from triptych.pipeline import required_names
@@ -33,6 +35,7 @@ ELEMENTS = {"cuda": 1 << 24, "cpu": 1 << 18}
 """No input that was made larger has more."""
 EXAMPLES = 4
 """How many examples of a pass are tried."""
+MOST_PIECES = 1024
 TINY = "as declared, so mostly launches"
 
 
@@ -74,9 +77,10 @@ def candidates(name: str, device: str) -> Iterator[Work]:
         for number, example in enumerate(examples):
             with contextlib.suppress(Exception):  # sizes that do not go with the program
                 larger, what = sizes(example.inputs, ELEMENTS[device])
+                declared = operations(_work(example, example.inputs, "", "cpu"))
                 work = _work(example, larger, f"example {number + 1}, {what}", device)
-                _runs(work)
-                yield work
+                if operations(work, len(declared)) == declared:
+                    yield work
     for number, example in enumerate(examples):
         yield _work(example, example.inputs, f"example {number + 1}, {TINY}", device)
 
@@ -166,10 +170,39 @@ def _placed(value: Any, device: str) -> Any:
     return value.detach().to(device).requires_grad_(value.requires_grad)
 
 
-def _runs(work: Work) -> None:
-    """Raises what the program raises."""
-    with torch.no_grad():
+class OtherProgram(Exception):
+    """On other inputs the program has more operations."""
+
+
+class Operations(TorchDispatchMode):
+    """The names of the operations of a program, each with the number of its results."""
+
+    def __init__(self, most: int | None) -> None:
+        super().__init__()
+        self.most, self.names = most, list[tuple[str, int]]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.most is not None and (len(self.names) >= self.most or _pieces(func, args) > MOST_PIECES):
+            raise OtherProgram
+        result = func(*args, **(kwargs or {}))
+        self.names.append((str(func), len(result) if isinstance(result, (list, tuple)) else 1))
+        return result
+
+
+def operations(work: Work, most: int | None = None) -> list[tuple[str, int]]:
+    """What the program computes, in order; it raises what the program raises, and where there are more than `most`."""
+    with torch.no_grad(), Operations(most) as seen:
         work.program(*[i.detach().clone() if isinstance(i, torch.Tensor) else i for i in work.inputs])
+    return seen.names
+
+
+def _pieces(func: Any, args: Any) -> int:
+    """How many tensors a split into pieces of a given size would give: millions, if a tensor was made larger."""
+    if func is torch.ops.aten.unbind.int:
+        return int(args[0].shape[args[1] if len(args) > 1 else 0])
+    if func is torch.ops.aten.split.Tensor:
+        return int(args[0].shape[args[2] if len(args) > 2 else 0]) // max(1, args[1])
+    return 0
 
 
 def fired(passes: Sequence[Any], name: str) -> int:
