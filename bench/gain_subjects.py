@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from triptych.passes.catalogue import all_passes, all_rules
 from triptych.pipeline import required_names
-from triptych.rewrite.examples import Example, make_inputs, others_are_weights
+from triptych.rewrite.examples import DTYPE_OF, Example, make_input, make_inputs, others_are_weights
 from triptych.rewrite.passes import Pass
 from triptych.testing.gallery import firing_examples
 
@@ -35,7 +35,10 @@ ELEMENTS = {"cuda": 1 << 24, "cpu": 1 << 18}
 """No input that was made larger has more."""
 EXAMPLES = 4
 """How many examples of a pass are tried."""
+TIMES_LARGER = 4
+"""No value that a program computes has so many times more: the outer product of two long vectors is not computed."""
 MOST_PIECES = 1024
+"""A split into more gives another program, and is not computed either."""
 TINY = "as declared, so mostly launches"
 
 
@@ -77,10 +80,8 @@ def candidates(name: str, device: str) -> Iterator[Work]:
         for number, example in enumerate(examples):
             with contextlib.suppress(Exception):  # sizes that do not go with the program
                 larger, what = sizes(example.inputs, ELEMENTS[device])
-                declared = operations(_work(example, example.inputs, "", "cpu"))
-                work = _work(example, larger, f"example {number + 1}, {what}", device)
-                if operations(work, len(declared)) == declared:
-                    yield work
+                if same_operations(example, larger, TIMES_LARGER * ELEMENTS[device]):
+                    yield _work(example, larger, f"example {number + 1}, {what}", device)
     for number, example in enumerate(examples):
         yield _work(example, example.inputs, f"example {number + 1}, {TINY}", device)
 
@@ -148,7 +149,10 @@ class WithWeights(nn.Module):
 
 def _work(example: Example, specs: Sequence[Any], what: str, device: str) -> Work:
     training = not example.is_inference or not {"joint", "partitioned"}.isdisjoint(example.dialects)
-    inputs = [_placed(value, device) for value in make_inputs(_with_inputs(example, specs))]
+    if device == "meta":
+        inputs = [_without_data(spec) for spec in specs]
+    else:
+        inputs = [_placed(value, device) for value in make_inputs(_with_inputs(example, specs))]
     program = example.program
     if isinstance(program, nn.Module):
         program = copy.deepcopy(program).to(device)
@@ -164,6 +168,13 @@ def _with_inputs(example: Example, specs: Sequence[Any]) -> Example:
     return Example(example.program, tuple(specs), True)
 
 
+def _without_data(spec: Any) -> Any:
+    """What `make_input` makes of it, on the meta device."""
+    if not _shape(spec):
+        return _placed(make_input(spec, torch.Generator()), "meta")
+    return torch.empty(_shape(spec), dtype=DTYPE_OF[spec.partition("[")[0]], device="meta")
+
+
 def _placed(value: Any, device: str) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
@@ -171,29 +182,36 @@ def _placed(value: Any, device: str) -> Any:
 
 
 class OtherProgram(Exception):
-    """On other inputs the program has more operations."""
+    """On these inputs the program has other operations, or larger values than should be computed."""
 
 
 class Operations(TorchDispatchMode):
     """The names of the operations of a program, each with the number of its results."""
 
-    def __init__(self, most: int | None) -> None:
+    def __init__(self, most_elements: float) -> None:
         super().__init__()
-        self.most, self.names = most, list[tuple[str, int]]()
+        self.most_elements, self.names = most_elements, list[tuple[str, int]]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.most is not None and (len(self.names) >= self.most or _pieces(func, args) > MOST_PIECES):
+        if _pieces(func, args) > MOST_PIECES:
             raise OtherProgram
         result = func(*args, **(kwargs or {}))
-        self.names.append((str(func), len(result) if isinstance(result, (list, tuple)) else 1))
+        results = result if isinstance(result, (list, tuple)) else [result]
+        if any(isinstance(t, torch.Tensor) and t.numel() > self.most_elements for t in results):
+            raise OtherProgram
+        self.names.append((str(func), len(results)))
         return result
 
 
-def operations(work: Work, most: int | None = None) -> list[tuple[str, int]]:
-    """What the program computes, in order; it raises what the program raises, and where there are more than `most`."""
-    with torch.no_grad(), Operations(most) as seen:
-        work.program(*[i.detach().clone() if isinstance(i, torch.Tensor) else i for i in work.inputs])
-    return seen.names
+def same_operations(example: Example, larger: Sequence[Any], most_elements: float) -> bool:
+    """Does the program compute the same on larger inputs? Asked without data; it raises what the program raises."""
+    names = []
+    for specs in (example.inputs, larger):
+        work = _work(example, specs, "", "meta")
+        with torch.device("meta"), torch.no_grad(), Operations(most_elements) as seen:
+            work.program(*work.inputs)
+        names.append(seen.names)
+    return names[0] == names[1]
 
 
 def _pieces(func: Any, args: Any) -> int:
