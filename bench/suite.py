@@ -157,18 +157,25 @@ def show_names() -> None:
 
 def describe(given: argparse.Namespace) -> dict[str, Any]:
     """What a reader of the table must know to get it again."""
+    return {
+        **environment(given.device),
+        "sizes": "real, bfloat16" if given.device == "cuda" else "small, float32",
+        "rounds": given.rounds,
+        "workers": given.workers,
+        "command": shlex.join(["python", "bench/suite.py", *sys.argv[1:]]),
+    }
+
+
+def environment(device: str) -> dict[str, str]:
+    """The machine, and the versions of what runs on it."""
     cpu = f"{processor()}, {os.cpu_count()} cores"
     versions = [f"Python {platform.python_version()}", f"torch {torch.__version__}"]
     for package in ("triton", "transformers", "torchvision", "timm", "triptych"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions.append(f"{package} {importlib.metadata.version(package)}")
     return {
-        "machine": f"{torch.cuda.get_device_name()}; {cpu}" if given.device == "cuda" else cpu,
+        "machine": f"{torch.cuda.get_device_name()}; {cpu}" if device == "cuda" else cpu,
         "versions": ", ".join(versions),
-        "sizes": "real, bfloat16" if given.device == "cuda" else "small, float32",
-        "rounds": given.rounds,
-        "workers": given.workers,
-        "command": shlex.join(["python", "bench/suite.py", *sys.argv[1:]]),
     }
 
 

@@ -14,7 +14,9 @@ from pathlib import Path
 from unittest import mock
 
 DOCS = Path(__file__).parent
-sys.path.insert(0, str(DOCS.parent))
+sys.path[:0] = [str(DOCS), str(DOCS.parent)]
+
+from measured_gains import MeasuredGains  # noqa: E402
 
 from tests import golden_text  # noqa: E402
 from triptych.options import ON_ERROR_VARIABLE  # noqa: E402
@@ -44,6 +46,7 @@ examples, and `triptych why-not NAME FILE.py` to ask why one does not fire on a 
 `joint/` (with freezing and what runs before the partition), in `post_grad/` (with what runs after the partition and
 before code generation), or in `rules/` if several stages run it."""
 LEGEND = "Lines with `-` are gone after the pass, lines with `+` are new; `<- rule` names the rule that wrote a line."
+GAINS = "A measured gain stands with its pass or rule; [the overview](../passes.md) says how and on which machine."
 OPTIONS = """# Options
 
 `torch.compile(model, backend="triptych", options={...})` takes these names; `triptych.explain` and the other functions
@@ -55,13 +58,14 @@ FIRES, DECLINES = 3, 4
 """How many examples of each kind are listed for a rule."""
 
 
-def pages() -> dict[str, str]:
+def pages(gains: MeasuredGains | None = None) -> dict[str, str]:
     """Every page of the catalogue by its path in `docs/`."""
+    gains = MeasuredGains.load() if gains is None else gains
     stages = {stage: list_passes(stage) for stage in TITLES}
-    written = {f"passes/{stage}.md": _stage_page(stage, steps) for stage, steps in stages.items()}
-    parts = [INTRODUCTION]
+    written = {f"passes/{stage}.md": _stage_page(stage, steps, gains) for stage, steps in stages.items()}
+    parts = [INTRODUCTION, *filter(None, [gains.introduction()])]
     for stage, title in TITLES.items():
-        parts += [f"## [{title}](passes/{stage}.md)", _overview(stages[stage])]
+        parts += [f"## [{title}](passes/{stage}.md)", _overview(stages[stage], gains)]
     return {"passes.md": "\n\n".join(parts) + "\n", "options.md": _options_page(stages), **written}
 
 
@@ -78,43 +82,58 @@ def _options_page(stages: dict[str, list[PassInfo]]) -> str:
     return "\n\n".join([OPTIONS, "\n".join(rows), OPTIONS_OF_PASSES, "\n".join(of_passes)]) + "\n"
 
 
-def _overview(steps: list[PassInfo]) -> str:
-    rows = ["| # | pass | what it does |", "|---|---|---|"]
-    for info in steps:
+def _overview(steps: list[PassInfo], gains: MeasuredGains) -> str:
+    """The passes of a stage; with a column of gains where any was measured."""
+    ratios = [gains.ratio(info.name) if _is_measured(info) else "" for info in steps]
+    rows = ["| # | pass | what it does | gain |", "|---|---|---|---|"] if any(ratios) else [
+        "| # | pass | what it does |", "|---|---|---|",
+    ]  # fmt: skip
+    for info, ratio in zip(steps, ratios):
         note = "" if info.default else " (only if added)"
-        rows.append(f"| {info.step} | `{info.name}`{note} | {_cell(info.purpose)} |")
+        gain = f" {ratio} |" if any(ratios) else ""
+        rows.append(f"| {info.step} | `{info.name}`{note} | {_cell(info.purpose)} |{gain}")
     return "\n".join(rows)
 
 
-def _stage_page(stage: str, steps: list[PassInfo]) -> str:
+def _is_measured(info: PassInfo) -> bool:
+    """Is a gain by that name one of this pass? The name may also be that of another stage's, which runs by default."""
+    return info.default or not any(pass_.default for pass_ in all_passes().get(info.name, ()))
+
+
+def _stage_page(stage: str, steps: list[PassInfo], gains: MeasuredGains) -> str:
     parts = [f"# {TITLES[stage]}", LEGEND]
+    if any(gains.sentence(info.name) or any(gains.sentence(rule.name) for rule in info.rules) for info in steps):
+        parts.append(GAINS)
     shown: set[str] = set()
     for info in steps:
         if info.name not in shown:
             shown.add(info.name)
-            parts.append(_pass(info))
+            parts.append(_pass(info, gains))
     return "\n\n".join(p for p in parts if p) + "\n"
 
 
-def _pass(info: PassInfo) -> str:
+def _pass(info: PassInfo, gains: MeasuredGains) -> str:
     if not (info.rules or info.options or info.example):
         return ""
     classes = [c for c in all_passes().get(info.name, ()) if c.purpose() == info.purpose]
     lines = [f"## `{info.name}`", info.purpose, *([info.details] if info.details else [])]
+    if _is_measured(info) and (gain := gains.sentence(info.name)):
+        lines.append(gain)
     if info.options:
         options = ", ".join(f"`{info.name}.{name}` = {value!r}" for name, value in info.options.items())
         lines.append(f"Options: {options}")
     for pass_ in classes:
         rules = pass_().rules()
-        lines += [_rule(rule) for rule in rules]
+        lines += [_rule(rule, gains.sentence(rule.name)) for rule in rules]
         if pass_.examples:
             lines.append(_examples(pass_))
     return "\n\n".join(lines)
 
 
-def _rule(rule: Rule) -> str:
+def _rule(rule: Rule, gain: str) -> str:
     rounding = "" if rule.exact else " (up to rounding)"
-    return "\n\n".join(part for part in (f"**`{rule.name}`**{rounding}: `{rule.formula()}`", _examples(rule)) if part)
+    parts = f"**`{rule.name}`**{rounding}: `{rule.formula()}`", gain, _examples(rule)
+    return "\n\n".join(part for part in parts if part)
 
 
 def _examples(subject: Rule | type[Pass]) -> str:

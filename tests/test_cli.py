@@ -166,6 +166,8 @@ def test_explain_an_unknown_pass(file):
         ("models.py:number", "models.py:number is a int"),
         ("empty.py", "empty.py defines no 'model' (say empty.py:NAME for another name)"),
         ("bare.py", "inputs for 'model': set args = (...,) or model_args = (...,); did you mean 'arg_list'"),
+        ("makers.py:number", "makers.py:number has no parameters and returned int: return a module"),
+        ("makers.py:turned_round", "returned (int, Linear): return a module, or a module and its inputs (`return model, x`)"),
         ("raises.py", "raises.py:2 raised KeyError: 'here'"),
         ("syntax.py", "syntax.py:1 raised SyntaxError"),
     ],
@@ -173,6 +175,9 @@ def test_explain_an_unknown_pass(file):
 def test_what_is_missing_is_named(file, spec, message):
     (file.parent / "empty.py").write_text("")
     (file.parent / "bare.py").write_text("def model(x): return x\narg_list = []\n")
+    (file.parent / "makers.py").write_text(
+        "import torch\ndef number(): return 7\ndef turned_round(): return 7, torch.nn.Linear(2, 2)\n"
+    )
     (file.parent / "raises.py").write_text("import math\n{}['here']\n")
     (file.parent / "syntax.py").write_text("def :\n")
     result = run("explain", spec, code=2)
@@ -230,6 +235,8 @@ def test_a_model_that_breaks_the_graph_is_explained_in_parts(file):
         "import torch\ndef model(x):\n    y = x + 1\n    print('hello')\n    return y.sin()\nargs = (torch.ones(3),)\n"
     )
     assert "2 captured programs" in run("explain", "breaks.py", *EAGER).output
+    short = run("explain", "breaks.py", "--fullgraph", *EAGER, code=1).stderr
+    assert short.startswith("triptych: breaks.py:4 raised Unsupported: ") and "Explanation" not in short
     result = run("explain", "breaks.py", "--json", *EAGER)
     data = json.loads(result.stdout)  # what the model prints goes to stderr
     assert "hello" in result.stderr and {record["program"] for record in data["passes"]} == {1, 2}

@@ -74,6 +74,6 @@ def test_no_golden_is_stale(pytestconfig):
 @pytest.mark.parametrize("subject", [pytest.param(s, id=s.name) for s in SUBJECTS if isinstance(s, Rule)])
 def test_rule_is_documented(subject):
     """A rule says its formula, and shows where it fires and where it does not."""
-    assert subject.only_explains or "->" in subject.formula(), f"{subject.name}: the docstring's first line is the formula"
+    assert subject.only_explains or "->" in subject.formula(), f"{subject.name}: the docstring's first paragraph is the formula"
     assert subject.only_explains or any(e.fires for e in subject.examples), f"{subject.name} shows no place where it fires"
     assert any(not e.fires for e in subject.examples), f"{subject.name} shows no place where it declines"

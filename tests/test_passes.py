@@ -259,3 +259,16 @@ def test_the_rewrite_limit_bisects(monkeypatch):
     session = Session(Options(), rewrite_limit=1)
     run_stage("joint", gm, session, graph="test")
     assert session.rewrites == 1
+
+
+def test_a_formula_may_be_longer_than_a_line():
+    """The documentation, the page and `triptych passes` show it whole, and without the explanation."""
+
+    class OverTwoLines(Rule):
+        """f(x) -> g(x), where x is
+        not empty
+
+        Why it is right.
+        """
+
+    assert OverTwoLines.formula() == "f(x) -> g(x), where x is not empty"

@@ -123,6 +123,8 @@ def test_a_line_says_what_a_node_is_and_where_it_comes_from(data):
     shown = graphs["files"][file]
     assert function == "forward" and shown["path"].endswith("test_report_page.py")
     assert "self.out[0]" in shown["lines"][shown["numbers"].index(number)]
+    installed = {f["path"]: f["installed"] for f in graphs["files"]}
+    assert not installed.pop(shown["path"]) and all(is_it for path, is_it in installed.items() if path.startswith("torch/"))
 
 
 def test_parameters_have_the_names_of_the_module(training, data):

@@ -59,7 +59,9 @@ export class Columns {
     if (this.links?.graphs === graphs && this.links.program === program) return;
     this.links = new Links(graphs, kernels, program);
     const counts = graphs.data.files.map((file, number) => file.numbers.reduce((sum, line) => sum + (this.links as Links).count(number, line), 0));
-    const order = counts.map((_, number) => number).sort((a, b) => counts[b] - counts[a]);
+    const installed = (number: number): number => Number(graphs.data.files[number].installed);
+    // a file of the reader's own before those of packages, then the one with most nodes
+    const order = counts.map((_, number) => number).sort((a, b) => Number(!counts[a]) - Number(!counts[b]) || installed(a) - installed(b) || counts[b] - counts[a]);
     replace(this.files, order.map((number) => h("option", { value: number }, `${graphs.data.files[number].path} (${integer(counts[number])})`)));
     this.pinned = this.linked = this.hovered = null;
     this.openFile(order[0] ?? -1);

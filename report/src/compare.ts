@@ -3,7 +3,7 @@
 
 import type { Comparison, Core, Pass, Size } from "./data";
 import { breakable, h, replace, type Child } from "./dom";
-import { bytes, integer, plural, time } from "./format";
+import { bytes, integer, percent, plural, time } from "./format";
 
 const CONTEXT = 2;
 const ROWS_AT_ONCE = 400;
@@ -18,7 +18,7 @@ function difference(ours: number, theirs: number): Child {
   if (ours === theirs) return "=";
   if (!theirs) return "";
   const share = ours / theirs;
-  const text = share >= 2 || share <= 0.5 ? `${share < 1 ? `${(1 / share).toFixed(1)}× less` : `${share.toFixed(1)}× more`}` : `${share < 1 ? "−" : "+"}${Math.abs(100 * (share - 1)).toFixed(0)} %`;
+  const text = share >= 2 || share <= 0.5 ? `${share < 1 ? `${(1 / share).toFixed(1)}× less` : `${share.toFixed(1)}× more`}` : `${share < 1 ? "−" : "+"}${percent(Math.abs(share - 1))}`;
   return h("span", { class: ours < theirs ? "less" : "more" }, text);
 }
 

@@ -111,7 +111,7 @@ export interface GraphData {
   types: string[];
   rules: string[];
   stacks: [number, number, string][][];
-  files: { path: string; numbers: number[]; lines: string[] }[];
+  files: { path: string; installed: boolean; numbers: number[]; lines: string[] }[];
   columns: [
     number[], number[], string[], number[][], number[], number[], number[], number[], number[], number[], number[],
   ];

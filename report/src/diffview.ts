@@ -1,7 +1,7 @@
 // Before and after of a pass side by side: unchanged stretches folded, rows drawn as they come into sight.
 
 import type { Box, Decision, Pass } from "./data";
-import { type Child, h, replace, reveal } from "./dom";
+import { type Child, h, replace, reveal, withCode } from "./dom";
 import { bytes, integer, plural, signed, time } from "./format";
 import type { Graphs, Row } from "./graphs";
 import { lineElement } from "./tokens";
@@ -243,7 +243,7 @@ function passHead(pass: Pass, backend: string): Child[] {
   const declined = pass.declines.reduce((sum, one) => sum + one.count, 0);
   return [
     h("h2", {}, pass.name, pass.effect && h("span", { class: `tag effect-${pass.effect}` }, pass.effect)),
-    pass.purpose && h("p", { class: "purpose" }, pass.purpose),
+    pass.purpose && h("p", { class: "purpose" }, withCode(pass.purpose)),
     h("p", { class: "facts" }, facts),
     pass.note && h("p", { class: "note" }, pass.note),
     pass.error && h("details", { class: "error", open: true }, h("summary", {}, "error"), h("pre", {}, pass.error)),

@@ -46,10 +46,15 @@ export function replace(parent: Element, ...children: Child[]): void {
   append(parent, children);
 }
 
-/** Scroll inside one container only; scrollIntoView would move the page as well. */
-export function reveal(element: HTMLElement, container: HTMLElement): void {
+/** A text with parts `like this`, as docstrings have them: those parts as code. */
+export const withCode = (text: string): Child[] =>
+  text.split(/`([^`]+)`/).map((piece, index) => (index % 2 ? h("code", {}, piece) : piece));
+
+/** Scroll inside one container only; scrollIntoView would move the page as well. `head` is what sticks to its top. */
+export function reveal(element: HTMLElement, container: HTMLElement, head = 0): void {
   const inner = element.getBoundingClientRect();
   const outer = container.getBoundingClientRect();
-  if (inner.top < outer.top || inner.bottom > outer.bottom)
+  if (!outer.height) return;  // not on the screen
+  if (inner.top < outer.top + head || inner.bottom > outer.bottom)
     container.scrollTop += inner.top - outer.top - outer.height / 3;
 }

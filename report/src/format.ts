@@ -12,6 +12,9 @@ export const bytes = (value: number): string =>
 export const time = (seconds: number): string =>
   seconds === 0 ? "0 µs" : scaled(seconds, [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]]);
 
+/** Of a share: `7 %`, and where that would be nothing `0.3 %`. */
+export const percent = (share: number): string => `${(100 * share).toFixed(share < 0.01 ? 1 : 0)} %`;
+
 export const integer = (value: number): string => value.toLocaleString("en");
 
 export const plural = (count: number, one: string, many = one + "s"): string =>

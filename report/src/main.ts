@@ -56,6 +56,7 @@ class Report {
     };
     const right = h("aside", { class: "panel-right", "aria-label": "Picture and node" }, this.picture.element, this.node.element);
     this.passView.append(this.list.element, this.diff.element, right);
+    this.hideAllBut("passes");  // before anything is measured
     app.append(this.head, this.flow, this.passView, this.columns.element, this.frames.element, this.compare.element, this.help);
     document.addEventListener("keydown", (event) => this.key(event));
   }
@@ -150,15 +151,23 @@ class Report {
     );
   }
 
-  private async open(view: View): Promise<void> {
-    for (const [name, tab] of Object.entries(this.tabs)) tab.setAttribute("aria-selected", String(name === view));
-    this.view = view;
+  private hideAllBut(view: View): void {
     this.passView.hidden = view !== "passes";
     this.columns.element.hidden = view !== "columns";
     this.frames.element.hidden = view !== "frames";
     this.compare.element.hidden = view !== "compare";
     // of the compare view and of all compiles, no single flow is the one
     this.flow.hidden = view === "frames" || view === "compare";
+  }
+
+  private async open(view: View): Promise<void> {
+    for (const [name, tab] of Object.entries(this.tabs)) tab.setAttribute("aria-selected", String(name === view));
+    this.view = view;
+    this.hideAllBut(view);
+    if (view === "passes") {
+      this.list.revealCurrent();
+      this.picture.nowVisible();
+    }
     if (view === "frames") this.frames.show(this.core);
     if (view === "compare") {
       const [comparison, ours, theirs] = await Promise.all([part<Comparison>(0, "comparison"), part<Core>(0, "core"), part<Core>(1, "core")]);

@@ -20,7 +20,7 @@ export class PassList {
   findNodes: (words: string[]) => { name: string; where: string; text: string; go: () => void }[] = () => [];
 
   constructor(private choose: (pass: number) => void) {
-    this.search = h("input", { type: "search", placeholder: "search passes, rules, nodes", "aria-label": "Search passes" });
+    this.search = h("input", { type: "search", placeholder: "search passes, nodes", title: "Passes, rules, reasons to decline, nodes (/)", "aria-label": "Search passes" });
     this.search.addEventListener("input", () => this.draw());
     this.search.addEventListener("keydown", (event) => {
       if (event.key === "Escape") {
@@ -79,10 +79,15 @@ export class PassList {
     }
     for (const [number, row] of this.rows) row.setAttribute("aria-selected", String(number === pass));
     const row = this.rows.get(pass);
-    if (row) {
-      this.list.setAttribute("aria-activedescendant", row.id);
-      reveal(row, this.list);
-    }
+    if (row) this.list.setAttribute("aria-activedescendant", row.id);
+    this.revealCurrent();
+  }
+
+  /** Scroll to the pass that is shown, below the title of its stage. */
+  revealCurrent(): void {
+    const row = this.rows.get(this.current);
+    const title = row?.parentElement?.querySelector<HTMLElement>("h3");
+    if (row) reveal(row, this.list, title?.offsetHeight);
   }
 
   move(step: number): void {
@@ -160,7 +165,7 @@ export class PassList {
 
   private what(pass: Pass): string {
     const parts = [];
-    if (pass.rewrites && pass.effect) parts.push(`${integer(pass.rewrites)} ${pass.effect}`);
+    if (pass.rewrites && pass.effect) parts.push(`${integer(pass.rewrites)} × ${pass.effect}`);
     const declined = pass.declines.reduce((sum, one) => sum + one.count, 0);
     if (declined) parts.push(`${integer(declined)} declined`);
     return parts.join(" · ");

@@ -130,6 +130,8 @@ export class Picture {
   private drawing: SVGElement | null = null;
   private size: [number, number] = [0, 0];
   private request = 0;
+  private centre: [number, number] = [0, 0];
+  private wasHidden = false;
 
   constructor(private choose: (name: string, line: number) => void) {
     const button = (text: string, label: string, act: () => void): HTMLElement =>
@@ -219,8 +221,19 @@ export class Picture {
     replace(this.canvas, this.drawing);
     const legend = ["added", "removed", "changed"].map((mark) => h("span", { class: `legend ${mark}` }, mark));
     replace(this.caption, legend, part.left > 0 && ` ${part.left} further changed nodes are not drawn: choose one of them.`);
+    this.centre = answer.nodes[centre] ?? answer.nodes[part.nodes[0].name];
+    this.place();
+  }
+
+  /** A picture that was drawn while another view was open has not been fitted into the panel. */
+  nowVisible(): void {
+    if (this.drawing && this.wasHidden) this.place();
+  }
+
+  private place(): void {
+    this.wasHidden = this.canvas.clientWidth === 0;
     this.fit();
-    this.centreOn(answer.nodes[centre] ?? answer.nodes[part.nodes[0].name]);
+    this.centreOn(this.centre);
   }
 
   private fit(): void {

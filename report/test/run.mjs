@@ -46,6 +46,26 @@ const steps = {
     assert.ok(lines.some((line) => line.includes("relu")), lines.join("\n"));
   },
 
+  async "what was drawn behind the comparison is in view when the passes are opened"() {
+    await page.setViewportSize({ width: 1280, height: 480 });
+    await open(comparison);
+    await page.keyboard.press("1");
+    await page.waitForSelector(".canvas .node");
+    const row = await page.locator('.pass[aria-selected="true"]').boundingBox();
+    const list = await page.locator(".passes").boundingBox();
+    const stage = await page.locator('.passes [role="group"]:has([aria-selected="true"]) h3').boundingBox();
+    assert.ok(row.y >= list.y + stage.height - 1 && row.y + row.height <= list.y + list.height + 1, "the chosen pass is hidden");
+    const canvas = await page.locator(".canvas").boundingBox();
+    const nodes = await page.locator(".canvas .node").evaluateAll((all) => all.map((one) => one.getBoundingClientRect().toJSON()));
+    const inside = nodes.filter((node) => node.left >= canvas.x && node.right <= canvas.x + canvas.width && node.top >= canvas.y && node.bottom <= canvas.y + canvas.height);
+    assert.ok(inside.length, "no node of the picture is in view");
+    assert.ok(!(await page.locator(".purpose").first().textContent()).includes("`"));
+    const [bar, icon] = [await page.locator(".bar").boundingBox(), await page.locator(".bar .icon").last().boundingBox()];
+    assert.ok(icon.y - bar.y < 20, "the title bar is more than one line");
+    await page.setViewportSize({ width: 1280, height: 1000 });
+    await page.keyboard.press("4");
+  },
+
   async "a pass of the other compiler opens in its report, and back"() {
     const inductors = page.locator(".sides > div").nth(1).locator(".compared-pass");
     const name = await inductors.first().locator(".pass-name").textContent();

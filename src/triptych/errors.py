@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -35,7 +36,19 @@ class UnknownName(TriptychError, ValueError):
 def in_one_line(error: BaseException) -> str:
     """An error's class and the begin of its message. Dynamo's messages say in the second line what happened."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines[:2])}"
+    explained = dynamo_reason(str(error))
+    return f"{type(error).__name__}: {explained if explained else ' '.join(lines[:2])}"
+
+
+def dynamo_reason(text: str) -> str:
+    """What Dynamo could not trace: the first line, and the explanation that follows, without the hints; empty for any
+    other text."""
+    first, _, rest = text.strip().partition("\n")
+    explained = re.match(r"\s*Explanation: (.+)", rest)
+    if explained is None:
+        return ""
+    sentence = re.sub(r" [(]has_kwargs \w+[)]$", "", explained[1].strip())
+    return f"{first}: {sentence}"
 
 
 class VerificationError(TriptychError):

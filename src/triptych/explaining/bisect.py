@@ -116,7 +116,8 @@ class Bisection:
                 textwrap.indent("\n".join(rewrite.changes), "    "),
                 f"  then    {self.failure}",
             ]
-        lines.append(f"{self.compiles} compiles" + "".join(f"\nnote: {note}" for note in self.notes))
+        lines.append(f"{self.compiles} compile{'s' * (self.compiles != 1)}")
+        lines += [f"note: {note}" for note in self.notes]
         if self.repro is not None:
             lines.append(f"reproduction: {self.repro}, {self.repro_size} operations")
         return "\n".join(lines)

@@ -17,6 +17,7 @@ from types import CodeType
 from typing import Any
 
 from .. import _private
+from ..errors import dynamo_reason
 from ..passes.session import Session, is_watched
 
 RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)$")
@@ -239,12 +240,7 @@ def graph_break(reason: str, stack: Any) -> GraphBreak:
 
 def in_one_line(reason: str) -> str:
     """What Dynamo says: its first line, and the explanation that follows, without the hints."""
-    first, _, rest = reason.strip().partition("\n")
-    explained = re.match(r"\s*Explanation: (.+)", rest)
-    if explained is None:
-        return first
-    sentence = re.sub(r" [(]has_kwargs \w+[)]$", "", explained[1].strip())
-    return f"{first}: {sentence}"
+    return dynamo_reason(reason) or reason.strip().partition("\n")[0]
 
 
 def guard_failure(reason: str) -> str:

@@ -111,12 +111,20 @@ class LineTable:
             wanted = list(range(1, len(lines) + 1))
         numbers = [n for n in wanted if 0 < n <= len(lines)] or sorted(named)
         text = [lines[n - 1] if n <= len(lines) else "" for n in numbers]
-        return {"path": shown_path(path), "numbers": numbers, "lines": text}
+        return {"path": shown_path(path), "installed": is_installed(path), "numbers": numbers, "lines": text}
+
+
+INSTALLED = ("site-packages/", "dist-packages/")
+
+
+def is_installed(path: str) -> bool:
+    """Is it a file of a package, and not the user's own?"""
+    return any(marker in path for marker in INSTALLED)
 
 
 def shown_path(path: str) -> str:
     """A path without what says nothing to a reader: the working directory, the place of installed packages."""
-    for marker in ("site-packages/", "dist-packages/"):
+    for marker in INSTALLED:
         if marker in path:
             return path.rpartition(marker)[2]
     relative = os.path.relpath(path)

@@ -14,7 +14,7 @@
         change: {gemms, bytes, seconds}, what it changed in the estimates}
 `graphs`:
     names, types, rules: strings by number; stacks: [[file, line, function]] by number, innermost frame last
-    files: {path, numbers, lines}: the source lines that the report has
+    files: {path, installed, numbers, lines}: the source lines that the report has, and whether a package has them
     columns: name, type, call, inputs, stack, rule, origin, sequence, gemms, bytes, nanoseconds of every line
     listings: {program, stage, graph, first: [lines], deltas: [[[where, how many go, [lines that come]]]]}
     firings: {pass number: [[rule, node, [removed names], [created names]]]}

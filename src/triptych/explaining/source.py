@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .. import _private
 from ..errors import TriptychError, UnknownName
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
@@ -69,8 +70,23 @@ def load(spec: str) -> Subject:
             public[name] = made
         elif isinstance(made, tuple) and len(made) > 1 and callable(made[0]):  # and its inputs
             public |= {name: made[0], f"{name}_args": made[1] if len(made) == 2 else made[1:]}
+        elif _is_plain_data(made):
+            returned = f"{path.name}:{name} has no parameters and returned {_described(made)}"
+            raise TriptychError(f"{returned}: return a module, or a module and its inputs (`return model, x`)")
     args, kwargs = _inputs(path, name, public)
     return Subject(name, public[name], args, kwargs, _settings(public))
+
+
+def _is_plain_data(value: Any) -> bool:
+    """Numbers, strings and lists of them, without a tensor: no model returns that, and nothing is made by it."""
+    plain = isinstance(value, (int, float, str, tuple, list, dict))
+    return plain and not any(isinstance(leaf, Tensor) for leaf in _private.pytree.tree_leaves(value))
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(type(member).__name__ for member in value)})"
+    return type(value).__name__
 
 
 def load_rule(spec: str) -> Any:

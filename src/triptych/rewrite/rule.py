@@ -195,7 +195,7 @@ class FirstOf:
 
 
 class Rule:
-    """Subclass this, with a docstring whose first line is the formula.
+    """Subclass this, with a docstring whose first paragraph is the formula.
 
     `pattern(self, op, x, ...)` names operations; `check(self, m, x, ...)` says what must hold with `m.require`;
     `rewrite(self, op, x, ...)` builds what stands there instead and returns it, or an `Edit`, or `FirstOf` several
@@ -234,7 +234,8 @@ class Rule:
 
     @classmethod
     def formula(cls) -> str:
-        return (inspect.getdoc(cls) or "").partition("\n")[0]
+        """The first paragraph of the docstring, in one line."""
+        return " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
 
     def sites(self, program: Program) -> Iterator[Match]:
         """Where the rule could fire, one site after the other. It only reads the graph.
