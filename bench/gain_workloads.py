@@ -184,6 +184,17 @@ def two_products(on: Machine) -> Work:
     return Work(lambda a, b, c: F.relu(a @ b) @ c, [a, b, c], what)
 
 
+@measures("eliminate_common_subexpressions")
+def product_computed_twice(on: Machine) -> Work:
+    n = on.size(4096, 512)
+    x, w = on.normal(n, n), on.normal(n, n, scale=n**-0.5)
+
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        return (x @ w).relu() + (x @ w).sigmoid()
+
+    return Work(program, [x, w], f"a product of {_sizes(x.shape)} and {_sizes(w.shape)}, written twice")
+
+
 @measures("auto_chunker")
 def head_and_loss(on: Machine) -> Work:
     rows, hidden, classes = on.size(8192, 1024), on.size(2048, 128), on.size(128256, 32768)
