@@ -14,7 +14,7 @@ import torch
 from device_lock import DeviceLock
 from gain_subjects import candidates, fired, switch
 from gain_workloads import WORKLOADS, Work
-from measure import kernels_launched, relative_error, turns
+from measure import kernels_of, relative_error, turns
 from one_model import in_one_line
 from processes import MEASURING, WAITING
 from torch.utils import _pytree as pytree
@@ -84,8 +84,10 @@ def prepare(name: str, device: str) -> tuple[dict[str, Any], dict[str, Callable[
         if which == OFF and count:
             return {"workload": work.what, "skipped": "fires although it is removed"}, {}
         results[which] = on_copies(calls[which], work)
-        launches = kernels_launched(calls[which]) if device == "cuda" else explanation.kernel_launches
-        figures[which] = {"kernels": launches, "bytes": explanation.kernel_bytes}
+        figures[which] = {"kernels": explanation.kernel_launches, "bytes": explanation.kernel_bytes}
+        if device == "cuda":
+            kernels = kernels_of(calls[which])
+            figures[which] |= {"kernels": kernels and kernels.count, "gpu_ms": kernels and kernels.ms}
         if which == ON:
             figures["rewrites"] = count
     if not work.random:

@@ -7,6 +7,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -74,8 +75,17 @@ def _norm(tensors: Iterable[torch.Tensor]) -> float:
     return math.hypot(*(float(torch.linalg.vector_norm(t, dtype=torch.float64)) for t in tensors))
 
 
-def kernels_launched(call: Call) -> int | None:
-    """Kernels that one call runs on the GPU, None if the profiler sees none; copies and memsets are not kernels."""
+@dataclass(frozen=True)
+class Kernels:
+    """What one call runs on the GPU; copies and memsets are not kernels."""
+
+    count: int
+    ms: float
+    """Of all together. Where a call takes longer, the GPU waits for the host."""
+
+
+def kernels_of(call: Call) -> Kernels | None:
+    """The kernels of one call, None if the profiler sees none."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
@@ -83,10 +93,11 @@ def kernels_launched(call: Call) -> int | None:
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         call()
         torch.cuda.synchronize()
-    kernels = sum(
-        event.device_type == DeviceType.CUDA
+    microseconds = [
+        event.device_time
+        for event in profiler.events()
+        if event.device_type == DeviceType.CUDA
         and not getattr(event, "is_user_annotation", False)
         and not event.name.startswith(("Memcpy", "Memset"))
-        for event in profiler.events()
-    )
-    return kernels or None
+    ]
+    return Kernels(len(microseconds), sum(microseconds) / 1e3) if microseconds else None

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from device_lock import DeviceLock
-from measure import kernels_launched, relative_error, synchronize, turns
+from measure import kernels_of, relative_error, synchronize, turns
 from models import TRAINING, Unavailable, Workload, build
 from processes import MEASURING, WAITING
 from torch import Tensor
@@ -130,12 +130,13 @@ def prepare(subject: Subject, variant: Variant, scratch: str) -> tuple[dict[str,
 
 
 def measure(subject: Subject, calls: dict[str, Callable[[], Tensor]], rounds: int, report: Report) -> None:
-    """Time all variants in turns; count the kernels that each launches."""
+    """Time all variants in turns; count the kernels that each launches, and what they take without the host."""
     for name, figures in turns(calls, subject.device, rounds).items():
         quarters = statistics.quantiles(figures, n=4) if len(figures) > 1 else [figures[0]] * 3
-        times = {"ms": statistics.median(figures), "quartiles_ms": [quarters[0], quarters[2]]}
+        times: dict[str, Any] = {"ms": statistics.median(figures), "quartiles_ms": [quarters[0], quarters[2]]}
         if subject.device == "cuda":
-            times["kernels"] = kernels_launched(calls[name])
+            kernels = kernels_of(calls[name])
+            times |= {"kernels": kernels and kernels.count, "gpu_ms": kernels and kernels.ms}
         report({"variant": name, "figures": times})
 
 

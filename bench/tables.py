@@ -140,12 +140,12 @@ def figures_table(records: Sequence[Record]) -> Iterator[str]:
         [
             record["model"], name, _number(figures.get("ms"), ".3f"), _number(figures.get("error"), ".1e"),
             _number(_mebibytes(figures.get("bytes")), ".0f"), _number(figures.get("compile_s"), ".1f"),
-            _number(figures.get("kernels"), "d"),
+            _number(figures.get("kernels"), "d"), _number(figures.get("gpu_ms"), ".3f"),
         ]
         for record in records
         for name, figures in record["variants"].items()
     ]  # fmt: skip
-    yield from _table(["model", "variant", "ms", "error", "peak MiB", "compile s", "kernels"], rows)
+    yield from _table(["model", "variant", "ms", "error", "peak MiB", "compile s", "kernels", "kernels ms"], rows)
 
 
 def _mebibytes(number: int | None) -> float | None:

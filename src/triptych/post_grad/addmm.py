@@ -58,7 +58,9 @@ class Addmm(Rule):
         model, sum_bytes = device_model(a.device), bytes_of(m.root.tensor)
         product = _product_seconds(model, a, b)
         added = model.copy(2 * sum_bytes + bytes_of(c.tensor))
-        m.pays(product + added, product + bias_seconds(model, c, sum_bytes), sure=True)
+        # on a GPU the product with a bias may be another kernel, which in other than half precision can be the slower
+        sure = a.dtype in HALF or a.device.type != "cuda"
+        m.pays(product + added, product + bias_seconds(model, c, sum_bytes), sure=sure)
 
     def rewrite(self, op, m, a, b, c, scale, shape):
         scales_bias = m.root.call.args["other"] is c.node
