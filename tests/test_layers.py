@@ -24,7 +24,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("passes",),
     ("repro",),
     ("cache", "calling_convention", "codegen", "freezing", "partition", "weak_references", "fallback", "stages", "backend",
-     "exported_programs", "spmd_check"),
+     "entry_point", "exported_programs", "spmd_check"),
     ("explaining",),
     ("testing",),
     ("cli_base", "cli_debug", "cli_doctor", "cli_passes", "cli_record", "cli", "__main__"),

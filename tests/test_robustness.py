@@ -7,11 +7,14 @@ import re
 import subprocess
 import sys
 import threading
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 import torch
 import torch._inductor.config as inductor_config
+from torch._dynamo.backends import registry
+from torch._dynamo.backends.registry import lookup_backend
 
 import triptych
 
@@ -47,6 +50,39 @@ def test_threads_that_compile_at_once(codegen):
         thread.join()
     assert errors == []
     assert inductor_config.get_config_copy() == settings
+
+
+@pytest.mark.parametrize("moment", ["before either registers", "while one registers"])
+def test_threads_that_ask_for_the_backend_by_name_at_once(monkeypatch, moment):
+    """Torch registers a backend by name when it is first asked for, and asks nobody else to wait."""
+    project = (SOURCES.parents[1] / "pyproject.toml").read_text()
+    (value,) = re.findall(r'\[project.entry-points.torch_dynamo_backends\]\ntriptych = "(.*)"', project)
+    declared = EntryPoint("triptych", value, "torch_dynamo_backends")
+    monkeypatch.setattr(registry, "_COMPILER_FNS", {})
+    monkeypatch.delitem(sys.modules, "triptych.entry_point", raising=False)
+    together, backends = threading.Barrier(2, timeout=60), []
+
+    class Slow:
+        """Torch's `lookup_backend` has seen that there is nothing yet, in both threads."""
+
+        def load(self):
+            loaded = declared.load()
+            together.wait()
+            return loaded
+
+    monkeypatch.setitem(registry._BACKENDS, "triptych", Slow())
+    if moment == "while one registers":
+        declared.load()
+        monkeypatch.setitem(registry._BACKENDS, "triptych", None)  # torch does this first
+    threads = [threading.Thread(target=lambda: backends.append(lookup_backend("triptych"))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [*backends, lookup_backend("triptych")] == [triptych.compile_fx] * 3
+    assert "triptych" in torch.compiler.list_backends()
+    with pytest.raises(KeyError, match="nobody"):
+        registry._COMPILER_FNS["nobody"]
 
 
 def test_processes_that_compile_at_once(tmp_path):

@@ -85,6 +85,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         # the call of a user's Triton kernel on the tensors that it writes
         "triton_kernel_wrapper_mutation": "torch._higher_order_ops.triton_kernel_wrap:triton_kernel_wrapper_mutation",
         # -- the flow --
+        # the backends that `torch.compile` knows by name
+        "backend_registry": "torch._dynamo.backends.registry",
         # AOTAutograd: decompose, functionalise, differentiate, partition
         "aot_autograd": "torch._dynamo.backends.common:aot_autograd",
         # AOTAutograd's settings: effect tokens, donated buffers, its cache
