@@ -44,6 +44,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "register_process_group": "torch._C._distributed_c10d:_register_process_group",
         # facts are computed on fake values even while somebody is tracing around us
         "without_dispatch_modes": "torch.utils._python_dispatch:_disable_current_modes",
+        # what a subclass of tensors, such as a parameter, has in place of a `__torch_function__`
+        "disabled_torch_function": "torch._C:_disabled_torch_function_impl",
         # the class of fake values
         "FakeTensor": "torch._subclasses:FakeTensor",
         # hooks on every module there is

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.graph import CodeGen
 
@@ -47,6 +48,36 @@ def compile_flat(gm: GraphModule, example_inputs: Sequence[Any], compile: Compil
         return _private.pytree.tree_unflatten(compiled(*args), spec)
 
     return call
+
+
+def take_plain_tensors(compiled: Callable[..., Any], example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A callable that gets tensors of a subclass with `__torch_function__` as plain tensors.
+
+    The captured graph has what that function did. If operations of the graph ran on the subclass, it would be called
+    again, and AOTAutograd refuses such tensors where it looks at operations that run.
+    """
+    places = [place for place, value in enumerate(example_inputs) if _has_torch_function(value)]
+    if not places:
+        return compiled
+
+    def call(*args: Any) -> Any:
+        plain = list(args)
+        for place in places:
+            plain[place] = args[place].as_subclass(Tensor)
+        return compiled(*plain)
+
+    return call
+
+
+def _has_torch_function(value: Any) -> bool:
+    """Its operations can be seen as calls of functions, and not as calls of operators, which AOTAutograd traces."""
+    kind = type(value)
+    return (
+        issubclass(kind, Tensor)
+        and kind is not Tensor
+        and kind.__torch_function__ is not _private.disabled_torch_function
+        and kind.__torch_dispatch__ is Tensor.__torch_dispatch__
+    )
 
 
 def keep_identities(gm: GraphModule) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

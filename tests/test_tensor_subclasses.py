@@ -1,0 +1,64 @@
+"""Tensors of a subclass whose `__torch_function__` Dynamo traces: nothing that runs calls it again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import triptych
+
+
+class Swapping(torch.Tensor):
+    """The sine of such a tensor is its cosine, and the cosine its tangent: what is applied twice shows."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        swapped = {"sin": torch.cos, "cos": torch.tan}
+        with torch._C.DisableTorchFunctionSubclass():
+            for name, other in swapped.items():
+                if func in (getattr(torch, name), getattr(torch.Tensor, name), getattr(torch.ops.aten, name).default):
+                    return other(*args).as_subclass(cls)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Named(torch.Tensor):
+    """A subclass with torch's own `__torch_function__`, which keeps the type of results."""
+
+
+@pytest.mark.parametrize("codegen", ["eager", "inductor"])
+def test_torch_function_is_called_once(codegen):
+    compiled = torch.compile(
+        lambda x, y: (x.sin() * 2 + y, y.relu()),
+        backend=triptych.compile_fx,
+        options={"codegen": codegen, "on_error": "raise"},
+    )
+    x, y = torch.randn(3), torch.randn(3)
+    for kind in (Swapping, Named):
+        result, relu = compiled(x.as_subclass(kind), y)
+        assert type(result) is kind and type(relu) is torch.Tensor
+        torch.testing.assert_close(result.as_subclass(torch.Tensor), (x.cos() if kind is Swapping else x.sin()) * 2 + y)
+
+
+@pytest.mark.parametrize("codegen", ["eager", "inductor"])
+def test_gradients_and_writes_reach_the_tensor_of_the_caller(codegen):
+    options = {"codegen": codegen, "on_error": "raise"}
+    values = torch.randn(3)
+    x = values.clone().as_subclass(Swapping).requires_grad_()
+    torch.compile(lambda x: (x * x).sin().sum(), backend=triptych.compile_fx, options=options)(x).backward()
+    torch.testing.assert_close(x.grad, -2 * values * (values * values).sin())
+    y = values.clone().as_subclass(Swapping)
+    torch.compile(lambda y: y.add_(1), backend=triptych.compile_fx, options=options)(y)
+    torch.testing.assert_close(y.as_subclass(torch.Tensor), values + 1)
+
+
+def test_an_eager_fallback_does_not_call_it_either(monkeypatch):
+    def fail(*args, **kwargs):
+        raise RuntimeError("no compile")
+
+    monkeypatch.setattr("triptych.backend.compile_flow", fail)
+    options = {"codegen": "eager", "on_error": "fallback"}
+    compiled = torch.compile(lambda x: x.sin() * 2, backend=triptych.compile_fx, options=options)
+    x = torch.randn(3)
+    with pytest.warns(RuntimeWarning, match="runs eagerly"):
+        result = compiled(x.as_subclass(Swapping))
+    torch.testing.assert_close(result.as_subclass(torch.Tensor), x.cos() * 2)
