@@ -48,6 +48,16 @@ def test_bias_is_not_read_at_beta_zero(sizes, codegen):
 
 
 @pytest.mark.parametrize("codegen", CODEGENS)
+def test_one_tensor_several_times_has_the_strides_of_eager(codegen):
+    def function(image, turned):
+        return torch.cat([image] * 2, 1), torch.cat([image] * 3, 2), torch.cat([turned] * 2), torch.cat([turned] * 2, 1)
+
+    inputs = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.randn(1, 3, 4).transpose(1, 2)
+    for want, got in zip(function(*inputs), compiled(function, codegen)(*inputs)):
+        assert got.stride() == want.stride() and torch.equal(got, want)
+
+
+@pytest.mark.parametrize("codegen", CODEGENS)
 @pytest.mark.parametrize("source", [torch.ones(2, 1), torch.ones(2), torch.ones(2, 4, dtype=torch.int64)], ids=["wide", "flat", "integers"])
 def test_index_add_refuses_what_eager_refuses(source, codegen):
     def function(x, index, source):
@@ -182,7 +192,7 @@ def test_torchs_own_table_stays_as_it_is():
     assert {op for op in before if table[op] is not before[op]} == {
         aten.addmm.default, aten.add.Tensor, aten.index_add.default, aten.max_unpool2d.default, aten.round.decimals,
         aten.soft_margin_loss_backward.default, aten.native_dropout.default, aten.index_fill.int_Scalar,
-        aten.index_fill.int_Tensor,
+        aten.index_fill.int_Tensor, aten.cat.default,
     }  # fmt: skip
     assert _private.select_decomp_table() == before
     assert aten.add.Tensor not in portable_decompositions()

@@ -27,6 +27,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "OpOverloadPacket": "torch._ops:OpOverloadPacket",
         # the class of `cond`, `checkpoint` and their like
         "HigherOrderOperator": "torch._ops:HigherOrderOperator",
+        # the call of a graph that is compiled once and called several times
+        "invoke_subgraph": "torch._higher_order_ops.invoke_subgraph:invoke_subgraph",
         # a function kept whole for its quantization scheme: its options, its form as traced, and its form for codegen
         "InvokeQuant": "torch._higher_order_ops:InvokeQuant",
         "invoke_quant_packed": "torch._higher_order_ops:invoke_quant_packed",

@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 
 from . import _private
 from .arguments import require_callable, require_graph, require_inputs
-from .calling_convention import compile_flat, keep_identities, take_plain_tensors
+from .calling_convention import compile_flat, has_negated_views, keep_identities, take_plain_tensors
 from .codegen.base import CodeGenerator, Compiled
 from .codegen.eager import CallableCodegen, EagerCodegen
 from .codegen.inductor import InductorCodegen, reset_cuda_graphs
@@ -50,6 +50,8 @@ def compile_fx(
     require_graph(gm, "compile_fx")
     require_inputs(example_inputs, gm, "compile_fx")
     made = Options.make(options, mode)
+    if has_negated_views(gm, example_inputs):  # Inductor's kernels read the memory of an input, not its sign
+        made = replace(made, codegen="eager")
     return compile_program(gm, example_inputs, made, choose, LAST_RESORTS[made.codegen])
 
 

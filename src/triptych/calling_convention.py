@@ -50,6 +50,13 @@ def compile_flat(gm: GraphModule, example_inputs: Sequence[Any], compile: Compil
     return call
 
 
+def has_negated_views(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
+    """Is an input, or a tensor of the graph's module, a view whose values are those in memory with the other sign, such
+    as `z.conj().imag`? Dynamo guards this."""
+    given = [*_private.pytree.tree_leaves(example_inputs), *gm.parameters(), *gm.buffers()]
+    return any(isinstance(value, Tensor) and value.is_neg() for value in given)
+
+
 def take_plain_tensors(compiled: Callable[..., Any], example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """A callable that gets tensors of a subclass with `__torch_function__` as plain tensors.
 

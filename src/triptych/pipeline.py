@@ -49,6 +49,7 @@ from .post_grad.post_grad_fusions import (
     UnbindStackAtenPass,
 )
 from .post_grad.reduced_atomic_contention import ReducedAtomicContention
+from .post_grad.region_results import RegionResultsPass
 from .post_grad.reinplace import Reinplace
 from .post_grad.remove_assert_ops import RemoveAssertOps
 from .post_grad.reorder_for_locality import ReorderForLocality
@@ -247,6 +248,7 @@ POST_GRAD: list[Entry] = [
 
 BEFORE_CODEGEN: list[Entry] = [
     DrawIntoEmptyMemoryPass,
+    RegionResultsPass,
     LiftConstantsPass,  # after all that folds or moves constants
     CatInOneLaunchPass,
     CastByAtenPass,

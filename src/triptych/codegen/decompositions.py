@@ -7,7 +7,7 @@ whole: its own kernel then runs, and raises what it raises in eager.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ def corrected(table: Decompositions) -> Decompositions:
     corrections: dict[Any, Callable[[Decomposition], Decomposition]] = {
         aten.addmm.default: bias_unread_at_beta_zero,
         aten.add.Tensor: complex_add_of_nothing,
+        aten.cat.default: repetition_in_memory_format,
         aten.index_add.default: index_add_of_matching_shapes,
         aten.index_fill.int_Scalar: index_fill_in_strides_of_a_copy,
         aten.index_fill.int_Tensor: index_fill_in_strides_of_a_copy,
@@ -60,6 +61,21 @@ def complex_add_of_nothing(decomposition: Decomposition) -> Decomposition:
         return decomposition(x, y, alpha=alpha)
 
     return add
+
+
+def repetition_in_memory_format(decomposition: Decomposition) -> Decomposition:
+    """Of one tensor several times, the operator makes a tensor in the memory format of that one, the decomposition a
+    copy of a view, whose strides may be in another order."""
+
+    @functools.wraps(decomposition)
+    def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
+        first, *others = tensors
+        contiguous = first.is_contiguous() and _private.memory_format_of(first) is torch.contiguous_format
+        if others and all(other is first for other in others) and not contiguous:
+            return NotImplemented
+        return decomposition(tensors, dim)
+
+    return cat
 
 
 def dropout_of_everything(decomposition: Decomposition | None) -> Decomposition:

@@ -45,10 +45,10 @@ ON_A_GPU: Mapping[str, Any] = {
 class InductorCodegen:
     """Inductor's lowering, scheduling and kernels for the graphs of one program."""
 
-    reuses_saved_tensors = True
-
     def __init__(self, session: Session, gm: Any, example_inputs: Sequence[Any]) -> None:
         self.session = session
+        # Inductor counts the inputs of a graph inside the backward as those of the backward itself
+        self.reuses_saved_tensors = sum(isinstance(module, GraphModule) for module in gm.modules()) == 1
         self.key = cache_key(session.options)
         self.known_buffers = session.buffers.digest if session.buffers is not None else ""
         on_gpu = any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in example_inputs)

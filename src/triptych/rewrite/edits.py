@@ -144,6 +144,17 @@ class TakeOutOfTuple(SoundByRule):
 
 
 @dataclass(frozen=True)
+class ReturnCopy(SoundByRule):
+    """A graph that is called returns a copy of one of its results, wherever it is called."""
+
+    body: GraphModule
+    place: int
+
+    def make(self, rewriter: Rewriter, op: Emitter) -> None:
+        rewriter.return_copy(self.body, self.place)
+
+
+@dataclass(frozen=True)
 class Erase(Edit):
     """Nodes that nobody uses, or only each other: users before their operands."""
 

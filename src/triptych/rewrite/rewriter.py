@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.fx import GraphModule, Node
 
 from ..ir.effects import returned_operand
@@ -347,6 +348,17 @@ class Rewriter(Checks):
         self.program.respelled(call)
         self._swap(element, call)
         self.erase(element)
+
+    def return_copy(self, body: GraphModule, place: int) -> None:
+        """Let a graph that is called return a copy of one of its results."""
+        end = body.graph.output_node()
+        results: Any = end.args[0]
+        with body.graph.inserting_before(end):
+            copied = body.graph.call_function(torch.ops.aten.clone.default, (results[place],))
+        copied.meta = dict(results[place].meta)
+        end.args = ((*results[:place], copied, *results[place + 1 :]),)
+        body.recompile()
+        self.edited = True
 
     # ---- counting ----
 

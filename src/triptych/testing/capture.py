@@ -118,7 +118,8 @@ def _capture_training(program: Callable[..., Any], inputs: Sequence[Any], dynami
 
     def partition(joint: GraphModule, joint_inputs: Any, **facts: Any) -> Any:
         whole = snapshot(joint)
-        joint_graph_passes(joint)
+        if joint_inputs:  # that of a region comes without
+            joint_graph_passes(joint)
         halves = _private.min_cut_rematerialization_partition(joint, joint_inputs, compiler="inductor", **facts)
         seen.append((whole, *map(snapshot, halves), facts["num_fwd_outputs"]))
         return halves
@@ -142,7 +143,7 @@ def _capture_training(program: Callable[..., Any], inputs: Sequence[Any], dynami
         torch.compile(program, backend=backend, fullgraph=True, dynamic=dynamic)(*[_copy(i) for i in inputs])
     if not seen:
         raise TriptychError("no gradient is asked for: give an input that requires one")
-    joint, forward, backward, results = seen[0]
+    joint, forward, backward, results = seen[-1]  # the graphs of regions inside it come first
     joint.graph.set_codegen(CodeGen())  # one input after the other, not in nested lists
     joint.recompile()
     wanted = [fact(n) for n in joint.graph.nodes if n.op == "placeholder"][len(given) :]

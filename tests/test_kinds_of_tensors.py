@@ -1,4 +1,4 @@
-"""Tensors of a subclass whose `__torch_function__` Dynamo traces: nothing that runs calls it again."""
+"""Tensors of other kinds: subclasses whose `__torch_function__` Dynamo traces, and views with the other sign."""
 
 from __future__ import annotations
 
@@ -62,3 +62,28 @@ def test_an_eager_fallback_does_not_call_it_either(monkeypatch):
     with pytest.warns(RuntimeWarning, match="runs eagerly"):
         result = compiled(x.as_subclass(Swapping))
     torch.testing.assert_close(result.as_subclass(torch.Tensor), x.cos() * 2)
+
+
+@pytest.mark.parametrize("codegen", ["eager", "inductor"])
+def test_a_view_with_the_other_sign_is_read_and_written_as_such(codegen):
+    """`z.conj().imag` is a view of the imaginary part whose values have the other sign."""
+
+    def function(x):
+        x.add_(1)
+        return x * 2
+
+    compiled = torch.compile(function, backend=triptych.compile_fx, options={"codegen": codegen, "on_error": "raise"})
+    real = torch.randn(3)
+    assert torch.equal(compiled(real.clone()), (real + 1) * 2)
+    z = torch.randn(3, dtype=torch.complex64)
+    expected = z.clone()
+    assert z.conj().imag.is_neg()
+    assert torch.equal(compiled(z.conj().imag), function(expected.conj().imag))
+    assert torch.equal(z, expected)
+
+
+def test_a_constant_with_the_other_sign_is_read_as_such():
+    constant = torch.randn(3, dtype=torch.complex64).conj().imag
+    x = torch.randn(3)
+    compiled = torch.compile(lambda x: x + constant, backend=triptych.compile_fx, options={"on_error": "raise"})
+    assert torch.equal(compiled(x), x + constant)
