@@ -9,6 +9,7 @@ import statistics
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from device_lock import DeviceLock
@@ -20,6 +21,8 @@ from processes import MEASURING, WAITING
 from torch.utils import _pytree as pytree
 
 import triptych
+from triptych.codegen.eager import EagerCodegen
+from triptych.codegen.inductor import InductorCodegen
 from triptych.explaining.record import Recording
 
 Report = Callable[[dict[str, Any]], None]
@@ -100,12 +103,17 @@ def firing_work(name: str, device: str) -> Work | None:
     for work in candidates(name, device):
         if name in WORKLOADS:
             return work
-        with contextlib.suppress(Exception):  # a candidate that does not compile is none
-            _, explanation = compiled(work, {**switch(name)[0], "codegen": "eager"})
+        with contextlib.suppress(Exception), without_kernels():  # a candidate that does not compile is none
+            _, explanation = compiled(work, switch(name)[0])
             if fired(explanation.passes, name):
                 return work
         torch._dynamo.reset()
     return None
+
+
+def without_kernels() -> Any:
+    """Passes decide as for Inductor's kernels, which take long to generate; the graph runs operation by operation."""
+    return mock.patch.object(InductorCodegen, "emit", lambda self, *given: EagerCodegen().emit(*given))
 
 
 def compiled(work: Work, options: dict[str, Any]) -> tuple[Callable[[], Any], Recording]:

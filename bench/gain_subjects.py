@@ -66,7 +66,13 @@ def examples_of(name: str) -> list[Example]:
     firing = [e for c in classes for e in firing_examples(c)]
     if not classes and (rule := all_rules().get(name)) is not None:
         firing = [e for e in rule.examples if e.fires]
-    return [e for e in firing if e.prepare in (None, others_are_weights) and "modules" not in e.dialects][:EXAMPLES]
+    return [e for e in firing if _can_be_compiled(e)][:EXAMPLES]
+
+
+def _can_be_compiled(example: Example) -> bool:
+    """Not graphs that were changed first, nor calls of whole modules, nor inputs without data."""
+    has_data = not any(isinstance(i, torch.Tensor) and i.is_meta for i in example.inputs)
+    return has_data and example.prepare in (None, others_are_weights) and "modules" not in example.dialects
 
 
 def candidates(name: str, device: str) -> Iterator[Work]:
