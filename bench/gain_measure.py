@@ -103,11 +103,12 @@ def firing_work(name: str, device: str) -> Work | None:
     for work in candidates(name, device):
         if name in WORKLOADS:
             return work
-        with contextlib.suppress(Exception), without_kernels():  # a candidate that does not compile is none
-            _, explanation = compiled(work, switch(name)[0])
-            if fired(explanation.passes, name):
-                return work
+        # what Inductor alone can run raises, after the passes: a candidate that does not compile has none
+        with triptych.record() as explanation, contextlib.suppress(Exception), without_kernels():
+            compiled(work, switch(name)[0])
         torch._dynamo.reset()
+        if fired(explanation.passes, name):
+            return work
     return None
 
 

@@ -83,7 +83,7 @@ def test_the_pass_is_on_and_off():
     assert fired(without.passes, "linear_permute_fusion") == 0
 
 
-@pytest.mark.parametrize("name", ["rand_like", "fuse_chunk_squeeze_cat_pass"])
+@pytest.mark.parametrize("name", ["bernoulli", "fuse_chunk_squeeze_cat_pass"])
 def test_the_first_candidate_on_which_the_pass_fires_is_taken(name):
     """Random draws are replaced for Inductor's kernels only: passes decide for those."""
     work = gain_measure.firing_work(name, "cpu")
