@@ -243,6 +243,28 @@ def test_a_model_that_breaks_the_graph_is_explained_in_parts(file):
     assert "hello" in result.stderr and {record["program"] for record in data["passes"]} == {1, 2}
 
 
+def test_a_file_brings_its_settings(file):
+    """As it does for why-not, bisect and repro; the call goes before the file."""
+    (file.parent / "own.py").write_text(
+        "import torch, triptych\n"
+        "class SinForCos(triptych.Rule):\n"
+        "    def pattern(self, op, x): return op.cos(x)\n"
+        "    def rewrite(self, op, x): return op.sin(x)\n"
+        "def model(x): return x.cos()\n"
+        "args = (torch.ones(3, requires_grad=True),)\n"
+        "options, train, dynamic = {'codegen': 'inductor', 'add_rules': [SinForCos]}, True, True\n"
+    )
+    data = json.loads(run("explain", "own.py", "--json", *EAGER).stdout)
+    fired = {record["name"]: record["rewrites"] for record in data["passes"] if record["rewrites"]}
+    assert fired["add_rules"] == 1 and data["train"] and not data["kernels"]
+    assert "sin(" in run("explain", "own.py", "--pass", "add_rules", *EAGER).stdout
+
+
+def test_a_pass_that_did_not_run_is_said_to(file):
+    message = run("explain", "models.py:tower", "--pass", "add_rules", *EAGER, code=2).stderr
+    assert message == "triptych: add_rules did not run in this compile\n"
+
+
 def test_a_file_can_import_its_neighbours(file):
     file.rename(file.with_name("neighbour.py"))
     (file.parent / "beside.py").write_text("from neighbour import tower as model, tower_args as args\n")
