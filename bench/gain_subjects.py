@@ -87,7 +87,9 @@ def candidates(name: str, device: str) -> Iterator[Work]:
             with contextlib.suppress(Exception):  # sizes that do not go with the program
                 larger, what = sizes(example.inputs, ELEMENTS[device])
                 if same_operations(example, larger, TIMES_LARGER * ELEMENTS[device]):
-                    yield _work(example, larger, f"example {number + 1}, {what}", device)
+                    work = _work(example, larger, f"example {number + 1}, {what}", device)
+                    _run(work)  # some sizes are refused only where there are data
+                    yield work
     for number, example in enumerate(examples):
         yield _work(example, example.inputs, f"example {number + 1}, {TINY}", device)
 
@@ -218,6 +220,11 @@ def same_operations(example: Example, larger: Sequence[Any], most_elements: floa
             work.program(*work.inputs)
         names.append(seen.names)
     return names[0] == names[1]
+
+
+def _run(work: Work) -> None:
+    with torch.no_grad():
+        work.program(*[i.detach().clone() if isinstance(i, torch.Tensor) else i for i in work.inputs])
 
 
 def _pieces(func: Any, args: Any) -> int:

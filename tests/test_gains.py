@@ -53,12 +53,13 @@ def test_an_example_that_refers_to_sizes_is_made_longer_or_stays(monkeypatch):
         fires(lambda x: x.view(4, 2, 4), "f32[4, 8]"),
         fires(lambda x: torch.stack(x.unbind()), "f32[4]"),  # of a larger one, it is another program
         fires(lambda x: x[:, None] * x, "f32[4]"),  # and that would be too large
+        fires(lambda x: torch.slice_scatter(x, x, 0, 0, 4), "f32[4, 8]"),  # not refused without data
     ]
     monkeypatch.setattr(gain_subjects, "examples_of", lambda name: examples)
     assert [work.what for work in candidates("noop_slice", "cpu")] == [
         "example 1, every size x 64", "example 2, every size x 64",
         "example 1, first size x 8192", "example 2, first size x 8192",
-        *(f"example {i}, as declared, so mostly launches" for i in (1, 2, 3, 4, 5)),
+        *(f"example {i}, as declared, so mostly launches" for i in (1, 2, 3, 4, 5, 6)),
     ]  # fmt: skip
 
 
