@@ -66,7 +66,13 @@ def examples_of(name: str) -> list[Example]:
     firing = [e for c in classes for e in firing_examples(c)]
     if not classes and (rule := all_rules().get(name)) is not None:
         firing = [e for e in rule.examples if e.fires]
-    return [e for e in firing if e.prepare in (None, others_are_weights) and "modules" not in e.dialects][:EXAMPLES]
+    return [e for e in firing if _can_be_compiled(e)][:EXAMPLES]
+
+
+def _can_be_compiled(example: Example) -> bool:
+    """Not graphs that were changed first, nor calls of whole modules, nor inputs without data."""
+    has_data = not any(isinstance(i, torch.Tensor) and i.is_meta for i in example.inputs)
+    return has_data and example.prepare in (None, others_are_weights) and "modules" not in example.dialects
 
 
 def candidates(name: str, device: str) -> Iterator[Work]:
@@ -81,7 +87,9 @@ def candidates(name: str, device: str) -> Iterator[Work]:
             with contextlib.suppress(Exception):  # sizes that do not go with the program
                 larger, what = sizes(example.inputs, ELEMENTS[device])
                 if same_operations(example, larger, TIMES_LARGER * ELEMENTS[device]):
-                    yield _work(example, larger, f"example {number + 1}, {what}", device)
+                    work = _work(example, larger, f"example {number + 1}, {what}", device)
+                    _run(work)  # some sizes are refused only where there are data
+                    yield work
     for number, example in enumerate(examples):
         yield _work(example, example.inputs, f"example {number + 1}, {TINY}", device)
 
@@ -212,6 +220,11 @@ def same_operations(example: Example, larger: Sequence[Any], most_elements: floa
             work.program(*work.inputs)
         names.append(seen.names)
     return names[0] == names[1]
+
+
+def _run(work: Work) -> None:
+    with torch.no_grad():
+        work.program(*[i.detach().clone() if isinstance(i, torch.Tensor) else i for i in work.inputs])
 
 
 def _pieces(func: Any, args: Any) -> int:

@@ -26,7 +26,7 @@ class MeasuredGains:
             return MeasuredGains()
         header = json.loads(path.read_text())
         gains = header.pop("gains")
-        return MeasuredGains(header, {name: figures for name, figures in gains.items() if "ratio" in figures})
+        return MeasuredGains(header, {name: figures for name, figures in gains.items() if _is_gain(figures)})
 
     def introduction(self) -> str:
         """How the figures came about."""
@@ -63,6 +63,15 @@ class MeasuredGains:
             read_and_written = f"an estimated {_megabytes(on['bytes'])} read and written"
             parts.append(f"{read_and_written} instead of {_megabytes(off['bytes'])}")
         return f"Measured gain: {gain} ({', '.join(parts)}), on: {figures['workload']}."
+
+
+LARGEST_DIFFERENCE = 0.05
+"""Relative, of the results with the pass and without."""
+
+
+def _is_gain(figures: dict[str, Any]) -> bool:
+    """Was it timed, and were the results the same?"""
+    return "ratio" in figures and figures.get("difference", 0.0) <= LARGEST_DIFFERENCE
 
 
 def _alike(figures: dict[str, Any]) -> bool:

@@ -105,6 +105,11 @@ def test_quantization_has_one_form():
     (call,) = [n for n in seen["graph"].nodes if str(n.target) == "invoke_quant"]
     assert call.meta["quant_options"] == invoke and call.kwargs == {"scheme": "int8"}
     assert not any(n.target is operator.getitem for n in seen["graph"].nodes)
+    # Inductor cannot generate code for the call that made the options
+    assert not any(n.target is InvokeQuant for n in seen["graph"].nodes)
+    with torch.no_grad():
+        compiled = torch.compile(program, backend="triptych", options={"on_error": "raise"})
+        torch.testing.assert_close(compiled(x, w, s), program(x, w, s))
 
 
 def test_a_torch_level_graph_is_left_alone():

@@ -16,7 +16,7 @@ from triptych.cli import main
 from triptych.explaining import demo as demo_module
 from triptych.explaining.demo import run_demo
 from triptych.explaining.source import load, split
-from triptych.passes.catalogue import PassInfo, RuleInfo
+from triptych.passes.catalogue import ExampleInfo, PassInfo, RuleInfo
 
 EAGER = ["--option", "codegen=eager"]
 
@@ -130,6 +130,7 @@ def test_record_runs_a_script_and_reports_it(file, monkeypatch, how, code):
     assert "train.py, recorded run" in (file.parent / "run.html").read_text()
     if how == "--fail":
         assert "ValueError: after the compile" in result.stderr and "train.py failed" in result.stderr
+        assert "runpy" not in result.stderr and "cli_record.py" not in result.stderr  # as python prints it
 
 
 def test_record_prints_data(file, monkeypatch):
@@ -242,6 +243,28 @@ def test_a_model_that_breaks_the_graph_is_explained_in_parts(file):
     assert "hello" in result.stderr and {record["program"] for record in data["passes"]} == {1, 2}
 
 
+def test_a_file_brings_its_settings(file):
+    """As it does for why-not, bisect and repro; the call goes before the file."""
+    (file.parent / "own.py").write_text(
+        "import torch, triptych\n"
+        "class SinForCos(triptych.Rule):\n"
+        "    def pattern(self, op, x): return op.cos(x)\n"
+        "    def rewrite(self, op, x): return op.sin(x)\n"
+        "def model(x): return x.cos()\n"
+        "args = (torch.ones(3, requires_grad=True),)\n"
+        "options, train, dynamic = {'codegen': 'inductor', 'add_rules': [SinForCos]}, True, True\n"
+    )
+    data = json.loads(run("explain", "own.py", "--json", *EAGER).stdout)
+    fired = {record["name"]: record["rewrites"] for record in data["passes"] if record["rewrites"]}
+    assert fired["add_rules"] == 1 and data["train"] and not data["kernels"]
+    assert "sin(" in run("explain", "own.py", "--pass", "add_rules", *EAGER).stdout
+
+
+def test_a_pass_that_did_not_run_is_said_to(file):
+    message = run("explain", "models.py:tower", "--pass", "add_rules", *EAGER, code=2).stderr
+    assert message == "triptych: add_rules did not run in this compile\n"
+
+
 def test_a_file_can_import_its_neighbours(file):
     file.rename(file.with_name("neighbour.py"))
     (file.parent / "beside.py").write_text("from neighbour import tower as model, tower_args as args\n")
@@ -259,7 +282,13 @@ def test_file_and_name_are_split_at_the_last_colon(file):
 INFOS = [
     PassInfo(
         "first_pass", "pre_grad", 1, True, "makes things first", "x + 0", {"limit": 3},
-        (RuleInfo("drop_zero", "x + 0 -> x", False, ("x + 0",), (("x + 1", "not a zero"),)),),
+        (
+            RuleInfo(
+                "drop_zero", "x + 0 -> x", False, (ExampleInfo("x + 0", "f32[4]"),),
+                (ExampleInfo("x + 0", "i8[4]"), ExampleInfo("def f(x):\n    return x + 1", "", "not a zero")),
+            ),
+            RuleInfo("drop_one", "x * 1 -> x", True, (), ()),
+        ),
     ),
     PassInfo("second_pass", "pre_grad", 2, False, "makes things second"),
     PassInfo("first_pass", "joint", 1, True, "makes things first"),
@@ -284,9 +313,20 @@ def test_passes_shows_one(known):
     text = run("passes", "first_pass").output
     for part in (
         "pre_grad step 1, joint step 1", "makes things first", "option first_pass.limit, by default 3",
-        "drop_zero  (equal up to rounding)", "x + 0 -> x", "fires     x + 0", "declines  x + 1  # not a zero",
+        "drop_zero  (equal up to rounding)", "x + 0 -> x", "fires     x + 0  on f32[4]\n", "declines  x + 0  on i8[4]\n",
+        "declines  def f(x):  # not a zero\n                  return x + 1\n", "drop_one",
     ):  # fmt: skip
         assert part in text
+
+
+def test_passes_shows_a_rule_by_its_own_name(known):
+    text = run("passes", "drop_zero").output
+    assert text.startswith("first_pass\npre_grad step 1;") and "x + 0 -> x" in text and "drop_one" not in text
+
+
+def test_the_name_of_a_stage_is_known_as_one(known):
+    message = "triptych: joint is a stage: triptych passes --stage joint lists its passes\n"
+    assert run("passes", "joint", code=2).stderr == message
 
 
 def test_passes_as_data(known):

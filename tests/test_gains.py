@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import gain_measure
 import gain_subjects
@@ -13,7 +14,7 @@ import one_gain
 import pytest
 import torch
 from gain_subjects import NotLarger, candidates, every_size, fired, first_size, names, switch
-from gain_workloads import WORKLOADS, Machine
+from gain_workloads import WORKLOADS, Machine, Work
 
 from triptych.options import Options
 from triptych.passes.catalogue import all_passes, all_rules
@@ -53,12 +54,13 @@ def test_an_example_that_refers_to_sizes_is_made_longer_or_stays(monkeypatch):
         fires(lambda x: x.view(4, 2, 4), "f32[4, 8]"),
         fires(lambda x: torch.stack(x.unbind()), "f32[4]"),  # of a larger one, it is another program
         fires(lambda x: x[:, None] * x, "f32[4]"),  # and that would be too large
+        fires(lambda x: torch.slice_scatter(x, x, 0, 0, 4), "f32[4, 8]"),  # not refused without data
     ]
     monkeypatch.setattr(gain_subjects, "examples_of", lambda name: examples)
     assert [work.what for work in candidates("noop_slice", "cpu")] == [
         "example 1, every size x 64", "example 2, every size x 64",
         "example 1, first size x 8192", "example 2, first size x 8192",
-        *(f"example {i}, as declared, so mostly launches" for i in (1, 2, 3, 4, 5)),
+        *(f"example {i}, as declared, so mostly launches" for i in (1, 2, 3, 4, 5, 6)),
     ]  # fmt: skip
 
 
@@ -75,12 +77,43 @@ def test_every_workload_runs(name):
 
 
 def test_the_pass_is_on_and_off():
-    """By eager code, which is cheap: prepare and timed get kernels from whatever the options say."""
     (work, *_) = candidates("linear_permute_fusion", "cpu")
     on, off = switch("linear_permute_fusion")
-    with_pass, without = (gain_measure.compiled(work, {**how, "codegen": "eager"})[1] for how in (on, off))
+    with gain_measure.without_kernels():
+        with_pass, without = (gain_measure.compiled(work, how)[1] for how in (on, off))
     assert fired(with_pass.passes, "linear_permute_fusion") == 1
     assert fired(without.passes, "linear_permute_fusion") == 0
+
+
+@pytest.mark.parametrize("name", ["bernoulli", "fuse_chunk_squeeze_cat_pass"])
+def test_the_first_candidate_on_which_the_pass_fires_is_taken(name):
+    """Random draws are replaced for Inductor's kernels only: passes decide for those."""
+    work = gain_measure.firing_work(name, "cpu")
+    assert work is not None and ("size x" in work.what or "as declared" in work.what)
+
+
+def test_a_program_that_writes_to_its_inputs_gets_them_as_they_were():
+    x = torch.ones(3)
+    work = Work(lambda x: x.mul_(2) + 1, [x], "")
+    call = gain_measure.step(work.program, work)
+    for expected in (3.0, 5.0):  # on copies of its own, which it may go on writing to
+        assert call()[0].tolist() == [expected] * 3
+    assert gain_measure.on_copies(call, work)[0].tolist() == [3.0] * 3 and x.tolist() == [1.0] * 3
+
+
+def test_a_gain_with_other_results_is_a_failure(monkeypatch):
+    work = Work(lambda x: x, [torch.ones(3)], "a program")
+    ways = iter([(1.0, 1), (1.2, 0)])  # with the pass, and without: what a call returns, and how often it fired
+
+    def compiled(work, options):
+        value, rewrites = next(ways)
+        record = SimpleNamespace(name="pad_mm", rewrites=rewrites)
+        return lambda inputs: [inputs[0] * value], SimpleNamespace(passes=[record], kernel_launches=1, kernel_bytes=1)
+
+    monkeypatch.setattr(gain_measure, "firing_work", lambda *_: work)
+    monkeypatch.setattr(gain_measure, "compiled", compiled)
+    figures, calls = gain_measure.prepare("pad_mm", "cpu")
+    assert figures == {"workload": "a program", "failure": "results differ by 1.7e-01"} and not calls
 
 
 def test_each_name_is_taken_once(tmp_path):

@@ -371,3 +371,11 @@ def test_a_branch_on_data_is_called_so():
     log.stop()
     assert log.frames[0].breaks[0].reason.startswith("a branch")
     assert [frame.name for frame in log.frames] == ["program", "program, resumed"]
+
+
+def test_reasons_that_are_words_of_dynamos_own_are_explained():
+    from triptych.explaining.frames import graph_break
+
+    assert "a branch" in graph_break("generic_jump TensorVariable()", []).reason
+    assert "cannot trace what this line does" in graph_break("step_unsupported", []).reason
+    assert graph_break("step_unsupported", []).explanation == "step_unsupported"

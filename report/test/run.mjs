@@ -63,6 +63,13 @@ const steps = {
     const [bar, icon] = [await page.locator(".bar").boundingBox(), await page.locator(".bar .icon").last().boundingBox()];
     assert.ok(icon.y - bar.y < 20, "the title bar is more than one line");
     await page.setViewportSize({ width: 1280, height: 1000 });
+    await page.locator(".diff .cell.right .name").first().click();
+    await page.waitForSelector(".node-panel .frames");
+    const [wide, room] = await page.locator(".node-panel").evaluate((panel) => {
+      panel.querySelector(".frames .link").textContent = "a/path/that/is/too/long/for_one_line/".repeat(4);
+      return [panel.scrollWidth, panel.clientWidth];
+    });
+    assert.ok(wide <= room, "a long path is cut off");
     await page.keyboard.press("4");
   },
 

@@ -104,7 +104,8 @@ def explain(
 
     FILE.py defines NAME (by default `model`), a module, a function, or a function without parameters that makes one;
     and its inputs as a tuple, or a function that returns one: NAME_args, args or example_inputs. The function that
-    makes the model may return its inputs with it: `return model, x`.
+    makes the model may return its inputs with it: `return model, x`. If FILE.py defines `options`, `train` or
+    `dynamic`, they hold where the call says nothing else.
     """
     from .explaining.explain import BACKENDS
     from .explaining.explain import explain as explain_model
@@ -118,10 +119,14 @@ def explain(
     require_writable(html)
     with only_data_on_stdout(as_json):
         subject = load(file)
+        if backend == "triptych":
+            parsed = {**subject.settings.get("options", {}), **parsed}
         with working(f"compiling {subject.name}"):
             explanation = explain_model(
-                subject.model, *subject.args, train=train, options=parsed or None, backend=backend, stock=stock,
-                dynamic=dynamic, fullgraph=fullgraph, mode=mode, **subject.kwargs,
+                subject.model, *subject.args, train=train or subject.settings.get("train", False),
+                options=parsed or None, backend=backend, stock=stock,
+                dynamic=subject.settings.get("dynamic") if dynamic is None else dynamic,
+                fullgraph=fullgraph, mode=mode, **subject.kwargs,
             )  # fmt: skip
     if html is not None:
         explanation.to_html(html)
@@ -163,8 +168,9 @@ def why_not(rule: str, file: str, train: bool, options: tuple[str, ...], as_json
         settings = {**subject.settings.get("options", {}), **given}
         with working(f"looking for {rule}"):
             answer = triptych.why_not(
-                wanted, subject.model, *subject.args, train=train, options=settings, **subject.kwargs
-            )
+                wanted, subject.model, *subject.args, train=train or subject.settings.get("train", False),
+                options=settings, **subject.kwargs,
+            )  # fmt: skip
     if as_json:
         fires = [dataclasses.asdict(one) for one in answer.fires]
         click.echo(json.dumps({"fires": fires, "misses": [dataclasses.asdict(miss) for miss in answer]}, indent=2))

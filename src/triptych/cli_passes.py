@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from textwrap import shorten
+from textwrap import dedent, shorten
 from typing import TYPE_CHECKING
 
 import click
@@ -13,12 +13,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from .cli_base import JSON, Failed, command, complete, pass_names, stage_names
-from .errors import UnknownName
+from .cli_base import JSON, Failed, command, complete, rule_and_pass_names, stage_names
+from .errors import TriptychError, UnknownName
 
 if TYPE_CHECKING:
     from .ir.operation_names import OperationInfo
-    from .passes.catalogue import PassInfo
+    from .passes.catalogue import ExampleInfo, PassInfo
     from .testing.gallery import Exhibit
 
 GALLERY_WIDTH = 160
@@ -32,7 +32,7 @@ GALLERY_WIDTH = 160
     "triptych passes fuse_attention",
     "triptych passes --operations permute",
 )
-@click.argument("name", required=False, shell_complete=complete(pass_names))
+@click.argument("name", required=False, shell_complete=complete(rule_and_pass_names))
 @click.option("--stage", shell_complete=complete(stage_names), help="Only this stage, such as pre_grad or joint.")
 @click.option("--run/--no-run", "run", default=True, help="Run an example of each pass, or only list them.")
 @click.option("--operations", is_flag=True, help="List the operations that a rule can name, or the one called NAME.")
@@ -41,7 +41,7 @@ def passes(name: str | None, stage: str | None, run: bool, operations: bool, as_
     """List the passes in the order in which they run, each alone on an example of its own.
 
     Shown are the size of the graph before and after, and whether results and gradients are eager's. With a NAME, one
-    pass: purpose, rules, examples, options.
+    pass or rule: purpose, formula, examples, options.
     """
     import triptych
 
@@ -53,6 +53,11 @@ def passes(name: str | None, stage: str | None, run: bool, operations: bool, as_
     infos = triptych.list_passes(stage)
     if name is not None:
         chosen = [info for info in infos if info.name == name]
+        if not chosen:  # a rule by its own name, as tables show it: its pass, with that rule alone
+            of_rule = ((info, tuple(rule for rule in info.rules if rule.name == name)) for info in infos)
+            chosen = [dataclasses.replace(info, rules=rules) for info, rules in of_rule if rules]
+        if not chosen and name in stage_names():
+            raise TriptychError(f"{name} is a stage: triptych passes --stage {name} lists its passes")
         if not chosen:
             raise UnknownName("pass", name, {info.name for info in infos})
         infos = chosen
@@ -124,17 +129,25 @@ def _pass_page(infos: list[PassInfo]) -> None:
     click.echo(f"{places}; {'runs unless removed' if info.default else 'runs if added'}\n\n{info.purpose}")
     if info.example and not info.rules:
         click.echo(f"\n  {info.example}")
-    for option, value in info.options.items():
-        click.echo(f"\noption {info.name}.{option}, by default {value!r}")
+    for number, (option, value) in enumerate(info.options.items()):
+        click.echo(f"{'' if number else chr(10)}option {info.name}.{option}, by default {value!r}")
     for rule in info.rules:
         click.echo()
         click.secho(rule.name, bold=True, nl=False)
         click.echo("" if rule.exact else "  (equal up to rounding)")
         click.echo(f"  {rule.formula}")
-        for program in rule.fires:
-            click.echo(f"    fires     {program}")
-        for program, because in rule.declines:
-            click.echo(f"    declines  {program}" + (f"  # {because}" if because else ""))
+        for example in rule.fires:
+            click.echo(_example("fires", example))
+        for example in rule.declines:
+            click.echo(_example("declines", example))
+
+
+def _example(outcome: str, example: ExampleInfo) -> str:
+    """Without what it is run on, a program that is left alone may read like one that is not."""
+    first, *others = dedent(example.program).splitlines() or [""]
+    conditions = f"  on {example.conditions}" if example.conditions else ""
+    reason = f"  # {example.because}" if example.because else ""
+    return "\n".join([f"    {outcome:8}  {first}{conditions}{reason}", *(f"              {line}" for line in others)])
 
 
 def _operations(operations: list[OperationInfo], as_json: bool) -> None:

@@ -55,14 +55,23 @@ def record_command(
                 click.echo(left.code, err=True)
         except KeyboardInterrupt:
             code = INTERRUPTED
-        except Exception:
+        except Exception as error:
             failed = True
-            traceback.print_exc()
+            print_traceback(error, script)
     recording.to_html(html)
     click.echo(recording.to_json() if as_json else f"{recording}\nreport: {html}")
     if failed:
         raise Failed(f"{script} failed; the report is of what it compiled until then")
     context.exit(code)
+
+
+def print_traceback(error: Exception, script: str) -> None:
+    """As python does: from the script on, without what ran the script."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename != script:
+        frames = frames.tb_next
+    # a script that could not be compiled has no frame of its own
+    traceback.print_exception(type(error), error, frames)
 
 
 # what follows the script is the script's

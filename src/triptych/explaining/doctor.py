@@ -89,7 +89,8 @@ def _backend_name() -> Finding:
 
 
 def _device() -> Finding:
-    cpu = f"{os.cpu_count()} CPU cores, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    cpu = f"{os.cpu_count()} CPU cores, {threads} thread{'s' * (threads != 1)}"
     if not torch.cuda.is_available():
         return Finding("device", GOOD, f"{cpu}; no CUDA device")
     properties = torch.cuda.get_device_properties(0)

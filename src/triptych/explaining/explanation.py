@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 from ..errors import TriptychError, UnknownName
 from ..passes.record import PassRecord
 from ..passes.session import Session
+from ..pipeline import pass_names
 from ..rewrite.record import Decline
 from .frames import Frame, GraphBreak, frames_of, program_label
 from .kernel_costs import kernel_costs
@@ -137,8 +138,10 @@ class Explanation:
         return sum(record.seconds for record in self.passes)
 
     def runs_of(self, name: str) -> list[PassRecord]:
-        """The records of one pass. The error for a pass that did not run names similar ones."""
+        """The records of one pass. The error for a name that is not known names similar ones."""
         records = [record for record in self.passes if record.name == name]
+        if not records and name in pass_names():
+            raise TriptychError(f"{name} did not run in this compile")
         if not records:
             raise UnknownName("pass", name, {record.name for record in self.passes})
         return records

@@ -233,6 +233,8 @@ def graph_break(reason: str, stack: Any) -> GraphBreak:
     where = source_of(stack[-1].filename, stack[-1].lineno) if stack else ""
     if reason.startswith("generic_jump"):  # Dynamo's word for it says nothing to a user
         short = "a branch (if, while, and, or) that depends on the values of a tensor"
+    elif reason.strip() == "step_unsupported":  # after a call in which Dynamo had to end the graph
+        short = "Dynamo cannot trace what this line does, or calls; a break named before this one may say why"
     else:
         short = in_one_line(reason)
     return GraphBreak(short, where, reason.strip())

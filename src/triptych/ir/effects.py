@@ -60,6 +60,8 @@ def effects(node: Node, call: Callable[[Node], Call | None] = read) -> Effects:
             return BARRIER
         if isinstance(target, _private.HigherOrderOperator):
             return _higher_order(node)
+        if target is _private.InvokeQuant:
+            return PURE  # an object with the options of a higher-order operator
         return _from_call(node, call(node))
     if node.op == "call_method":
         return _from_call(node, call(node))

@@ -12,16 +12,25 @@ from ..rewrite.rule import Rule
 
 
 @dataclass(frozen=True)
+class ExampleInfo:
+    """A program on which a rule fires, or which it leaves alone."""
+
+    program: str
+    conditions: str
+    """What it is run on, and how: `2 x f32[4, 8] | dynamic`."""
+    because: str = ""
+    """Why it is left alone."""
+
+
+@dataclass(frozen=True)
 class RuleInfo:
     """A rule as it is shown."""
 
     name: str
     formula: str
     exact: bool
-    fires: tuple[str, ...]
-    """Programs on which it fires."""
-    declines: tuple[tuple[str, str], ...]
-    """Programs which it leaves alone, each with the reason."""
+    fires: tuple[ExampleInfo, ...]
+    declines: tuple[ExampleInfo, ...]
 
 
 @dataclass(frozen=True)
@@ -74,8 +83,10 @@ def _info(entry: Entry, stage: str, step: int) -> PassInfo:
 
 
 def _rule_info(rule: Rule) -> RuleInfo:
-    fires = tuple(e.source for e in rule.examples if e.fires)
-    declines = tuple((e.source, e.because) for e in rule.examples if not e.fires)
+    fires, declines = (
+        tuple(ExampleInfo(e.source, e.conditions, e.because) for e in rule.examples if e.fires is fired)
+        for fired in (True, False)
+    )
     return RuleInfo(rule.name, rule.formula(), rule.exact, fires, declines)
 
 
