@@ -39,10 +39,10 @@ class Layers(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, bias: bool = True) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.first, self.second = nn.Linear(16, 32, bias=bias), nn.Linear(32, 16, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.second(torch.relu(self.first(x)))
@@ -56,6 +56,8 @@ class Counting:
         self.after: list[int] = []
         self.order: list[str] = []
         self.graphs = 0
+        self.fused: list[str] = []
+        """Operators of symmetric memory."""
         self.options = {
             "codegen": "eager", "on_error": "raise", "post_grad_custom_pre_pass": self._before,
             "spmd_check": 60, **options,
@@ -71,6 +73,7 @@ class Counting:
 
     def _compile(self, gm: Any, inputs: Any) -> Any:
         self.graphs += 1
+        self.fused += [str(node.target).split(".")[1] for node in gm.graph.nodes if "symm_mem" in str(node.target)]
         if found := list(collectives(gm.graph)):
             self.after.append(len(found))
             self.order = [line for node in gm.graph.nodes if (line := _line(node))]
@@ -143,6 +146,35 @@ def tensor_parallel(rank: int, sequence: bool = False, **options: Any) -> dict[s
     model, backend = parallel(), Counting(**options)
     got = train(model, torch.compile(model, backend=backend), own)
     return {"wanted": wanted, "got": got, "before": backend.before, "after": backend.after}
+
+
+def symmetric(rank: int, dim: int = 0, **options: Any) -> dict[str, Any]:
+    """Tensor parallel layers of a group that counts as one with symmetric memory. Its operators have kernels for GPUs
+    alone: torch's own substitutes, which call plain collectives, stand for them on the CPU."""
+    from torch.distributed import _symmetric_memory
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    from triptych.communication.example_group import register_symmetric
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    kept = register_symmetric()
+
+    def parallel() -> nn.Module:
+        column, row = ColwiseParallel(input_layouts=Shard(dim)), RowwiseParallel(output_layouts=Shard(dim))
+        return parallelize_module(Block(bias=False), mesh, {"first": column, "second": row})
+
+    def run(model: Any) -> Any:
+        return lambda x: model(x.view(2, 2, 16))
+
+    plain = parallel()
+    wanted = train(plain, run(plain), rank)
+    model, backend = parallel(), Counting(add_passes=["micro_pipeline_tp_pass"], **options)
+    with _symmetric_memory._test_mode():
+        got = train(model, run(torch.compile(model, backend=backend)), rank)
+    del kept
+    return {"wanted": wanted, "got": got, "before": backend.before, "after": backend.after, "order": backend.fused}
 
 
 def fsdp(rank: int, **options: Any) -> dict[str, Any]:
@@ -241,7 +273,7 @@ def fake_group(rank: int) -> list[Any]:
 
 
 ALL_PASSES = ["bucket_all_gather", "bucket_reduce_scatter", "bucket_all_reduce", "overlap_scheduling"]
-PROGRAMS = {p.__name__: p for p in (ddp, tensor_parallel, fsdp, sharded_by_hand, mismatch, dying, fake_group)}
+PROGRAMS = {p.__name__: p for p in (ddp, tensor_parallel, symmetric, fsdp, sharded_by_hand, mismatch, dying, fake_group)}
 
 
 def main() -> None:

@@ -74,6 +74,18 @@ def test_tensor_parallel_layers():
         assert outcome["before"] == outcome["after"] == [1]
 
 
+@pytest.mark.parametrize("dim", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_products_are_computed_while_ranks_communicate(dim):
+    """Layers gather their input and scatter their result, and the backward gathers its gradient: operators that torch's
+    substitutes compute on the CPU."""
+    for outcome in run_ranks("symmetric", dim=dim):
+        assert_trained_alike(outcome)
+        assert outcome["before"] == [2, 1]
+        assert outcome["after"] == []
+        gather, scatter = "fused_all_gather_matmul", "fused_matmul_reduce_scatter"
+        assert outcome["order"] == [gather, scatter, gather]
+
+
 @pytest.mark.slow
 def test_sequence_parallel_layers():
     for outcome in run_ranks("tensor_parallel", sequence=True, add_passes=ALL_PASSES):

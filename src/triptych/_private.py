@@ -44,6 +44,18 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "default_store": "torch.distributed.distributed_c10d:_get_default_store",
         # a process group that examples communicate over, known by its name
         "register_process_group": "torch._C._distributed_c10d:_register_process_group",
+        # has a group memory that its ranks write and read directly, and where that is noted
+        "is_symm_mem_enabled_for_group": "torch.distributed._symmetric_memory:is_symm_mem_enabled_for_group",
+        "stores_of_symmetric_groups": "torch.distributed._symmetric_memory:_group_name_to_store",
+        # the operators that use such memory, computed by plain collectives
+        "plain_all_gather_matmul": "torch.distributed._symmetric_memory:_fused_all_gather_matmul_fallback",
+        "plain_all_gather_scaled_matmul": (
+            "torch.distributed._symmetric_memory:_fused_all_gather_scaled_matmul_fallback"
+        ),
+        "plain_matmul_reduce_scatter": "torch.distributed._symmetric_memory:_fused_matmul_reduce_scatter_fallback",
+        "plain_scaled_matmul_reduce_scatter": (
+            "torch.distributed._symmetric_memory:_fused_scaled_matmul_reduce_scatter_fallback"
+        ),
         # facts are computed on fake values even while somebody is tracing around us
         "without_dispatch_modes": "torch.utils._python_dispatch:_disable_current_modes",
         # what a subclass of tensors, such as a parameter, has in place of a `__torch_function__`
@@ -269,6 +281,11 @@ def autograd_cache_arguments(shared: Any) -> dict[str, Any]:
 def is_dispatched(overload: Any) -> bool:
     """A real operator: packets also list TorchScript builtins such as `add.str`, which no graph calls."""
     return torch._C._dispatch_has_kernel(overload.name())
+
+
+def has_kernel(overload: Any, device: torch.device) -> bool:
+    """Can an operator run on a device?"""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), device.type.upper())
 
 
 def aten_names() -> set[str]:

@@ -36,6 +36,7 @@ from .post_grad.fuse_ddp_communication import FuseDdpCommunication
 from .post_grad.group_batch_fusion_passes import BatchFusionOnAten
 from .post_grad.grouped_gemm_pass import GroupedGemmPass
 from .post_grad.lift_constants import LiftConstantsPass
+from .post_grad.micro_pipeline_tp_pass import MicroPipelineTpPass
 from .post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
 from .post_grad.overlap_scheduling import OverlapScheduling
 from .post_grad.pass_patterns import PostGradPatterns
@@ -239,6 +240,7 @@ POST_GRAD: list[Entry] = [
     B2bGemmPass,  # after the patterns, which settle products and biases
     DeduplicateWaitTensors,  # before what joins collectives: it takes those that are waited for once
     DedupReduceScatters,
+    MicroPipelineTpPass,  # only if it is added; before collectives are joined: it takes each with its product
     FuseDdpCommunication,  # after all that computes gradients: they are joined as they leave the graph
     Hook("post_grad_custom_post_pass"),
     StableTopologicalSort,

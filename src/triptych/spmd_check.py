@@ -17,7 +17,7 @@ from torch.fx import Graph
 
 from . import _private
 from .errors import TriptychError
-from .ir.collectives import collectives
+from .ir.collectives import communications
 
 GOOD = "the same"
 
@@ -32,8 +32,8 @@ class DifferentCollectives(TriptychError):
 def sequences(graph: Graph) -> dict[str, list[str]]:
     """The collectives of a graph as text, in order, by the name of their process group."""
     found: dict[str, list[str]] = {}
-    for collective in collectives(graph):
-        found.setdefault(collective.group, []).append(collective.signature())
+    for group, signature in communications(graph):
+        found.setdefault(group, []).append(signature)
     return found
 
 

@@ -1,8 +1,9 @@
 """A process group for examples: one process plays one rank of several.
 
-Where this rank communicates x, rank r is taken to communicate (r + 1) x. So every rank has other data, what arrives is
-known, and data of the wrong rank or at the wrong place shows. The group communicates when it is waited for, and not
-before: a result that is read too early shows, and so does an operand that is written too early.
+Where this rank communicates x, rank r is taken to communicate (r + 1) x; where elements are single bytes, x with its
+elements moved on by r places. So every rank has other data, what arrives is known, and data of the wrong rank or at the
+wrong place shows. The group communicates when it is waited for, and not before: a result that is read too early shows,
+and so does an operand that is written too early.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from .. import _private
 NAME = "triptych_examples"
 OTHER = "triptych_examples_too"
 """The same ranks as another group."""
+SYMMETRIC = "triptych_examples_symmetric"
+"""The same ranks as a group with symmetric memory."""
 RANKS = 2
 RANK = 1
 
@@ -35,6 +38,10 @@ def register() -> Any:
     }
 
     def on_all_ranks(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.element_size() == 1:
+            numbers = tensor.contiguous().view(torch.uint8).flatten()
+            parts = [numbers.roll(rank).view(tensor.shape) for rank in range(RANKS)]
+            return torch.stack(parts).view(tensor.dtype)
         return torch.stack([tensor * (rank + 1) for rank in range(RANKS)])
 
     def reduced(tensor: torch.Tensor, how: Any) -> torch.Tensor:
@@ -92,9 +99,22 @@ def register() -> Any:
             return RANKS
 
     group = ExampleGroup(RANK, RANKS)
-    for name in (NAME, OTHER):
+    for name in (NAME, OTHER, SYMMETRIC):
         _private.register_process_group(name, group)
     return group
+
+
+@functools.cache
+def register_symmetric() -> Any:
+    """Count one of the groups as one with symmetric memory. The operators that use such memory have kernels for GPUs
+    alone: on the CPU they are computed as torch itself does it in tests, by plain collectives."""
+    _private.stores_of_symmetric_groups.setdefault(SYMMETRIC, None)
+    library = torch.library.Library("symm_mem", "IMPL", "CPU")
+    library.impl("fused_all_gather_matmul", _private.plain_all_gather_matmul)
+    library.impl("fused_all_gather_scaled_matmul", _private.plain_all_gather_scaled_matmul)
+    library.impl("fused_matmul_reduce_scatter", _private.plain_matmul_reduce_scatter)
+    library.impl("fused_scaled_matmul_reduce_scatter", _private.plain_scaled_matmul_reduce_scatter)
+    return register(), library
 
 
 def all_reduce(x: torch.Tensor, reduction: str = "sum", group: str = NAME) -> torch.Tensor:
@@ -102,14 +122,29 @@ def all_reduce(x: torch.Tensor, reduction: str = "sum", group: str = NAME) -> to
     return torch.ops._c10d_functional.all_reduce(x, reduction, group)
 
 
-def all_gather(x: torch.Tensor) -> torch.Tensor:
+def all_gather(x: torch.Tensor, group: str = NAME) -> torch.Tensor:
     register()
-    return torch.ops._c10d_functional.all_gather_into_tensor(x, RANKS, NAME)
+    return torch.ops._c10d_functional.all_gather_into_tensor(x, RANKS, group)
 
 
-def reduce_scatter(x: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
+def reduce_scatter(x: torch.Tensor, reduction: str = "sum", group: str = NAME) -> torch.Tensor:
     register()
-    return torch.ops._c10d_functional.reduce_scatter_tensor(x, reduction, RANKS, NAME)
+    return torch.ops._c10d_functional.reduce_scatter_tensor(x, reduction, RANKS, group)
+
+
+def all_gather_along(x: torch.Tensor, dim: int = 0, group: str = SYMMETRIC) -> torch.Tensor:
+    """All parts along a dim, as functional collectives write it: gathered along dim 0, split, and concatenated."""
+    register_symmetric()
+    whole = wait(all_gather(x, group))
+    return whole if dim == 0 else torch.cat(whole.chunk(RANKS), dim)
+
+
+def reduce_scatter_along(
+    x: torch.Tensor, dim: int = 0, reduction: str = "sum", group: str = SYMMETRIC
+) -> torch.Tensor:
+    """This rank's part along a dim, as functional collectives write it."""
+    register_symmetric()
+    return wait(reduce_scatter(x if dim == 0 else torch.cat(x.chunk(RANKS, dim)), reduction, group))
 
 
 def wait(x: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ operations that nothing moves over.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,8 @@ KINDS = {
 }
 """What each operator does, by its name; every one has a form for several tensors, `<name>_coalesced`."""
 COALESCED = "_coalesced"
+SYMMETRIC_MEMORY = "symm_mem"
+"""The namespace of operators that compute while they communicate."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,7 @@ class Collective:
 
     def signature(self) -> str:
         """The collective as text that is the same on every rank which runs the same one."""
-        operands = [tensor_fact(o) for o in self.operands]
-        tensors = ", ".join("?" if t is None else f"{str(t.dtype)[6:]}{list(t.shape)}" for t in operands)
-        return f"{self.kind}({tensors}) {self.reduction} over {self.group}".replace("  ", " ")
+        return f"{self.kind}({_tensors(self.operands)}) {self.reduction} over {self.group}".replace("  ", " ")
 
 
 def collective(node: Node) -> Collective | None:
@@ -98,6 +98,25 @@ def collective(node: Node) -> Collective | None:
 def collectives(graph: torch.fx.Graph) -> Iterator[Collective]:
     """The collectives of a graph, in its order."""
     return (found for node in graph.nodes if (found := collective(node)) is not None)
+
+
+def communications(graph: torch.fx.Graph) -> Iterator[tuple[str, str]]:
+    """All that ranks must do alike, in the order of the graph: the process group, and text that is the same on every
+    rank. Operators of symmetric memory compute and communicate."""
+    for node in graph.nodes:
+        if (found := collective(node)) is not None:
+            yield found.group, found.signature()
+        elif isinstance(node.target, _private.OpOverload) and node.target.namespace == SYMMETRIC_MEMORY:
+            names = [argument.name for argument in node.target._schema.arguments]
+            group = {**dict(zip(names, node.args)), **node.kwargs}.get("group_name")
+            if isinstance(group, str):
+                operator_name = node.target._schema.name.partition("::")[2]
+                yield group, f"{operator_name}({_tensors(node.all_input_nodes)}) over {group}"
+
+
+def _tensors(operands: Iterable[Node]) -> str:
+    facts = [tensor_fact(operand) for operand in operands]
+    return ", ".join("?" if t is None else f"{str(t.dtype)[6:]}{list(t.shape)}" for t in facts)
 
 
 def is_wait(node: Node) -> bool:

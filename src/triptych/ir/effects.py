@@ -104,6 +104,9 @@ KEPT_NAMES = ("assert", "sym_constrain", "record_function", "_print", "check", "
 
 WAIT = "_c10d_functional::wait_tensor"
 
+SYMMETRIC_MEMORY = "symm_mem::"
+"""Operators through which ranks read and write each other's memory: all of them must call these in the same order."""
+
 KEEPS_STATISTICS = ("aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm", "aten::cudnn_batch_norm")
 
 
@@ -124,8 +127,9 @@ def _schema_effects(overload: _private.OpOverload) -> _SchemaEffects:
     name = schema.name
     random = torch.Tag.nondeterministic_seeded in tags
     no_result = not schema.returns
-    kept = no_result or any(part in name for part in KEPT_NAMES) or "c10d" in name
-    barrier = name.startswith("profiler::") or "c10d" in name
+    communicates = "c10d" in name or name.startswith(SYMMETRIC_MEMORY)
+    kept = no_result or any(part in name for part in KEPT_NAMES) or communicates
+    barrier = name.startswith("profiler::") or communicates
     if name == WAIT:
         aliased = [0]  # the tensor itself, which the schema does not say
     may_copy = vague or _private.is_composite(overload)

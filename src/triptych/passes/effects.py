@@ -60,6 +60,7 @@ CHUNKS = Effect("memory", "loss computed in chunks", "losses computed in chunks"
 DEVICE = Effect("memory", "tensor built on the GPU", "tensors built on the GPU")
 COLLECTIVES = Effect("communication", "bucket of collectives", "buckets of collectives")
 WAITS = Effect("communication", "collective or wait left out", "collectives and waits left out")
+PIPELINED = Effect("communication", "collective fused with products", "collectives fused with products")
 YOURS = Effect("yours", "rewrite of yours", "rewrites of yours")
 OTHER = Effect("rewrite", "other rewrite", "other rewrites")
 
@@ -133,6 +134,7 @@ EFFECT_OF_PASS: dict[str, Effect] = {
     "B2B_GEMM_PASS": PRODUCT,
     "deduplicate_wait_tensors": WAITS,
     "dedup_reduce_scatters": WAITS,
+    "micro_pipeline_tp_pass": PIPELINED,
     "fuse_ddp_communication": COLLECTIVES,
     "bucket_all_gather": COLLECTIVES,
     "bucket_reduce_scatter": COLLECTIVES,

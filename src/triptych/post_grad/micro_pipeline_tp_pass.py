@@ -1,0 +1,229 @@
+"""`micro_pipeline_tp_pass`: products that are computed while their operand arrives, or while their result leaves.
+
+A tensor parallel layer gathers its input before a product, or reduces and scatters the result of one. The operators
+of symmetric memory compute the product part by part: the parts of ranks that have arrived are multiplied while others
+are under way. Only process groups with symmetric memory have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..communication import gather_matmul, matmul_scatter
+from ..communication.example_group import (
+    NAME,
+    RANKS,
+    SYMMETRIC,
+    all_gather,
+    all_gather_along,
+    reduce_scatter_along,
+    wait,
+)
+from ..ir.collectives import collectives
+from ..ir.program import Program
+from ..ir.refusal import Refusal
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
+from ..rewrite.rule import Match, Rule
+
+ATEN: dict[str, Any] = {"dialects": ("aten",)}
+E4M3 = torch.float8_e4m3fn
+
+
+def _column_parallel(x: Any, w: Any) -> Any:
+    return all_gather_along(x) @ w
+
+
+def _queries_keys_values(x: Any, q: Any, k: Any, v: Any) -> Any:
+    whole = all_gather_along(x)
+    return whole @ q, whole @ k.t(), whole @ v
+
+
+def _along_the_sequence(x: Any, w: Any) -> Any:
+    return all_gather_along(x, 1) @ w
+
+
+def _with_bias(x: Any, w: Any, b: Any) -> Any:
+    return torch.addmm(b, all_gather_along(x), w)
+
+
+def _used_elsewhere(x: Any, w: Any) -> Any:
+    whole = all_gather_along(x, 1)
+    return whole @ w, whole.exp()
+
+
+def _saved_for_backward(x: Any, w: Any) -> Any:
+    whole = all_gather_along(x)
+    return whole @ w, whole
+
+
+def _no_symmetric_memory(x: Any, w: Any) -> Any:
+    return all_gather_along(x, group=NAME) @ w
+
+
+def _scaled_sum(x: Any, w: Any, b: Any) -> Any:
+    return torch.addmm(b, all_gather_along(x), w, alpha=2)
+
+
+def _needs_the_first(x: Any, w: Any) -> Any:
+    whole = all_gather_along(x)
+    first = whole @ w
+    return first, whole @ (w * first.sum())
+
+
+def _read_before(x: Any, w: Any) -> Any:
+    whole = all_gather_along(x)
+    return whole @ (w + whole.sum())
+
+
+def _right_operand(x: Any, w: Any) -> Any:
+    return w @ all_gather_along(x)
+
+
+def _fp8(x: Any, w: Any) -> Any:
+    one = torch.ones((), dtype=torch.float32)
+    whole = all_gather_along(x.to(E4M3).view(torch.uint8)).view(E4M3)
+    return torch.ops.aten._scaled_mm(whole, w.to(E4M3).t(), one, one, out_dtype=torch.bfloat16)
+
+
+def _fp8_rows(x: Any, w: Any) -> Any:
+    scale, columns = x.abs().amax(1, keepdim=True), torch.ones(1, w.shape[0])
+    whole = all_gather_along((x / scale).to(E4M3).view(torch.uint8)).view(E4M3)
+    return torch.ops.aten._scaled_mm(whole, w.to(E4M3).t(), all_gather_along(scale), columns, out_dtype=torch.bfloat16)
+
+
+def _row_parallel(x: Any, w: Any) -> Any:
+    return reduce_scatter_along(x @ w)
+
+
+def _scatter_the_sequence(x: Any, w: Any) -> Any:
+    return reduce_scatter_along(x @ w, 1, "avg")
+
+
+def _product_used_before(x: Any, w: Any) -> Any:
+    y = x @ w
+    return reduce_scatter_along(y), y.sum()
+
+
+def _largest(x: Any, w: Any) -> Any:
+    return reduce_scatter_along(x @ w, 0, "max")
+
+
+def _bias_reduced(x: Any, w: Any, b: Any) -> Any:
+    return reduce_scatter_along(torch.addmm(b, x, w))
+
+
+def _half_rows(x: Any, w: Any) -> Any:
+    return reduce_scatter_along((x @ w).view(2, 6))
+
+
+def _activated(x: Any, w: Any) -> Any:
+    return reduce_scatter_along((x @ w).relu())
+
+
+def _no_memory_to_scatter(x: Any, w: Any) -> Any:
+    return reduce_scatter_along(x @ w, group=NAME)
+
+
+def _fp8_scattered(x: Any, w: Any) -> Any:
+    one = torch.ones((), dtype=torch.float32)
+    y = torch.ops.aten._scaled_mm(x.to(E4M3), w.to(E4M3).t(), one, one, out_dtype=torch.bfloat16)
+    return reduce_scatter_along(y)
+
+
+def _gathered_twice_waited(x: Any, w: Any) -> Any:
+    started = all_gather(x, SYMMETRIC)
+    return wait(started) @ w, wait(started) + 1
+
+
+class FuseAllGatherMatmul(Rule):
+    """all_gather(x) @ w, all_gather(x) @ v, ... -> fused_all_gather_matmul(x, [w, v, ...]), up to rounding
+
+    Along dim 0 and other dims, with leading dims or without, with a bias, and of scaled 8-bit floats. Whoever else
+    reads the gathered tensor gets it from the operator.
+    """
+
+    exact = False
+
+    def sites(self, program: Program) -> Iterator[Match]:
+        for found in list(collectives(program.graph)):
+            plan = None if found.node._erased else gather_matmul.gather_matmul(program, found)
+            if plan is not None:
+                problem = plan if isinstance(plan, Refusal) else None
+                yield Match.at(program, found.node, problem=problem, plan=plan)
+
+    def rewrite(self, op, m):
+        return gather_matmul.emit(op, m.program, m.bindings["plan"])
+
+    examples = [
+        fires(_column_parallel, "f32[3, 8]", "f32[8, 5]", **ATEN),
+        fires(_queries_keys_values, "f32[3, 4, 8]", "f32[8, 5]", "f32[6, 8]", "f32[8, 7]", **ATEN),
+        fires(_along_the_sequence, "bf16[3, 4, 8]", "bf16[8, 5]", **ATEN),
+        fires(_along_the_sequence, "f32[3, 1024]", "f32[2048, 5]", **ATEN),
+        fires(_with_bias, "f32[3, 8]", "f32[8, 5]", "f32[5]", **ATEN),
+        fires(_used_elsewhere, "f32[3, 4, 8]", "f32[8, 5]", **ATEN),
+        fires(_saved_for_backward, "f32[3, 8]", "f32[8, 5]", **ATEN),
+        fires(_needs_the_first, "f32[3, 8]", "f32[8, 5]", **ATEN),
+        fires(_fp8, "bf16[16, 32]", "bf16[16, 32]", **ATEN),
+        fires(_fp8_rows, "f32[16, 32]", "f32[16, 32]", **ATEN),
+        declines(_no_symmetric_memory, "f32[3, 8]", "f32[8, 5]", because="symmetric memory is not enabled", **ATEN),
+        declines(_along_the_sequence, "f32[3, 8]", "f32[16, 5]", because="too few columns", **ATEN),
+        declines(_scaled_sum, "f32[3, 8]", "f32[8, 5]", "f32[5]", **ATEN),
+        declines(_read_before, "f32[3, 8]", "f32[8, 5]", because="is needed first", **ATEN),
+        declines(_right_operand, "f32[3, 8]", "f32[5, 6]", **ATEN),
+        declines(_gathered_twice_waited, "f32[3, 8]", "f32[8, 5]", because="not only waited for once", **ATEN),
+        declines(_column_parallel, "f32[3, 8]", "f32[8, 5]", dynamic=True, **ATEN),
+    ]
+
+
+class FuseMatmulReduceScatter(Rule):
+    """reduce_scatter(x @ w) -> fused_matmul_reduce_scatter(x, w), up to rounding
+
+    Sums and averages, along dim 0 and other dims, of scaled 8-bit floats too.
+    """
+
+    exact = False
+
+    def sites(self, program: Program) -> Iterator[Match]:
+        for found in list(collectives(program.graph)):
+            plan = None if found.node._erased else matmul_scatter.matmul_scatter(program, found)
+            if plan is not None:
+                problem = plan if isinstance(plan, Refusal) else None
+                yield Match.at(program, found.node, problem=problem, plan=plan)
+
+    def rewrite(self, op, m):
+        return matmul_scatter.emit(op, m.program, m.bindings["plan"])
+
+    examples = [
+        fires(_row_parallel, "f32[6, 8]", "f32[8, 5]", **ATEN),
+        fires(_row_parallel, "f32[4, 3, 8]", "f32[8, 5]", **ATEN),
+        fires(_scatter_the_sequence, "f32[3, 4, 8]", "f32[8, 5]", **ATEN),
+        fires(_scatter_the_sequence, "f32[3, 8]", f"f32[8, {1024 * RANKS}]", **ATEN),
+        fires(_fp8_scattered, "bf16[16, 32]", "bf16[16, 32]", **ATEN),
+        declines(_product_used_before, "f32[6, 8]", "f32[8, 5]", because="is used elsewhere", **ATEN),
+        declines(_largest, "f32[6, 8]", "f32[8, 5]", because="the operator reduces by sum or avg", **ATEN),
+        declines(_bias_reduced, "f32[6, 8]", "f32[8, 5]", "f32[5]", because="a bias is added", **ATEN),
+        declines(_activated, "f32[6, 8]", "f32[8, 5]", **ATEN),
+        declines(_half_rows, "f32[3, 8]", "f32[8, 4]", because="parts are not of one size", **ATEN),
+        declines(_no_memory_to_scatter, "f32[6, 8]", "f32[8, 5]", because="symmetric memory is not enabled", **ATEN),
+        declines(_scatter_the_sequence, "f32[3, 8]", "f32[8, 6]", because="too few columns", **ATEN),
+        declines(_row_parallel, "f32[6, 8]", "f32[8, 5]", dynamic=True, **ATEN),
+    ]
+
+
+@dataclass(frozen=True)
+class MicroPipelineTpPass(Pass):
+    """Computes products while the parts of their operand, or of their result, are under way between the ranks.
+
+    It takes process groups with symmetric memory, on GPUs; elsewhere it declines.
+    """
+
+    name = "micro_pipeline_tp_pass"
+    default = False
+
+    def rules(self) -> Sequence[Rule]:
+        return (FuseAllGatherMatmul(), FuseMatmulReduceScatter())
