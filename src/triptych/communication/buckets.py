@@ -31,7 +31,8 @@ from .placement import Order, Placement
 aten = torch.ops.aten
 
 MEGABYTE = 2**20
-WAYS = ("concatenation", "coalesced")
+CONCATENATION, COALESCED = "concatenation", "coalesced"
+WAYS = (CONCATENATION, COALESCED)
 
 
 def problem_of(program: Program, collective: Collective) -> Refusal | None:
@@ -111,7 +112,7 @@ def join(
 ) -> Edit:
     """Emit one collective for several, and say what becomes of these."""
     early, late = op.at(place.launch), op.at(place.wait)
-    joined = _coalesced if way == "coalesced" else _CONCATENATED[members[0].kind]
+    joined = _coalesced if way == COALESCED else _CONCATENATED[members[0].kind]
     results = joined(early, late, program, members)
     # operands first, then what was emitted for them
     moved = [*place.before_launch, *early.made] if place.before_launch else []

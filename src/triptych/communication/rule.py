@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..cost.communication import AUTOMATIC, large_enough
 from ..errors import TriptychError
-from ..ir.collectives import Collective
+from ..ir.collectives import ALL_GATHER, Collective, bytes_moved
+from ..ir.facts import tensor_of
 from ..ir.program import Program
 from ..ir.refusal import Refusal
 from ..rewrite.rule import Match, Rule
-from .buckets import MEGABYTE, WAYS, buckets, join, likes
+from .buckets import CONCATENATION, MEGABYTE, WAYS, buckets, join, likes
+from .costs import joining_costs, link_for, ranks_of
 from .placement import placement
+from .units import unit_of
 
 DEFAULT_MEGABYTES = 25.0
 """As large as the buckets of DistributedDataParallel."""
+
+START_SHARE = 0.05
+"""A bucket is large enough when starting it takes no more than this share of its time: a larger one would gain no more,
+and start later."""
+
+BY_SIZE, BY_MODULE = "size", "module"
 
 
 @dataclass(frozen=True)
@@ -23,7 +34,9 @@ class JoinCollectives(Rule):
     """Subclass with a kind of collective and, if not all of them, which."""
 
     megabytes: float = DEFAULT_MEGABYTES
-    by: str = "concatenation"
+    by: str = CONCATENATION
+    link: str = AUTOMATIC
+    group_by: str = BY_SIZE
 
     exact = False
     kind: ClassVar[str] = ""
@@ -31,10 +44,14 @@ class JoinCollectives(Rule):
     """Start the bucket where its first member was, not behind its last operand."""
     at_end: ClassVar[bool] = False
     """Wait at the end of the graph."""
+    up_to_limit: ClassVar[bool] = False
+    """Fill a bucket up to its limit, although it is large enough before."""
 
     def __post_init__(self) -> None:
         if self.by not in WAYS:
             raise TriptychError(f"collectives are joined by {' or by '.join(WAYS)}, not by {self.by!r}")
+        if self.group_by not in (BY_SIZE, BY_MODULE):
+            raise TriptychError(f"collectives are grouped by {BY_SIZE} or by {BY_MODULE}, not by {self.group_by!r}")
 
     def wanted(self, program: Program, collective: Collective) -> Refusal | None:
         """Why a collective is none of the rule's; None if it is."""
@@ -44,9 +61,30 @@ class JoinCollectives(Rule):
         for members, refused in list(likes(program, self.kind, lambda c: self.wanted(program, c))):
             if len(members) + len(refused) > 1:
                 yield from (Match.at(program, c.node, problem=problem) for c, problem in refused)
-            for bucket in buckets(program, members, round(self.megabytes * MEGABYTE)):
+            for bucket in self._buckets(program, members):
                 if len(bucket) > 1:
                     yield self._site(program, bucket)
+
+    def _buckets(self, program: Program, members: list[Collective]) -> Iterator[tuple[Collective, ...]]:
+        units: dict[str, list[Collective]] = {}
+        for member in members:
+            units.setdefault(unit_of(member) if self.group_by == BY_MODULE else "", []).append(member)
+        for unit, own in units.items():
+            limit = sys.maxsize if unit else self._limit(own[0])
+            yield from buckets(program, own, limit)
+
+    def _limit(self, member: Collective) -> int:
+        limit = round(self.megabytes * MEGABYTE)
+        if self.up_to_limit:
+            return limit
+        ranks = ranks_of(member)
+        return min(limit, large_enough(member.kind, ranks, link_for(member, self.link), START_SHARE))
+
+    def check(self, m):
+        bucket = m.bindings["bucket"]
+        copied = [member for member in bucket if member.kind == ALL_GATHER or m.program.aliasing.is_output(member.wait)]
+        results = sum(bytes_moved(tensor_of(member.node)) or 0 for member in copied)
+        m.pays(*joining_costs(bucket, results, self.link, copies=self.by == CONCATENATION))
 
     def _site(self, program: Program, bucket: tuple[Collective, ...]) -> Match:
         nodes = [member.node for member in bucket]

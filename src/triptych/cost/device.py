@@ -100,6 +100,18 @@ def device_model(device: torch.device | str) -> DeviceModel:
     return _remembered(name) or _remember(measure(name, device))
 
 
+NOMINAL_THREADS = 8
+
+
+def nominal_model(device: torch.device) -> DeviceModel:
+    """The model of a kind of device, whichever this one is: for decisions that every rank must take alike, though ranks
+    may have different GPUs, or different numbers of threads."""
+    if device.type == "cuda":
+        return USUAL
+    one, threads = CPU_THREAD, NOMINAL_THREADS
+    return replace(one, bandwidth=one.bandwidth * threads, half=one.half * threads, single=one.single * threads)
+
+
 # ---- devices that are not in the table ----
 
 DEVICES = "devices.json"

@@ -6,7 +6,7 @@ constants cost nothing. What fusion saves is visible only where kernels are coun
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from ..ir.calls import read
 from ..ir.facts import fact, tensor_fact
 from ..ir.sizes import bytes_of, elements, size_hint
 from ..ir.traits import is_gemm, is_view
-from .device import device_model
+from .device import DeviceModel, device_model
 
 ATTENTION = "scaled_dot_product"
 BACKWARD_WORK = {"attention": 2.5, "convolution": 2.0}
@@ -38,17 +38,19 @@ class OperationCost:
 FREE = OperationCost()
 
 
-def operation_cost(node: Node) -> OperationCost:
+def operation_cost(node: Node, model: Callable[[torch.device], DeviceModel] = device_model) -> OperationCost:
     """The estimate for one node."""
     if node.op in ("placeholder", "get_attr", "output"):
         return FREE
     name = _operation(node)
     if name == "getitem" or is_view(name):
         return FREE
-    return group_cost([node], {node})
+    return group_cost([node], {node}, model)
 
 
-def group_cost(nodes: Iterable[Node], inside: Collection[Node]) -> OperationCost:
+def group_cost(
+    nodes: Iterable[Node], inside: Collection[Node], model: Callable[[torch.device], DeviceModel] = device_model
+) -> OperationCost:
     """The estimate for nodes that one kernel computes: values that only these nodes use are not read or written."""
     gemms, flops = 0, 0.0
     read_nodes: dict[Node, None] = {}
@@ -65,7 +67,7 @@ def group_cost(nodes: Iterable[Node], inside: Collection[Node]) -> OperationCost
         return OperationCost(gemms)
     moved = sum(bytes_of(value) for value in values)
     widest = max(values, key=bytes_of)
-    device = device_model(widest.device)
+    device = model(widest.device)
     busy = max(flops / device.flops(widest.dtype), moved / device.bandwidth)
     return OperationCost(gemms, moved, device.launch + busy)
 

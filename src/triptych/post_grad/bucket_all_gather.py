@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..communication.example_group import all_gather, all_reduce, wait
-from ..communication.rule import DEFAULT_MEGABYTES, JoinCollectives
+from ..communication.rule import BY_SIZE, DEFAULT_MEGABYTES, JoinCollectives
+from ..communication.units import in_modules
+from ..cost.communication import AUTOMATIC
 from ..ir.collectives import ALL_GATHER
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
@@ -20,6 +22,12 @@ LAYERS = ("f32[4, 8]", "f32[4, 8]", "f32[2, 3]")
 def _two_layers(x: Any, weight: Any, bias: Any) -> Any:
     y = x @ wait(all_gather(weight)).t()
     return y.relu().sum() + wait(all_gather(bias * 2))
+
+
+def _three_layers(x: Any, *weights: Any) -> Any:
+    for weight in weights:
+        x = x @ wait(all_gather(weight)).t()
+    return x
 
 
 def _one_needs_the_other(x: Any) -> Any:
@@ -42,23 +50,36 @@ class JoinAllGathers(JoinCollectives):
     kind = ALL_GATHER
     at_first = True
 
+    # fmt: off
     examples = [
         fires(_two_layers, *LAYERS, **ATEN),
         fires(_two_layers, *LAYERS, settings={"by": "coalesced"}, **ATEN),
         fires(lambda x, y: (wait(all_gather(x)), wait(all_gather(y))), "bf16[3]", "bf16[]", **ATEN),
+        fires(
+            _three_layers, "f32[4, 8]", *["f32[4, 8]"] * 3, settings={"group_by": "module"},
+            prepare=in_modules("layers.0.first", "layers.0.second", "layers.1.first"), **ATEN,
+        ),
+        declines(
+            _two_layers, *LAYERS, settings={"group_by": "module"}, prepare=in_modules("layers.0", "layers.1"), **ATEN
+        ),
         declines(_two_layers, *LAYERS, settings={"megabytes": 1e-5}, **ATEN),
         declines(_one_needs_the_other, "f32[4]", **ATEN),
         declines(_gather_and_reduce, "f32[4]", "f32[4]", **ATEN),
         declines(_two_layers, *LAYERS, dynamic=True, because="sizes are symbols", **ATEN),
     ]
+    # fmt: on
 
 
 @dataclass(frozen=True)
 class BucketAllGather(Pass):
     """Joins all-gathers of one process group and dtype into buckets.
 
-    `megabytes` is the size of what a bucket gathers. `by` says how tensors are joined: "concatenation" copies them into
-    one, "coalesced" hands them to the process group as a list.
+    `megabytes` limits what a bucket gathers; one that is large enough is closed before. `by` says how tensors are
+    joined: "concatenation" copies them into one, "coalesced" hands them to the process group as a list.
+    `group_by="module"` makes one bucket of each unit of FSDP: of a module in a list, such as `layers.3`, or else of a
+    child of the model.
+
+    `link` is what connects the ranks, for the cost model: `nvlink`, `pcie`, `infiniband`, `ethernet` or `memory`.
     """
 
     name = "bucket_all_gather"
@@ -66,6 +87,8 @@ class BucketAllGather(Pass):
 
     megabytes: float = DEFAULT_MEGABYTES
     by: str = "concatenation"
+    link: str = AUTOMATIC
+    group_by: str = BY_SIZE
 
     def rules(self) -> Sequence[Rule]:
-        return (JoinAllGathers(self.megabytes, self.by),)
+        return (JoinAllGathers(self.megabytes, self.by, self.link, self.group_by),)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..communication.example_group import reduce_scatter, wait
-from ..communication.rule import DEFAULT_MEGABYTES, JoinCollectives
+from ..communication.rule import BY_SIZE, DEFAULT_MEGABYTES, JoinCollectives
+from ..communication.units import in_modules
+from ..cost.communication import AUTOMATIC
 from ..ir.collectives import REDUCE_SCATTER
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
@@ -49,6 +51,9 @@ class JoinReduceScatters(JoinCollectives):
         fires(_two_gradients, *GRADIENTS, **ATEN),
         fires(_two_gradients, *GRADIENTS, settings={"by": "coalesced"}, **ATEN),
         fires(_returned, *GRADIENTS, **ATEN),
+        declines(
+            _two_gradients, *GRADIENTS, settings={"group_by": "module"}, prepare=in_modules("layers.0", "head"), **ATEN
+        ),
         declines(_two_gradients, *GRADIENTS, settings={"megabytes": 1e-6}, **ATEN),
         declines(_two_reductions, *GRADIENTS, **ATEN),
         declines(_one_needs_the_other, "f32[4]", **ATEN),
@@ -59,8 +64,12 @@ class JoinReduceScatters(JoinCollectives):
 class BucketReduceScatter(Pass):
     """Joins reduce-scatters of one process group, reduction and dtype into buckets.
 
-    `megabytes` is the size of what a bucket reduces. `by` says how tensors are joined: "concatenation" copies them into
-    one, "coalesced" hands them to the process group as a list.
+    `megabytes` limits what a bucket reduces; one that is large enough is closed before. `by` says how tensors are
+    joined: "concatenation" copies them into one, "coalesced" hands them to the process group as a list.
+    `group_by="module"` makes one bucket of each unit of FSDP: of a module in a list, such as `layers.3`, or else of a
+    child of the model.
+
+    `link` is what connects the ranks, for the cost model: `nvlink`, `pcie`, `infiniband`, `ethernet` or `memory`.
     """
 
     name = "bucket_reduce_scatter"
@@ -68,6 +77,8 @@ class BucketReduceScatter(Pass):
 
     megabytes: float = DEFAULT_MEGABYTES
     by: str = "concatenation"
+    link: str = AUTOMATIC
+    group_by: str = BY_SIZE
 
     def rules(self) -> Sequence[Rule]:
-        return (JoinReduceScatters(self.megabytes, self.by),)
+        return (JoinReduceScatters(self.megabytes, self.by, self.link, self.group_by),)

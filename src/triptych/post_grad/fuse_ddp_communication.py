@@ -17,6 +17,7 @@ from torch.fx import Node
 from ..communication.example_group import OTHER, all_reduce, wait
 from ..communication.placement import Order
 from ..communication.rule import DEFAULT_MEGABYTES, JoinCollectives
+from ..cost.communication import AUTOMATIC
 from ..ir.collectives import ALL_REDUCE, Collective, collectives
 from ..ir.program import Program
 from ..ir.refusal import Refusal
@@ -38,6 +39,10 @@ def _two_gradients(x: Any, dy: Any) -> Any:
     weight = wait(all_reduce(dy.t() @ x / 2))
     bias = wait(all_reduce(dy.sum(0) / 2))
     return weight, bias
+
+
+def _returned_as_they_are(first: Any, second: Any) -> Any:
+    return wait(all_reduce(first)), wait(all_reduce(second))
 
 
 def _two_dtypes(x: Any, dy: Any) -> Any:
@@ -133,6 +138,7 @@ class FuseGradientAllReduces(JoinCollectives):
     exact = False
     kind = ALL_REDUCE
     at_end = True
+    up_to_limit = True
 
     def wanted(self, program: Program, collective: Collective) -> Refusal | None:
         return _is_gradient(program, collective)
@@ -145,6 +151,7 @@ class FuseGradientAllReduces(JoinCollectives):
         declines(_two_groups, "f32[4, 8]", "f32[4, 2]", **ATEN),
         declines(_result_multiplied, "f32[4, 8]", "f32[4, 2]", because="computes with the result", **ATEN),
         declines(_two_gradients, "f32[4, 8]", "f32[4, 2]", settings={"megabytes": 1e-6}, **ATEN),
+        declines(_returned_as_they_are, "f32[2048, 1024]", "f32[2048, 1024]", because="would cost", **ATEN),
         declines(_two_gradients, "f32[4, 8]", "f32[4, 2]", dynamic=True, because="sizes are symbols", **ATEN),
     ]
 
@@ -154,16 +161,18 @@ class FuseDdpCommunication(Pass):
     """Joins the all-reduces of gradients into buckets, starts each as early as it can be, and waits at the end.
 
     `megabytes` is the size of a bucket. `by` says how gradients are joined: "concatenation" copies them into one
-    tensor, "coalesced" hands them to the process group as a list.
+    tensor, "coalesced" hands them to the process group as a list. `link` is what connects the ranks, for the cost
+    model: `nvlink`, `pcie`, `infiniband`, `ethernet` or `memory`.
     """
 
     name = "fuse_ddp_communication"
 
     megabytes: float = DEFAULT_MEGABYTES
     by: str = "concatenation"
+    link: str = AUTOMATIC
 
     def rules(self) -> Sequence[Rule]:
         return (
             WaitForGradientsAtEnd(),  # first: a bucket is then joined where nothing has to move any more
-            FuseGradientAllReduces(self.megabytes, self.by),
+            FuseGradientAllReduces(self.megabytes, self.by, self.link),
         )

@@ -15,6 +15,8 @@ from torch.fx import Node
 from ..communication.buckets import MEGABYTE
 from ..communication.example_group import all_gather, all_reduce, wait
 from ..communication.placement import Order, after
+from ..communication.timing import Clock, latest_starts
+from ..cost.communication import AUTOMATIC
 from ..ir.collectives import Collective, bytes_moved, collectives, is_wait
 from ..ir.facts import tensor_fact
 from ..ir.program import Program
@@ -90,15 +92,19 @@ class WaitLate(Rule):
 class StartEarly(Rule):
     """f(y); all_gather(x) -> all_gather(x); f(y)
 
-    A collective starts as soon as its operand is there, but not before those that stand before it, and not while its
-    result together with earlier ones that are still needed takes more than a number of bytes. Views and pointwise
-    operations that only the collective needs move with it.
+    A collective starts early enough to be done when it is waited for, by the cost model, or else as soon as its operand
+    is there; but not before those that stand before it, and not while its result together with earlier ones that are
+    still needed takes more than a number of bytes. Views and pointwise operations that only the collective needs move
+    with it.
     """
 
     megabytes: float = IN_FLIGHT
+    link: str = AUTOMATIC
 
     def sites(self, program: Program) -> Iterator[Match]:
         order = Order(program)
+        clock = Clock(program.graph)
+        wanted = latest_starts(program.graph, clock, self.link)
         needed_until: list[tuple[Node, int]] = []
         """Of the collectives so far: the last node that needs a result, and how many bytes they receive."""
         previous: Node | None = None
@@ -111,11 +117,21 @@ class StartEarly(Rule):
                 anchor = found.node
             else:
                 anchor = _with_room(anchor, needed_until, self.megabytes * MEGABYTE - size)
+            start = wanted.get(found.node)
+            if start is not None:
+                anchor = max(anchor, clock.place(start.latest))
             if anchor < unit[0] and _others_between(anchor, found.node, unit):
-                yield Match.at(program, found.node, unit=unit, anchor=anchor)
+                places = (found.node, anchor)
+                exposed = None if start is None else [start.exposed(clock.at(place)) for place in places]
+                yield Match.at(program, found.node, unit=unit, anchor=anchor, exposed=exposed)
             previous = found.node
             if size is not None and found.waits:
                 needed_until.append((_last_need(program, found), size))
+
+    def check(self, m):
+        if (exposed := m.bindings["exposed"]) is not None:
+            m.require(exposed[0] > 0, "what is computed meanwhile takes longer already")
+            m.pays(*exposed)
 
     def rewrite(self, op, m):
         return Together([Move(node, m.bindings["anchor"]) for node in m.bindings["unit"]])
@@ -176,15 +192,18 @@ def _others_between(first: Node, last: Node, unit: Iterable[Node]) -> bool:
 
 @dataclass(frozen=True)
 class OverlapScheduling(Pass):
-    """Starts collectives as early, and waits for them as late, as the data allow.
+    """Starts collectives early enough to be done when they are needed, and waits for them as late as the data allow.
 
-    `megabytes` limits the memory of results that are received before they are needed.
+    `megabytes` limits the memory of results that are received before they are needed. `link` is what connects the
+    ranks, for the cost model: `nvlink`, `pcie`, `infiniband`, `ethernet` or `memory`.
     """
 
     name = "overlap_scheduling"
     default = False
 
     megabytes: float = IN_FLIGHT
+    link: str = AUTOMATIC
 
     def rules(self) -> Sequence[Rule]:
-        return (WaitLate(), StartEarly(self.megabytes))  # first the waits: they say how long a result is under way
+        # first the waits: they say how long a result is under way
+        return (WaitLate(), StartEarly(self.megabytes, self.link))

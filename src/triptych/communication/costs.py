@@ -1,0 +1,72 @@
+"""What communication and computation of a graph cost, by figures that are the same on every rank.
+
+Sizes that are symbols are not used: their values may differ between ranks, and ranks must decide alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.fx import Node
+
+from .. import _private
+from ..cost.communication import CommunicationCost, Link, communication_cost, link_of
+from ..cost.device import nominal_model
+from ..cost.estimate import operation_cost
+from ..ir.collectives import Collective, bytes_moved, collective, is_wait
+from ..ir.facts import fact, is_static, tensor_fact, tensor_of
+
+
+def ranks_of(found: Collective) -> int:
+    """How many ranks take part; that of an all-reduce is asked of the process group."""
+    if found.ranks is not None:
+        return found.ranks
+    try:
+        return int(_private.resolve_process_group(found.group).size())
+    except (RuntimeError, KeyError, ValueError):  # a graph that is read where its groups are not
+        return 2
+
+
+def bytes_of_collective(found: Collective) -> int | None:
+    """The whole tensors: what is gathered, or what is reduced; None where sizes are symbols."""
+    sides = [[bytes_moved(tensor_fact(node)) for node in nodes] for nodes in (found.operands, found.results)]
+    if any(size is None for side in sides for size in side):
+        return None
+    return max(sum(size for size in side if size is not None) for side in sides)
+
+
+def link_for(found: Collective, name: str) -> Link:
+    operand = tensor_fact(found.operands[0])
+    return link_of(name, "cpu" if operand is None else operand.device.type, ranks_of(found))
+
+
+def collective_cost(found: Collective, link: str) -> CommunicationCost | None:
+    size = bytes_of_collective(found)
+    return None if size is None else communication_cost(found.kind, size, ranks_of(found), link_for(found, link))
+
+
+def compute_seconds(node: Node) -> float:
+    """What computing a node takes; nothing where sizes are symbols, and for collectives and waits."""
+    if is_wait(node) or collective(node) is not None:
+        return 0.0
+    values = [fact(node), *map(fact, node.all_input_nodes)]
+    tensors = [t for value in values for t in (value if isinstance(value, (list, tuple)) else (value,))]
+    if not all(is_static(t.shape) for t in tensors if isinstance(t, torch.Tensor)):
+        return 0.0
+    return operation_cost(node, nominal_model).seconds
+
+
+def joining_costs(members: Sequence[Collective], copied_results: int, link: str, copies: bool) -> tuple[float, float]:
+    """Seconds of several collectives, and of one for all. With `copies`, operands are copied into one tensor, and that
+    many bytes of results out of another."""
+    first = members[0]
+    sizes = [bytes_of_collective(member) or 0 for member in members]
+    ranks, way = ranks_of(first), link_for(first, link)
+    before = sum(communication_cost(first.kind, size, ranks, way).seconds for size in sizes)
+    after = communication_cost(first.kind, sum(sizes), ranks, way).seconds
+    if copies:
+        device = nominal_model(tensor_of(first.operands[0]).device)
+        operands = sum(bytes_moved(tensor_of(member.operands[0])) or 0 for member in members)
+        after += device.copy(2 * operands) + (device.copy(2 * copied_results) if copied_results else 0.0)
+    return before, after
