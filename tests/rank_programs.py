@@ -261,7 +261,7 @@ def fake_group(rank: int) -> list[Any]:
     from tests.counting import counting_passes
 
     outcomes = []
-    for ranks in (2, 2, 1024):  # the first time, tables are read that are read once
+    for ranks in (8, 8, 1024):  # the first time, tables are read that are read once
         torch._dynamo.reset()
         dist.init_process_group("fake", rank=0, world_size=ranks)
         with counting_passes() as lines:
@@ -272,14 +272,50 @@ def fake_group(rank: int) -> list[Any]:
     return outcomes[1:]
 
 
+def fake_timeline(rank: int) -> list[Any]:
+    """The work of modelling a graph in time, in calls, for groups of several sizes."""
+    from torch.distributed import _functional_collectives as functional
+
+    from triptych.communication.timeline import timeline
+    from triptych.testing.capture import capture_aten
+
+    def step(x: torch.Tensor, *shards: torch.Tensor) -> torch.Tensor:
+        for shard in shards:
+            x = x + functional.all_reduce(torch.tanh(x @ shard), "sum", dist.group.WORLD)
+        return x
+
+    outcomes = []
+    for ranks in (8, 8, 1024):  # the first time, tables are read that are read once
+        dist.init_process_group("fake", rank=0, world_size=ranks)
+        gm, _ = capture_aten(step, [torch.ones(4, 16), *[torch.ones(16, 16) for _ in range(8)]])
+        calls = 0
+
+        def count(frame: Any, event: str, arg: Any) -> None:
+            nonlocal calls
+            calls += event == "call"
+
+        sys.setprofile(count)
+        lanes = timeline(gm.graph)
+        sys.setprofile(None)
+        dist.destroy_process_group()
+        assert lanes is not None
+        outcomes.append({"calls": calls, "intervals": len(lanes.intervals), "collectives": lanes.collectives})
+    return outcomes[1:]
+
+
 ALL_PASSES = ["bucket_all_gather", "bucket_reduce_scatter", "bucket_all_reduce", "overlap_scheduling"]
-PROGRAMS = {p.__name__: p for p in (ddp, tensor_parallel, symmetric, fsdp, sharded_by_hand, mismatch, dying, fake_group)}
+PROGRAMS = {
+    program.__name__: program
+    for program in (
+        ddp, tensor_parallel, symmetric, fsdp, sharded_by_hand, mismatch, dying, fake_group, fake_timeline,
+    )
+}  # fmt: skip
 
 
 def main() -> None:
     name, store, settings, rank, ranks = sys.argv[1:]
-    if name == fake_group.__name__:
-        print(json.dumps(fake_group(0)), flush=True)
+    if name in (fake_group.__name__, fake_timeline.__name__):
+        print(json.dumps(PROGRAMS[name](0)), flush=True)
         return
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(ranks), timeout=timedelta(seconds=60)

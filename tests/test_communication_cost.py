@@ -13,6 +13,8 @@ from triptych.communication.example_group import NAME, all_gather, all_reduce, r
 from triptych.cost.communication import LINKS, communication_cost, large_enough, link_of
 from triptych.errors import TriptychError
 from triptych.ir.collectives import collectives
+from triptych.options import LINKS as names_of_links
+from triptych.options import Options
 from triptych.post_grad.bucket_all_gather import BucketAllGather
 from triptych.post_grad.fuse_ddp_communication import FuseDdpCommunication
 from triptych.post_grad.overlap_scheduling import OverlapScheduling
@@ -59,6 +61,13 @@ def test_a_bucket_is_large_enough_when_starting_it_hardly_counts(link, ranks):
     assert math.isfinite(size) and size > 0
 
 
+def test_every_link_is_an_option():
+    assert Options.make({"link": "pcie"}).link == "pcie"
+    assert list(LINKS) == list(names_of_links[1:])
+    with pytest.raises(TriptychError, match="infiniband"):
+        Options.make({"link": "infinband"})
+
+
 def test_links_by_what_they_connect():
     assert link_of("auto", "cpu", 4).name == "memory"
     assert link_of("auto", "cuda", 8).name == "nvlink"
@@ -94,7 +103,7 @@ def gathers(count, size):
 def test_a_bucket_closes_when_it_is_large_enough(link, buckets):
     """Eight gathers of 3 MB: on a link that starts slowly for its bandwidth, 24 MB still gain; on a slow one 6 do not."""
     gm = gathers(8, 3 * 2**17)
-    options = {"bucket_all_gather.link": link, "bucket_all_gather.by": "coalesced"}
+    options = {"link": link, "bucket_all_gather.by": "coalesced"}
     tally = run_pass(BucketAllGather, gm, options=options)
     assert len(list(collectives(gm.graph))) == buckets
     assert len(tally.decisions) == buckets

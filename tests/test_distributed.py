@@ -121,7 +121,7 @@ def test_a_rank_that_dies_is_an_error_on_the_others():
 
 @pytest.mark.slow
 def test_the_work_does_not_depend_on_the_number_of_ranks():
-    """On the fake process group: as many lines of Python with 1024 ranks as with two, and the same graph."""
+    """On the fake process group: as many lines of Python with 1,024 ranks as with 8, and the same graph."""
     ((few, many),) = run_ranks("fake_group", ranks=1)
     assert few == many
     assert few[0]["post_grad/bucket_all_gather"] > 100

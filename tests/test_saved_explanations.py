@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import triptych
+from triptych.communication.example_group import NAME, register
 from triptych.errors import TriptychError
 from triptych.explaining.explanation import Explanation
 from triptych.explaining.page import page
@@ -52,6 +53,10 @@ def two_programs(x):
     y = x.sin()
     torch._dynamo.graph_break()
     return y.cos()
+
+
+def communicating(x):
+    return torch.ops._c10d_functional.wait_tensor(torch.ops._c10d_functional.all_reduce(x.sin(), "sum", NAME)).cos()
 
 
 def documented() -> dict[str, dict[str, str]]:
@@ -96,6 +101,9 @@ def test_the_documented_form_is_the_written_one(explanation):
     check(json.loads(fused.to_json()), "Explanation", tables, seen, "")
     broken = triptych.explain(two_programs, torch.ones(3), options={"codegen": "eager"})
     check(json.loads(broken.to_json()), "Explanation", tables, seen, "")
+    register()
+    ranks = triptych.explain(communicating, torch.ones(4, 4), options={"codegen": "eager"})
+    check(json.loads(ranks.to_json()), "Explanation", tables, seen, "")
     assert seen == set(tables)  # each kind of record was there to be looked at
     assert data["version"] == 1 and data["stock"]["backend"] == "inductor"
 

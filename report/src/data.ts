@@ -79,6 +79,32 @@ export interface Comparison {
   }[];
 }
 
+export interface Interval {
+  lane: "computation" | "communication";
+  start: number;
+  seconds: number;
+  what: string;
+  node: string;
+  nodes: number;
+  bytes: number;
+}
+
+export interface Timeline {
+  seconds: number;
+  computation: number;
+  communication: number;
+  exposed: number;
+  collectives: Record<string, number>;
+  intervals: Interval[];
+}
+
+export interface Timelines {
+  program: number;
+  graph: string;
+  before: Timeline;
+  after: Timeline;
+}
+
 export interface Core {
   title: string;
   model: string;
@@ -94,6 +120,7 @@ export interface Core {
   frames: Frame[];
   programs: { label: string; flow: Box[] }[];
   passes: Pass[];
+  timelines: Timelines[];
 }
 
 export type Splice = [where: number, gone: number, come: number[]];

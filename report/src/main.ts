@@ -12,10 +12,11 @@ import type { Place, Step } from "./history";
 import { NodePanel } from "./nodepanel";
 import { PassList } from "./passlist";
 import { Picture } from "./picture";
+import { TimelineView } from "./timeline";
 
 const FOUND_NODES = 40;
 
-type View = "passes" | "columns" | "frames" | "compare";
+type View = "passes" | "columns" | "frames" | "compare" | "timeline";
 
 class Report {
   private report = 0;
@@ -39,6 +40,7 @@ class Report {
     void this.open("passes");
   });
   private compare = new Compare();
+  private timeline = new TimelineView();
   private head = h("header", { class: "top" });
   private flow = h("div", { class: "flow-holder" });
   private passView = h("div", { class: "pass-view" });
@@ -53,11 +55,12 @@ class Report {
       columns: tab("columns", "Source · nodes · kernels"),
       frames: tab("frames", "Compiles"),
       compare: tab("compare", "Comparison"),
+      timeline: tab("timeline", "Ranks"),
     };
     const right = h("aside", { class: "panel-right", "aria-label": "Picture and node" }, this.picture.element, this.node.element);
     this.passView.append(this.list.element, this.diff.element, right);
     this.hideAllBut("passes");  // before anything is measured
-    app.append(this.head, this.flow, this.passView, this.columns.element, this.frames.element, this.compare.element, this.help);
+    app.append(this.head, this.flow, this.passView, this.columns.element, this.frames.element, this.compare.element, this.timeline.element, this.help);
     document.addEventListener("keydown", (event) => this.key(event));
   }
 
@@ -73,6 +76,7 @@ class Report {
 
   private has(view: View): boolean {
     if (view === "frames") return Frames.has(this.core);
+    if (view === "timeline") return TimelineView.has(this.core);
     return view !== "compare" || hasPart(0, "comparison");
   }
 
@@ -156,6 +160,7 @@ class Report {
     this.columns.element.hidden = view !== "columns";
     this.frames.element.hidden = view !== "frames";
     this.compare.element.hidden = view !== "compare";
+    this.timeline.element.hidden = view !== "timeline";
     // of the compare view and of all compiles, no single flow is the one
     this.flow.hidden = view === "frames" || view === "compare";
   }
@@ -169,6 +174,7 @@ class Report {
       this.picture.nowVisible();
     }
     if (view === "frames") this.frames.show(this.core);
+    if (view === "timeline") this.timeline.show(this.core, this.program);
     if (view === "compare") {
       const [comparison, ours, theirs] = await Promise.all([part<Comparison>(0, "comparison"), part<Core>(0, "core"), part<Core>(1, "core")]);
       this.compare.show(comparison, [ours, theirs], this.program, (report, pass) => void this.showPassOf(report, pass));
@@ -298,6 +304,7 @@ class Report {
       "2": () => void this.open("columns"),
       "3": () => this.has("frames") && void this.open("frames"),
       "4": () => this.has("compare") && void this.open("compare"),
+      "5": () => this.has("timeline") && void this.open("timeline"),
       "/": () => void this.open("passes").then(() => this.list.search.focus()),
       "?": () => this.help.showModal(),
     };
@@ -322,7 +329,7 @@ function helpDialog(): HTMLDialogElement {
     ["/", "search passes, rules, reasons to decline, nodes"],
     ["c", "only passes that changed something, or all"],
     ["1, 2", "passes; source, nodes and kernels"],
-    ["3, 4", "what Dynamo compiled; the comparison, if the page has them"],
+    ["3, 4, 5", "what Dynamo compiled; the comparison; communication with other ranks, if the page has them"],
     ["Tab, Enter", "go to a node, choose it: its source, its history"],
     ["Esc", "leave the search; let go of a choice"],
     ["t", "light or dark"],

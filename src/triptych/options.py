@@ -17,6 +17,7 @@ CODEGENS = ("inductor", "eager")
 VERIFY_LEVELS = ("off", "final", "each")
 ON_ERROR = ("fallback", "raise")
 TUNE = ("off", "unsure", "all")
+LINKS = ("auto", "nvlink", "pcie", "infiniband", "ethernet", "memory")
 ON_ERROR_VARIABLE = "TRIPTYCH_ON_ERROR"
 ADD_RULES = "add_rules"
 HOOKS = (
@@ -89,6 +90,11 @@ class Options:
         "0: ranks are not compared",
         default=0.0,
     )
+    link: str = _doc(
+        "what connects the ranks, for the cost model of communication: 'nvlink', 'pcie', 'infiniband', 'ethernet', "
+        "'memory' (processes on CPUs), or 'auto': by kind of device and number of ranks",
+        default="auto",
+    )
     stabilize_relu: bool = _doc("replace NaN after every relu by 0: other results on NaN", default=False)
     inductor_options: Mapping[str, Any] = _doc(
         "Inductor's own settings, as 'inductor.name'; without meaning where codegen is 'eager'", default_factory=dict
@@ -101,6 +107,7 @@ class Options:
         _one_of("verify level", self.verify, VERIFY_LEVELS)
         _one_of("on_error", self.on_error, ON_ERROR)
         _one_of("tune", self.tune, TUNE)
+        _one_of("link", self.link, LINKS)
         if self.mode is not None:
             _one_of("mode", self.mode, MODES)
         for switch in ("freeze", "known_buffers", "stabilize_relu"):

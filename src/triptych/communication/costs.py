@@ -6,6 +6,8 @@ Sizes that are symbols are not used: their values may differ between ranks, and 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -14,16 +16,18 @@ from .. import _private
 from ..cost.communication import CommunicationCost, Link, communication_cost, link_of
 from ..cost.device import nominal_model
 from ..cost.estimate import operation_cost
-from ..ir.collectives import Collective, bytes_moved, collective, is_wait
+from ..ir.collectives import ALL_GATHER, REDUCE_SCATTER, Collective, bytes_moved, collective, is_wait
 from ..ir.facts import fact, is_static, tensor_fact, tensor_of
 
 
 def ranks_of(found: Collective) -> int:
     """How many ranks take part; that of an all-reduce is asked of the process group."""
-    if found.ranks is not None:
-        return found.ranks
+    return found.ranks if found.ranks is not None else ranks_of_group(found.group)
+
+
+def ranks_of_group(name: str) -> int:
     try:
-        return int(_private.resolve_process_group(found.group).size())
+        return int(_private.resolve_process_group(name).size())
     except (RuntimeError, KeyError, ValueError):  # a graph that is read where its groups are not
         return 2
 
@@ -55,6 +59,45 @@ def compute_seconds(node: Node) -> float:
     if not all(is_static(t.shape) for t in tensors if isinstance(t, torch.Tensor)):
         return 0.0
     return operation_cost(node, nominal_model).seconds
+
+
+@dataclass(frozen=True)
+class FusedCost:
+    """What an operator of symmetric memory does: both at once."""
+
+    computation: float
+    communication: float
+    bytes: int
+    """Of what is communicated."""
+
+
+def fused_cost(node: Node, link: str) -> FusedCost:
+    """An operator that gathers and multiplies, or multiplies and scatters; products are computed part by part."""
+    target: Any = node.target
+    given = dict(zip((argument.name for argument in target._schema.arguments), node.args))
+    gathers = "all_gather" in target._schema.name
+    left, ranks = tensor_fact(given["A"]), ranks_of_group(str(given["group_name"]))
+    rights = [t for n in (given["Bs"] if gathers else [given["B"]]) if (t := tensor_fact(n)) is not None]
+    if left is None or not all(is_static(t.shape) for t in (left, *rights)):
+        return FusedCost(0.0, 0.0, 0)
+    parts = ranks if gathers else 1
+    rows = parts * left.numel() // left.shape[-1]
+    device = nominal_model(left.device)
+    computation = ranks * sum(
+        device.gemm(max(1, rows // ranks), int(b.shape[1]), int(b.shape[0]), _multiplied_as(b.dtype)) for b in rights
+    )
+    size = parts * left.numel() * left.element_size()
+    if not gathers:
+        result = tensor_fact(node)
+        size = 0 if result is None else ranks * (bytes_moved(result) or 0)
+    way = link_of(link, left.device.type, ranks)
+    kind = ALL_GATHER if gathers else REDUCE_SCATTER
+    return FusedCost(computation, communication_cost(kind, size, ranks, way).seconds, size)
+
+
+def _multiplied_as(dtype: torch.dtype) -> torch.dtype:
+    """8-bit floats are multiplied at least as quickly as 16-bit ones."""
+    return torch.bfloat16 if dtype.itemsize == 1 else dtype
 
 
 def joining_costs(members: Sequence[Collective], copied_results: int, link: str, copies: bool) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..cost.communication import AUTOMATIC, large_enough
+from ..cost.communication import large_enough
 from ..errors import TriptychError
 from ..ir.collectives import ALL_GATHER, Collective, bytes_moved
 from ..ir.facts import tensor_of
@@ -35,7 +35,6 @@ class JoinCollectives(Rule):
 
     megabytes: float = DEFAULT_MEGABYTES
     by: str = CONCATENATION
-    link: str = AUTOMATIC
     group_by: str = BY_SIZE
 
     exact = False
@@ -70,21 +69,21 @@ class JoinCollectives(Rule):
         for member in members:
             units.setdefault(unit_of(member) if self.group_by == BY_MODULE else "", []).append(member)
         for unit, own in units.items():
-            limit = sys.maxsize if unit else self._limit(own[0])
+            limit = sys.maxsize if unit else self._limit(program, own[0])
             yield from buckets(program, own, limit)
 
-    def _limit(self, member: Collective) -> int:
+    def _limit(self, program: Program, member: Collective) -> int:
         limit = round(self.megabytes * MEGABYTE)
         if self.up_to_limit:
             return limit
         ranks = ranks_of(member)
-        return min(limit, large_enough(member.kind, ranks, link_for(member, self.link), START_SHARE))
+        return min(limit, large_enough(member.kind, ranks, link_for(member, program.options.link), START_SHARE))
 
     def check(self, m):
         bucket = m.bindings["bucket"]
         copied = [member for member in bucket if member.kind == ALL_GATHER or m.program.aliasing.is_output(member.wait)]
         results = sum(bytes_moved(tensor_of(member.node)) or 0 for member in copied)
-        m.pays(*joining_costs(bucket, results, self.link, copies=self.by == CONCATENATION))
+        m.pays(*joining_costs(bucket, results, m.program.options.link, copies=self.by == CONCATENATION))
 
     def _site(self, program: Program, bucket: tuple[Collective, ...]) -> Match:
         nodes = [member.node for member in bucket]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch.fx import GraphModule
 
+from ..communication.timeline import Timeline
 from ..errors import TriptychError, UnknownName
 from ..passes.record import PassRecord
 from ..passes.session import Session
@@ -43,6 +44,21 @@ class RefusalCount:
     node: str
     """The node at fault at the first site."""
     source: str
+
+
+@dataclass(frozen=True)
+class GraphTimelines:
+    """When a graph computes and when it communicates, before and after stage 3."""
+
+    program: int
+    """Which captured program, from 1."""
+    graph: str
+    before: Timeline
+    after: Timeline
+
+    def to_dict(self) -> dict[str, Any]:
+        sides = {"before": self.before.to_dict(), "after": self.after.to_dict()}
+        return {"program": self.program, "graph": self.graph, **sides}
 
 
 class Explanation:
@@ -122,6 +138,16 @@ class Explanation:
         return sum(cost.bytes for session, graph in graphs for _, cost in kernel_costs(session, graph))
 
     @property
+    def timelines(self) -> list[GraphTimelines]:
+        """Of every graph that communicates with other ranks: when it computes and when it communicates, modelled,
+        before and after stage 3."""
+        return [
+            GraphTimelines(number, graph, *both)
+            for number, session in enumerate(self.sessions, 1)
+            for graph, both in list(session.timelines.items())
+        ]
+
+    @property
     def warnings(self) -> list[str]:
         return [warning for session in self.sessions for warning in session.warnings]
 
@@ -180,6 +206,7 @@ class Explanation:
             ],
             "graphs": {name: listing(gm) for name, gm in self.graphs.items()},
             "kernels": self.kernels,
+            "timelines": [both.to_dict() for both in self.timelines],
             "warnings": self.warnings,
             "stock": None if self.stock is None else self.stock.to_dict(),
             "programs": [

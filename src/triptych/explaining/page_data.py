@@ -12,6 +12,9 @@
         declines: [{rule, reason, count, sites: [[node, source line]]}],
         decisions: [{rule, node, before, after (seconds), measured}], listing, versions: [from, to],
         change: {gemms, bytes, seconds}, what it changed in the estimates}
+    timelines: of graphs that communicate: {program, graph, before, after}
+        before, after: {seconds, computation, communication, exposed, collectives: {kind: count},
+        intervals: [{lane, start, seconds, what, node, nodes, bytes}]}
 `graphs`:
     names, types, rules: strings by number; stacks: [[file, line, function]] by number, innermost frame last
     files: {path, installed, numbers, lines}: the source lines that the report has, and whether a package has them
@@ -115,6 +118,7 @@ class _Report:
             "frames": list(_frames(explanation, sessions)),
             "programs": programs,
             "passes": self.passes,
+            "timelines": [both.to_dict() for both in explanation.timelines],
         }
         graphs = {**self.table.data(), "listings": self.listings, "firings": self.firings}
         return {"core": core, "graphs": graphs, "kernels": {"sources": self.sources, "calls": self.calls}}

@@ -37,6 +37,9 @@ def render(explanation: Explanation) -> Iterator[RenderableType]:
         yield _table(explanation)
     if explanation.stock is not None:
         yield _comparison(explanation, explanation.stock)
+    if explanation.timelines:
+        yield Text("\nCommunication with other ranks, modelled", style="bold")
+        yield _communication(explanation)
     for warning in explanation.warnings:
         yield Text(f"! {warning}", style="yellow")
     decided = [decision for record in explanation.passes for decision in record.decisions]
@@ -150,6 +153,22 @@ def _section(table: Table, places: list[str], records: list[PassRecord], counted
             style="dim",
         )
     table.add_section()
+
+
+def _communication(explanation: Explanation) -> Table:
+    """How many collectives each graph has, and how long nothing is computed while they are under way."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("graph")
+    table.add_column("collectives", overflow="fold")
+    for name in ("exposed", "of"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for both in explanation.timelines:
+        graph = both.graph if both.program == 1 else f"{both.graph}#{both.program}"
+        for side, timeline in (("before", both.before), ("after", both.after)):
+            kinds = ", ".join(f"{times} {kind}" for kind, times in timeline.collectives.items())
+            times = [f"{seconds * 1e6:.1f} us" for seconds in (timeline.exposed, timeline.seconds)]
+            table.add_row(f"{graph} {side}", kinds, *times)
+    return table
 
 
 def _decisions(decided: Sequence[Decision]) -> Table:

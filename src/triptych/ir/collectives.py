@@ -106,12 +106,17 @@ def communications(graph: torch.fx.Graph) -> Iterator[tuple[str, str]]:
     for node in graph.nodes:
         if (found := collective(node)) is not None:
             yield found.group, found.signature()
-        elif isinstance(node.target, _private.OpOverload) and node.target.namespace == SYMMETRIC_MEMORY:
+        elif is_fused(node):
             names = [argument.name for argument in node.target._schema.arguments]
             group = {**dict(zip(names, node.args)), **node.kwargs}.get("group_name")
             if isinstance(group, str):
                 operator_name = node.target._schema.name.partition("::")[2]
                 yield group, f"{operator_name}({_tensors(node.all_input_nodes)}) over {group}"
+
+
+def is_fused(node: Node) -> bool:
+    """Does a node call an operator that computes while it communicates?"""
+    return isinstance(node.target, _private.OpOverload) and node.target.namespace == SYMMETRIC_MEMORY
 
 
 def _tensors(operands: Iterable[Node]) -> str:

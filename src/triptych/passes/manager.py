@@ -13,6 +13,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from .. import _private
+from ..communication.timeline import Timeline, timeline
 from ..errors import RuleError, TriptychError, VerificationError
 from ..ir.fingerprint import fingerprint
 from ..ir.graph_copies import GraphState
@@ -36,6 +37,9 @@ from .torch_bisector import disabled_by_bisector
 from .torch_tools import timed_pass, timed_stage
 
 log = logging.getLogger("triptych")
+
+COMMUNICATING = "post_grad"
+"""The stage that changes when a graph communicates."""
 
 
 def run_stage(
@@ -83,6 +87,8 @@ def _run_stage(
             gm.graph = backup.graph()
             ran = ", ".join(dict.fromkeys(r.name for r in session.records if r.changed and r.stage == stage))
             _warn(session, f"stage {stage} was undone ({ran}; verify='each' says which of them it was): {error}")
+    if runner.timeline is not None and (after := runner.new_timeline()) is not None:
+        session.timelines[graph] = (runner.timeline, after)
     if runner.changed:
         gm.recompile()
     return gm
@@ -100,6 +106,7 @@ class _StageRunner:
         self.numbers: NumericCheck | None = None
         self.notes: set[str] = set()
         self.listing: Listing | None = None
+        self.timeline = self.new_timeline() if session.observed and stage == COMMUNICATING else None
         if session.observed:
             self.listing = session.open_listing(f"{stage}/{graph}", node_lines(gm.graph))
 
@@ -176,6 +183,9 @@ class _StageRunner:
         if self.stage == "pre_grad":
             program.buffers = self.session.buffers
         return program
+
+    def new_timeline(self) -> Timeline | None:
+        return timeline(self.gm.graph, self.session.options.link)
 
     def open_numbers(self) -> NumericCheck:
         origins = self.session.origins

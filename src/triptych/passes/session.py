@@ -16,6 +16,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from .. import _private
+from ..communication.timeline import Timeline
 from ..ir.graph_copies import snapshot
 from ..ir.origins import Origins
 from ..ir.values.buffers import KnownBuffers
@@ -58,6 +59,8 @@ class Session:
     kernel_nodes: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     """By graph: the nodes that each call of a kernel computes, under the kernel's name and the number of the call."""
     listings: dict[str, Listing] = field(default_factory=dict)
+    timelines: dict[str, tuple[Timeline, Timeline]] = field(default_factory=dict)
+    """By graph: what it computes and communicates in time, before and after stage 3; only where it communicates."""
     warnings: list[str] = field(default_factory=list)
 
     count: RewriteCount = field(default_factory=RewriteCount)

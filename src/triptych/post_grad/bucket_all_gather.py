@@ -9,7 +9,6 @@ from typing import Any
 from ..communication.example_group import all_gather, all_reduce, wait
 from ..communication.rule import BY_SIZE, DEFAULT_MEGABYTES, JoinCollectives
 from ..communication.units import in_modules
-from ..cost.communication import AUTOMATIC
 from ..ir.collectives import ALL_GATHER
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
@@ -78,8 +77,6 @@ class BucketAllGather(Pass):
     joined: "concatenation" copies them into one, "coalesced" hands them to the process group as a list.
     `group_by="module"` makes one bucket of each unit of FSDP: of a module in a list, such as `layers.3`, or else of a
     child of the model.
-
-    `link` is what connects the ranks, for the cost model: `nvlink`, `pcie`, `infiniband`, `ethernet` or `memory`.
     """
 
     name = "bucket_all_gather"
@@ -87,8 +84,7 @@ class BucketAllGather(Pass):
 
     megabytes: float = DEFAULT_MEGABYTES
     by: str = "concatenation"
-    link: str = AUTOMATIC
     group_by: str = BY_SIZE
 
     def rules(self) -> Sequence[Rule]:
-        return (JoinAllGathers(self.megabytes, self.by, self.link, self.group_by),)
+        return (JoinAllGathers(self.megabytes, self.by, self.group_by),)

@@ -8,7 +8,6 @@ from typing import Any
 
 from ..communication.example_group import OTHER, all_reduce, wait
 from ..communication.rule import DEFAULT_MEGABYTES, JoinCollectives
-from ..cost.communication import AUTOMATIC
 from ..ir.collectives import ALL_REDUCE
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
@@ -56,8 +55,7 @@ class BucketAllReduce(Pass):
     """Joins all-reduces of one process group, reduction and dtype into buckets, gradients or not.
 
     `megabytes` limits a bucket; one that is large enough is closed before. `by` says how tensors are joined:
-    "concatenation" copies them into one, "coalesced" hands them to the process group as a list. `link` is what connects
-    the ranks, for the cost model: `nvlink`, `pcie`, `infiniband`, `ethernet` or `memory`.
+    "concatenation" copies them into one, "coalesced" hands them to the process group as a list.
     """
 
     name = "bucket_all_reduce"
@@ -65,7 +63,6 @@ class BucketAllReduce(Pass):
 
     megabytes: float = DEFAULT_MEGABYTES
     by: str = "concatenation"
-    link: str = AUTOMATIC
 
     def rules(self) -> Sequence[Rule]:
-        return (JoinAllReduces(self.megabytes, self.by, self.link),)
+        return (JoinAllReduces(self.megabytes, self.by),)

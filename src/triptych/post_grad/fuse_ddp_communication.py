@@ -17,7 +17,6 @@ from torch.fx import Node
 from ..communication.example_group import OTHER, all_reduce, wait
 from ..communication.placement import Order
 from ..communication.rule import DEFAULT_MEGABYTES, JoinCollectives
-from ..cost.communication import AUTOMATIC
 from ..ir.collectives import ALL_REDUCE, Collective, collectives
 from ..ir.program import Program
 from ..ir.refusal import Refusal
@@ -161,18 +160,16 @@ class FuseDdpCommunication(Pass):
     """Joins the all-reduces of gradients into buckets, starts each as early as it can be, and waits at the end.
 
     `megabytes` is the size of a bucket. `by` says how gradients are joined: "concatenation" copies them into one
-    tensor, "coalesced" hands them to the process group as a list. `link` is what connects the ranks, for the cost
-    model: `nvlink`, `pcie`, `infiniband`, `ethernet` or `memory`.
+    tensor, "coalesced" hands them to the process group as a list.
     """
 
     name = "fuse_ddp_communication"
 
     megabytes: float = DEFAULT_MEGABYTES
     by: str = "concatenation"
-    link: str = AUTOMATIC
 
     def rules(self) -> Sequence[Rule]:
         return (
             WaitForGradientsAtEnd(),  # first: a bucket is then joined where nothing has to move any more
-            FuseGradientAllReduces(self.megabytes, self.by, self.link),
+            FuseGradientAllReduces(self.megabytes, self.by),
         )

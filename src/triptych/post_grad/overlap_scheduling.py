@@ -16,7 +16,6 @@ from ..communication.buckets import MEGABYTE
 from ..communication.example_group import all_gather, all_reduce, wait
 from ..communication.placement import Order, after
 from ..communication.timing import Clock, latest_starts
-from ..cost.communication import AUTOMATIC
 from ..ir.collectives import Collective, bytes_moved, collectives, is_wait
 from ..ir.facts import tensor_fact
 from ..ir.program import Program
@@ -99,12 +98,11 @@ class StartEarly(Rule):
     """
 
     megabytes: float = IN_FLIGHT
-    link: str = AUTOMATIC
 
     def sites(self, program: Program) -> Iterator[Match]:
         order = Order(program)
         clock = Clock(program.graph)
-        wanted = latest_starts(program.graph, clock, self.link)
+        wanted = latest_starts(program.graph, clock, program.options.link)
         needed_until: list[tuple[Node, int]] = []
         """Of the collectives so far: the last node that needs a result, and how many bytes they receive."""
         previous: Node | None = None
@@ -194,16 +192,14 @@ def _others_between(first: Node, last: Node, unit: Iterable[Node]) -> bool:
 class OverlapScheduling(Pass):
     """Starts collectives early enough to be done when they are needed, and waits for them as late as the data allow.
 
-    `megabytes` limits the memory of results that are received before they are needed. `link` is what connects the
-    ranks, for the cost model: `nvlink`, `pcie`, `infiniband`, `ethernet` or `memory`.
+    `megabytes` limits the memory of results that are received before they are needed.
     """
 
     name = "overlap_scheduling"
     default = False
 
     megabytes: float = IN_FLIGHT
-    link: str = AUTOMATIC
 
     def rules(self) -> Sequence[Rule]:
         # first the waits: they say how long a result is under way
-        return (WaitLate(), StartEarly(self.megabytes, self.link))
+        return (WaitLate(), StartEarly(self.megabytes))
