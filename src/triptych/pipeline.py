@@ -53,6 +53,7 @@ from .post_grad.reduced_atomic_contention import ReducedAtomicContention
 from .post_grad.region_results import RegionResultsPass
 from .post_grad.reinplace import Reinplace
 from .post_grad.remove_assert_ops import RemoveAssertOps
+from .post_grad.remove_fsdp2_unsharded_param_graph_input_usage import RemoveFsdp2UnshardedParamGraphInputUsage
 from .post_grad.reorder_for_locality import ReorderForLocality
 from .post_grad.slice_scatter_chunking import SliceScatterChunking
 from .post_grad.spell_out_complex_numbers import SpellOutComplexNumbersPass
@@ -223,7 +224,8 @@ COMMUNICATION: list[Entry] = [
 """Run only if added by name."""
 
 POST_GRAD: list[Entry] = [
-    EliminateDeadCode,  # first: nothing dead is moved or matched
+    RemoveFsdp2UnshardedParamGraphInputUsage,  # first: nothing else moves over memory that is freed and filled again
+    EliminateDeadCode,  # before the rest: nothing dead is moved or matched
     ReorderForLocality,
     Hook("post_grad_custom_pre_pass"),
     GroupedGemmPass,  # before batching: it stacks products of different inputs, and these have one

@@ -104,6 +104,8 @@ KEPT_NAMES = ("assert", "sym_constrain", "record_function", "_print", "check", "
 
 WAIT = "_c10d_functional::wait_tensor"
 
+RESIZE_STORAGE = "inductor::resize_storage_bytes_"
+
 SYMMETRIC_MEMORY = "symm_mem::"
 """Operators through which ranks read and write each other's memory: all of them must call these in the same order."""
 
@@ -132,6 +134,8 @@ def _schema_effects(overload: _private.OpOverload) -> _SchemaEffects:
     barrier = name.startswith("profiler::") or communicates
     if name == WAIT:
         aliased = [0]  # the tensor itself, which the schema does not say
+    if name == RESIZE_STORAGE:
+        written = [0]  # nor does it say this: what the memory held is gone
     may_copy = vague or _private.is_composite(overload)
     plain = not (written or aliased or may_copy or random or kept or barrier or name in KEEPS_STATISTICS)
     return _SchemaEffects(tuple(written), tuple(aliased), may_copy, random, kept, barrier, plain)

@@ -60,6 +60,7 @@ CHUNKS = Effect("memory", "loss computed in chunks", "losses computed in chunks"
 DEVICE = Effect("memory", "tensor built on the GPU", "tensors built on the GPU")
 COLLECTIVES = Effect("communication", "bucket of collectives", "buckets of collectives")
 WAITS = Effect("communication", "collective or wait left out", "collectives and waits left out")
+UNSHARDED = Effect("memory", "gathered parameter read in place", "gathered parameters read in place")
 PIPELINED = Effect("communication", "collective fused with products", "collectives fused with products")
 YOURS = Effect("yours", "rewrite of yours", "rewrites of yours")
 OTHER = Effect("rewrite", "other rewrite", "other rewrites")
@@ -116,6 +117,7 @@ EFFECT_OF_PASS: dict[str, Effect] = {
     "keep_overwritten": SAVED,
     "compute_masks_again": SAVED,
     # post_grad
+    "remove_fsdp2_unsharded_param_graph_input_usage": UNSHARDED,
     "eliminate_dead_code": DEAD,
     "eliminate_common_subexpressions": ONCE,
     "reorder_for_locality": MOVE,
