@@ -19,6 +19,7 @@ from torch import nn
 from torch.fx import Graph
 
 import triptych
+from tests.symmetric_programs import fused_operators
 from triptych.ir.collectives import collectives
 
 STEPS = 5
@@ -128,22 +129,24 @@ def ddp(rank: int, layers: int = 12, width: int = 16, kernels: bool = False, **o
     return {"wanted": wanted, "got": got, "before": backend.before, "after": backend.after, "order": backend.order}
 
 
-def tensor_parallel(rank: int, sequence: bool = False, **options: Any) -> dict[str, Any]:
+def _parallel_block(dim: int | None = None, bias: bool = True) -> nn.Module:
+    """A block whose first layer is split by columns and the second by rows; its input and output by a dim, if given."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    column = ColwiseParallel() if dim is None else ColwiseParallel(input_layouts=Shard(dim))
+    row = RowwiseParallel() if dim is None else RowwiseParallel(output_layouts=Shard(dim))
+    return parallelize_module(Block(bias), mesh, {"first": column, "second": row})
 
-    def parallel() -> nn.Module:
-        column = ColwiseParallel(input_layouts=Shard(0)) if sequence else ColwiseParallel()
-        row = RowwiseParallel(output_layouts=Shard(0)) if sequence else RowwiseParallel()
-        return parallelize_module(Block(), mesh, {"first": column, "second": row})
 
+def tensor_parallel(rank: int, sequence: bool = False, **options: Any) -> dict[str, Any]:
+    dim = 0 if sequence else None
     own = rank if sequence else 0  # the input of all ranks is the same unless it is sharded
-    plain = parallel()
+    plain = _parallel_block(dim)
     wanted = train(plain, plain, own)
-    model, backend = parallel(), Counting(**options)
+    model, backend = _parallel_block(dim), Counting(**options)
     got = train(model, torch.compile(model, backend=backend), own)
     return {"wanted": wanted, "got": got, "before": backend.before, "after": backend.after}
 
@@ -152,25 +155,17 @@ def symmetric(rank: int, dim: int = 0, **options: Any) -> dict[str, Any]:
     """Tensor parallel layers of a group that counts as one with symmetric memory. Its operators have kernels for GPUs
     alone: torch's own substitutes, which call plain collectives, stand for them on the CPU."""
     from torch.distributed import _symmetric_memory
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     from triptych.communication.example_group import register_symmetric
 
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     kept = register_symmetric()
-
-    def parallel() -> nn.Module:
-        column, row = ColwiseParallel(input_layouts=Shard(dim)), RowwiseParallel(output_layouts=Shard(dim))
-        return parallelize_module(Block(bias=False), mesh, {"first": column, "second": row})
 
     def run(model: Any) -> Any:
         return lambda x: model(x.view(2, 2, 16))
 
-    plain = parallel()
+    plain = _parallel_block(dim, bias=False)
     wanted = train(plain, run(plain), rank)
-    model, backend = parallel(), Counting(add_passes=["micro_pipeline_tp_pass"], **options)
+    model, backend = _parallel_block(dim, bias=False), Counting(add_passes=["micro_pipeline_tp_pass"], **options)
     with _symmetric_memory._test_mode():
         got = train(model, run(torch.compile(model, backend=backend)), rank)
     del kept
@@ -237,10 +232,10 @@ def mismatch(rank: int, limit: float = 20.0, absent: bool = False) -> str:
     return "no error"
 
 
-def dying(rank: int) -> None:
+def dying(rank: int, tensor_parallel: bool = False) -> None:
     """Rank 1 ends without a word after two steps; what rank 0 sees then."""
     torch._dynamo.config.optimize_ddp = "python_reducer"
-    model = nn.parallel.DistributedDataParallel(Layers(2, 16))
+    model = _parallel_block() if tensor_parallel else nn.parallel.DistributedDataParallel(Layers(2, 16))
     backend, error = Counting(), ""
     compiled = torch.compile(model, backend=backend)
     with compiled_autograd(backend):
@@ -307,7 +302,7 @@ ALL_PASSES = ["bucket_all_gather", "bucket_reduce_scatter", "bucket_all_reduce",
 PROGRAMS = {
     program.__name__: program
     for program in (
-        ddp, tensor_parallel, symmetric, fsdp, sharded_by_hand, mismatch, dying, fake_group, fake_timeline,
+        ddp, tensor_parallel, symmetric, fused_operators, fsdp, sharded_by_hand, mismatch, dying, fake_group, fake_timeline,
     )
 }  # fmt: skip
 

@@ -9,6 +9,7 @@ import torch
 
 from triptych.communication.example_group import NAME, OTHER, all_gather, all_reduce, reduce_scatter, wait
 from triptych.ir.collectives import collectives, is_wait
+from triptych.options import LINKS
 from triptych.post_grad.bucket_all_gather import BucketAllGather
 from triptych.post_grad.bucket_all_reduce import BucketAllReduce
 from triptych.post_grad.bucket_reduce_scatter import BucketReduceScatter
@@ -86,6 +87,7 @@ def test_results_stay_the_same(seed):
     for bucket in BUCKETS:
         options[f"{bucket.name}.megabytes"] = choose.choice((2e-4, 25.0))
         options[f"{bucket.name}.by"] = choose.choice(("concatenation", "coalesced"))
+    options["link"] = choose.choice(LINKS)
     chosen = [b for b in BUCKETS if choose.random() < 0.7]
     for subject in (DeduplicateWaitTensors, DedupReduceScatters, *chosen, OverlapScheduling, Reinplace):
         run_pass(subject, gm, options=options)

@@ -68,6 +68,28 @@ def test_four_ranks():
         assert (outcome["before"], outcome["after"]) == ([8], [1])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("sequence", [False, True])
+def test_tensor_parallel_layers_of_four_ranks(sequence):
+    """Five training steps, by gloo, are those of the uncompiled layers."""
+    for outcome in run_ranks("tensor_parallel", ranks=4, sequence=sequence, add_passes=ALL_PASSES):
+        assert_trained_alike(outcome)
+        assert outcome["before"] == outcome["after"] == ([2, 1] if sequence else [1])
+
+
+@pytest.mark.slow
+def test_products_of_four_ranks_are_computed_while_they_communicate():
+    for outcome in run_ranks("symmetric", ranks=4, dim=1):
+        assert_trained_alike(outcome)
+        assert outcome["after"] == [] and len(outcome["order"]) == 3
+
+
+@pytest.mark.slow
+def test_sharded_blocks_of_four_ranks():
+    for outcome in run_ranks("fsdp", ranks=4):
+        assert_trained_alike(outcome)
+
+
 def test_tensor_parallel_layers():
     for outcome in run_ranks("tensor_parallel"):
         assert outcome["got"] == outcome["wanted"]
@@ -84,6 +106,22 @@ def test_products_are_computed_while_ranks_communicate(dim):
         assert outcome["after"] == []
         gather, scatter = "fused_all_gather_matmul", "fused_matmul_reduce_scatter"
         assert outcome["order"] == [gather, scatter, gather]
+
+
+def assert_fused(outcomes):
+    """One operator communicates, and computes what plain torch does up to the rounding of bfloat16."""
+    assert len(outcomes) >= 10
+    for name, outcome in outcomes.items():
+        (operator,) = outcome["operators"]
+        assert operator.startswith("fused_"), name
+        assert outcome["same_layout"] and outcome["off"] < 0.02, (name, outcome)
+
+
+@pytest.mark.slow
+def test_every_form_of_a_fused_operator():
+    """On the CPU, by torch's substitutes; `tests/gpu` has the operators themselves."""
+    for outcomes in run_ranks("fused_operators"):
+        assert_fused(outcomes)
 
 
 @pytest.mark.slow
@@ -114,8 +152,9 @@ def test_a_rank_that_does_not_compile_is_an_error_in_time():
 
 
 @pytest.mark.slow
-def test_a_rank_that_dies_is_an_error_on_the_others():
-    error, _ = run_ranks("dying", seconds=90)
+@pytest.mark.parametrize("tensor_parallel", [False, True])
+def test_a_rank_that_dies_is_an_error_on_the_others(tensor_parallel):
+    error, _ = run_ranks("dying", seconds=90, tensor_parallel=tensor_parallel)
     assert error.startswith("step 2: ")
 
 

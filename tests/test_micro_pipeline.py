@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import random
 import sys
+from collections import Counter
 
 import pytest
 import torch
 
-from triptych.communication.example_group import SYMMETRIC, all_gather_along, reduce_scatter_along, register_symmetric
+import triptych
+from triptych.communication.example_group import (
+    NAME,
+    SYMMETRIC,
+    all_gather_along,
+    reduce_scatter_along,
+    register,
+    register_symmetric,
+)
 from triptych.ir.collectives import collectives
 from triptych.ir.program import Program
 from triptych.post_grad.micro_pipeline_tp_pass import MicroPipelineTpPass
 from triptych.spmd_check import sequences
 from triptych.testing.capture import capture_aten
 from triptych.testing.check import compare_graphs, run_pass
+from triptych.verify.structure import verify
 
 functional = torch.ops._c10d_functional
+SEEDS = 30
 
 
 def fused(program, *inputs, exact=False):
@@ -144,6 +156,28 @@ def test_ranks_compare_fused_operators_too():
     assert compared[0] == f"fused_all_gather_matmul(float32[3, 8], float32[8, 5]) over {SYMMETRIC}"
 
 
+def test_explain_says_why_nothing_was_fused():
+    """In a group without symmetric memory, which is most of them."""
+    register()
+
+    def program(x, w):
+        return functional.wait_tensor(functional.all_gather_into_tensor(x, 2, NAME)) @ w
+
+    options = {"codegen": "eager", "add_passes": ["micro_pipeline_tp_pass"]}
+    explanation = triptych.explain(program, torch.ones(3, 8), torch.ones(8, 5), options=options)
+    (refusal,) = [one for one in explanation.refusals() if one.rule == "fuse_all_gather_matmul"]
+    assert refusal.reason == f"symmetric memory is not enabled for the process group {NAME}"
+
+
+def test_a_device_without_kernels_is_a_reason(monkeypatch):
+    """Symmetric memory may be enabled for a group whose tensors are on the CPU."""
+    monkeypatch.setattr("triptych._private.has_kernel", lambda *given: False)
+    gm, _ = capture_aten(lambda x, w: all_gather_along(x) @ w, [torch.ones(3, 8), torch.ones(8, 5)])
+    tally = run_pass(MicroPipelineTpPass, gm)
+    (declined,) = tally.declines.values()
+    assert declined.reason == "symm_mem.fused_all_gather_matmul has no kernel for the device cpu"
+
+
 def test_nothing_moves_over_a_fused_operator_and_none_is_dropped():
     gm, _ = fused(lambda x, w: all_gather_along(x) @ w, torch.randn(3, 8), torch.randn(8, 5))
     (node,) = [n for n in gm.graph.nodes if "symm_mem" in str(n.target)]
@@ -176,3 +210,54 @@ def test_work_grows_with_the_number_of_layers():
 
     work(2)  # tables that are read once
     assert work(20) < 2.5 * work(10)
+
+
+def random_program(seed):
+    """Gathers and scatters along any dim in any spelling, with views between them and products; sizes of 1, and sizes as
+    many as there are ranks, make dims look alike."""
+    choose = random.Random(seed)
+    shape = [choose.choice((1, 2, 2, 3, 4)) for _ in range(choose.randint(1, 3))] + [choose.choice((2, 4, 6))]
+    dim = choose.randrange(len(shape))
+    scatter_dim = choose.randrange(len(shape))
+    spelled = choose.choice((all_gather_along, as_view)) if dim else all_gather_along
+    shuffles, elsewhere, before_product = (choose.random() < 0.3 for _ in range(3))
+    products, reduction = choose.randint(1, 3), choose.choice(("sum", "avg"))
+
+    def program(x, *weights):
+        whole = spelled(x, dim)
+        if shuffles:  # elements in another order than gathered
+            whole = whole.transpose(0, -2).contiguous().view(whole.shape)
+        flat = whole.view(-1, whole.shape[-1])
+        used = [flat.sum()] if before_product else []
+        results = [flat @ weight for weight in weights[:products]]
+        last = (whole.tanh() if apart else whole) @ weights[-1]
+        last = last.relu() if activated else last
+        scattered = last if last.shape[scatter_dim] % 2 else reduce_scatter_along(last, scatter_dim, reduction)
+        return (*results, scattered, *used, *([whole.exp()] if elsewhere else []))
+
+    activated, apart = choose.random() < 0.2, choose.random() < 0.6
+    width = shape[-1] * (2 if dim == len(shape) - 1 else 1)
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [shape, *([width, choose.choice((1, 2, 5))] for _ in range(products)), [width, choose.choice((2, 3, 4))]]
+    return program, [torch.randn(size, generator=generator) for size in sizes]
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_random_programs_mean_the_same(seed, monkeypatch):
+    monkeypatch.setattr("triptych.communication.gather_matmul.LAST_DIM", 1)
+    monkeypatch.setattr("triptych.communication.matmul_scatter.LAST_DIM", 1)
+    program, inputs = random_program(seed)
+    gm, _ = fused(program, *inputs)
+    verify(gm)
+
+
+def test_random_programs_are_fused(monkeypatch):
+    """The comparison above would be empty if nothing were."""
+    monkeypatch.setattr("triptych.communication.gather_matmul.LAST_DIM", 1)
+    monkeypatch.setattr("triptych.communication.matmul_scatter.LAST_DIM", 1)
+    counts = Counter()
+    for seed in range(SEEDS):
+        program, inputs = random_program(seed)
+        gm, _ = capture_aten(program, inputs)
+        counts.update(run_pass(MicroPipelineTpPass, gm).fired)
+    assert min(counts["fuse_all_gather_matmul"], counts["fuse_matmul_reduce_scatter"]) > 8

@@ -16,8 +16,7 @@ LAST_DIM = 1024
 
 
 def fused_operator(name: str) -> Any:
-    """The overload of `torch.ops.symm_mem.<name>`."""
-    _private.is_symm_mem_enabled_for_group  # noqa: B018  # its module defines the operators
+    """The overload of `torch.ops.symm_mem.<name>`; it is there once somebody has asked whether a group can use it."""
     return getattr(torch.ops.symm_mem, name).default
 
 
