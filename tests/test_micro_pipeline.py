@@ -150,6 +150,39 @@ def test_a_write_to_what_is_gathered_is_not_overtaken(written, fires):
         assert declined.reason == "add__tensor writes what is gathered before the product"
 
 
+def two_products(writes):
+    """Products of one gathered tensor, and something that is written between them."""
+    register_symmetric()
+    graph = torch.fx.Graph()
+    x, w, v = (graph.placeholder(name) for name in "xwv")
+    started = graph.call_function(functional.all_gather_into_tensor.default, (x, 2, SYMMETRIC))
+    whole = graph.call_function(functional.wait_tensor.default, (started,))
+    first = graph.call_function(torch.ops.aten.mm.default, (whole, w))
+    graph.call_function(torch.ops.aten.add_.Tensor, ({"v": v, "whole": whole}[writes], 1))
+    graph.output((first, graph.call_function(torch.ops.aten.mm.default, (whole, v))))
+    gm = torch.fx.GraphModule({}, graph)
+    Program(gm, [torch.ones(3, 8), torch.ones(8, 5), torch.ones(8, 5)])
+    return gm
+
+
+def test_a_product_does_not_move_over_a_write_to_its_weight():
+    """The first is fused; the second reads the gathered tensor that the operator returns."""
+    inputs = [torch.randn(3, 8), torch.randn(8, 5), torch.randn(8, 5)]
+    gm = two_products("v")
+    expected = gm(*[i.clone() for i in inputs])
+    assert run_pass(MicroPipelineTpPass, gm).fired.total() == 1
+    gm.recompile()
+    assert [n.name.partition("_")[0] for n in gm.graph.nodes].count("mm") == 1
+    for got, want in zip(gm(*[i.clone() for i in inputs]), expected):
+        torch.testing.assert_close(got, want)
+
+
+def test_a_gathered_tensor_that_is_written_is_left_alone():
+    tally = run_pass(MicroPipelineTpPass, two_products("whole"))
+    assert not tally.fired
+    assert "writes the gathered tensor" in next(iter(tally.declines.values())).reason
+
+
 def test_ranks_compare_fused_operators_too():
     gm, _ = fused(lambda x, w: reduce_scatter_along(all_gather_along(x) @ w), torch.randn(3, 8), torch.randn(8, 5))
     (compared,) = sequences(gm.graph).values()

@@ -112,6 +112,8 @@ def _plan(
         if isinstance(kind := _scales(program, collective, arrangement, first), Refusal):
             return kind
         scales = kind
+    if writer := program.aliasing.first_writer(arrangement.value):
+        return Refusal("{at} writes the gathered tensor", at=writer)
     anchor = min(arrangement.value.users)
     behind = {*reading.views, *reading.others, *(p.node for p in reading.products)}
     fused: list[Product] = []
@@ -124,6 +126,8 @@ def _plan(
         if scales is not None:
             operands = [*(o for o in operands if o is not first.left_scale), scales.collective.operands[0]]
         needed = moved_before(program, operands, anchor, behind)
+        if writer := program.aliasing.written_between(operands, anchor, found.node):
+            needed = Refusal("{at} writes an operand of {found} first", at=writer, found=found.node)
         if isinstance(needed, Refusal):
             problem = needed
             continue
