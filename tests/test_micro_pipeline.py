@@ -86,6 +86,33 @@ def test_rows_that_run_over_two_ranks_are_left_alone():
     assert "whole rows" in next(iter(tally.declines.values())).reason
 
 
+def takes_row_scales():
+    """Can torch multiply 8-bit floats on this CPU whose rows have a scale each?"""
+    a = torch.zeros(16, 16).to(torch.float8_e4m3fn)
+    try:
+        torch._scaled_mm(a, a.t(), torch.ones(16, 1), torch.ones(1, 16), out_dtype=torch.bfloat16)
+    except RuntimeError:
+        return False
+    return True
+
+
+needs_row_scales = pytest.mark.skipif(not takes_row_scales(), reason="this torch takes one scale a matrix on a CPU")
+
+
+@needs_row_scales
+def test_scales_are_gathered_with_their_rows():
+    e4m3 = torch.float8_e4m3fn
+
+    def program(x, w):
+        scale, columns = x.abs().amax(1, keepdim=True), torch.ones(1, w.shape[0])
+        whole = all_gather_along((x / scale).to(e4m3).view(torch.uint8)).view(e4m3)
+        return torch.ops.aten._scaled_mm(whole, w.to(e4m3).t(), all_gather_along(scale), columns, out_dtype=torch.bfloat16)
+
+    gm, _ = fused(program, torch.randn(16, 32), torch.randn(16, 32))
+    assert names(gm) == ["fused_all_gather_scaled_matmul"]  # the one collective that is left
+
+
+@needs_row_scales
 def test_scales_of_all_rows_are_split_among_the_ranks():
     """Row-wise scales that every rank has for all rows, of a tensor that is gathered along dim 1."""
     e4m3 = torch.float8_e4m3fn
@@ -112,6 +139,7 @@ def test_a_gathered_tensor_with_one_row_a_rank_and_one_scale_is_left_alone():
     assert not tally.fired
 
 
+@needs_row_scales
 @pytest.mark.parametrize("dim", [0, 1])
 def test_scaled_products_are_scattered(dim):
     e4m3 = torch.float8_e4m3fn

@@ -90,12 +90,6 @@ def _fp8(x: Any, w: Any) -> Any:
     return torch.ops.aten._scaled_mm(whole, w.to(E4M3).t(), one, one, out_dtype=torch.bfloat16)
 
 
-def _fp8_rows(x: Any, w: Any) -> Any:
-    scale, columns = x.abs().amax(1, keepdim=True), torch.ones(1, w.shape[0])
-    whole = all_gather_along((x / scale).to(E4M3).view(torch.uint8)).view(E4M3)
-    return torch.ops.aten._scaled_mm(whole, w.to(E4M3).t(), all_gather_along(scale), columns, out_dtype=torch.bfloat16)
-
-
 def _row_parallel(x: Any, w: Any) -> Any:
     return reduce_scatter_along(x @ w)
 
@@ -169,7 +163,6 @@ class FuseAllGatherMatmul(Rule):
         fires(_saved_for_backward, "f32[3, 8]", "f32[8, 5]", **ATEN),
         fires(_needs_the_first, "f32[3, 8]", "f32[8, 5]", **ATEN),
         fires(_fp8, "bf16[16, 32]", "bf16[16, 32]", **ATEN),
-        fires(_fp8_rows, "f32[16, 32]", "f32[16, 32]", **ATEN),
         declines(_no_symmetric_memory, "f32[3, 8]", "f32[8, 5]", because="symmetric memory is not enabled", **ATEN),
         declines(_along_the_sequence, "f32[3, 8]", "f32[16, 5]", because="too few columns", **ATEN),
         declines(_scaled_sum, "f32[3, 8]", "f32[8, 5]", "f32[5]", **ATEN),
