@@ -1,9 +1,10 @@
-"""Tensors of other kinds: subclasses whose `__torch_function__` Dynamo traces, and views with the other sign."""
+"""Tensors of other kinds: subclasses whose `__torch_function__` Dynamo traces, views with the other sign, dual numbers."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import triptych
 
@@ -87,3 +88,20 @@ def test_a_constant_with_the_other_sign_is_read_as_such():
     x = torch.randn(3)
     compiled = torch.compile(lambda x: x + constant, backend=triptych.compile_fx, options={"on_error": "raise"})
     assert torch.equal(compiled(x), x + constant)
+
+
+@pytest.mark.parametrize("codegen", ["eager", "inductor"])
+def test_dual_numbers_keep_their_tangents(codegen):
+    """By operators, which know the tangents: kernels do not, and passes drop a `detach` where no gradient is asked for."""
+
+    def function(x):
+        return x.sin() * x + x.detach() * 3
+
+    compiled = torch.compile(function, backend=triptych.compile_fx, options={"codegen": codegen, "on_error": "raise"})
+    x, direction = torch.randn(3), torch.randn(3)
+    torch.testing.assert_close(compiled(x), function(x))
+    with forward_ad.dual_level():
+        value, tangent = forward_ad.unpack_dual(compiled(forward_ad.make_dual(x, direction)))
+    torch.testing.assert_close(value, function(x))
+    torch.testing.assert_close(tangent, direction * (x.cos() * x + x.sin()))
+    assert torch.equal(compiled(x), compiled(x.clone()))

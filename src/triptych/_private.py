@@ -101,6 +101,10 @@ NAMES: Mapping[str, str] = MappingProxyType(
         # the call of a user's Triton kernel on the tensors that it writes
         "triton_kernel_wrapper_mutation": "torch._higher_order_ops.triton_kernel_wrap:triton_kernel_wrapper_mutation",
         # -- the flow --
+        # says whether somebody asks for tangents, by forward-mode differentiation, and how Dynamo guards that
+        "forward_ad": "torch.autograd.forward_ad",
+        "GlobalStateSource": "torch._dynamo.source:GlobalStateSource",
+        "GuardBuilder": "torch._dynamo.guards:GuardBuilder",
         # the backends that `torch.compile` knows by name
         "backend_registry": "torch._dynamo.backends.registry",
         # AOTAutograd: decompose, functionalise, differentiate, partition

@@ -50,9 +50,18 @@ def compile_fx(
     require_graph(gm, "compile_fx")
     require_inputs(example_inputs, gm, "compile_fx")
     made = Options.make(options, mode)
+    if asks_for_tangents():  # which kernels do not compute
+        return gm.forward
     if has_negated_views(gm, example_inputs):  # Inductor's kernels read the memory of an input, not its sign
         made = replace(made, codegen="eager")
     return compile_program(gm, example_inputs, made, choose, LAST_RESORTS[made.codegen])
+
+
+def asks_for_tangents() -> bool:
+    """Does the program run inside `torch.autograd.forward_ad.dual_level`? Dynamo guards the answer."""
+    if _private.CompileContext.try_get() is not None and _private.TracingContext.try_get() is not None:
+        _private.add_guard(_private.GlobalStateSource(), _private.GuardBuilder.DUAL_LEVEL)
+    return _private.forward_ad._current_level >= 0
 
 
 LAST_RESORTS = {"inductor": ("inductor", "eager"), "eager": ("eager",)}
