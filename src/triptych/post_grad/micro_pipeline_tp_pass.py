@@ -7,7 +7,7 @@ are under way. Only process groups with symmetric memory have them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from ..communication.example_group import (
     reduce_scatter_along,
     wait,
 )
-from ..ir.collectives import collectives
+from ..ir.collectives import Collective, collectives
 from ..ir.program import Program
 from ..ir.refusal import Refusal
 from ..rewrite.examples import declines, fires
@@ -134,6 +134,14 @@ def _gathered_twice_waited(x: Any, w: Any) -> Any:
     return wait(started) @ w, wait(started) + 1
 
 
+def _planned(program: Program, plan_for: Callable[[Program, Collective], Any]) -> Iterator[Match]:
+    """The collectives that `plan_for` has a plan for, or a reason why there is none."""
+    for found in list(collectives(program.graph)):
+        plan = None if found.node._erased else plan_for(program, found)
+        if plan is not None:
+            yield Match.at(program, found.node, problem=plan if isinstance(plan, Refusal) else None, plan=plan)
+
+
 class FuseAllGatherMatmul(Rule):
     """all_gather(x) @ w, all_gather(x) @ v, ... -> fused_all_gather_matmul(x, [w, v, ...]), up to rounding
 
@@ -144,11 +152,7 @@ class FuseAllGatherMatmul(Rule):
     exact = False
 
     def sites(self, program: Program) -> Iterator[Match]:
-        for found in list(collectives(program.graph)):
-            plan = None if found.node._erased else gather_matmul.gather_matmul(program, found)
-            if plan is not None:
-                problem = plan if isinstance(plan, Refusal) else None
-                yield Match.at(program, found.node, problem=problem, plan=plan)
+        return _planned(program, gather_matmul.gather_matmul)
 
     def rewrite(self, op, m):
         return gather_matmul.emit(op, m.program, m.bindings["plan"])
@@ -182,11 +186,7 @@ class FuseMatmulReduceScatter(Rule):
     exact = False
 
     def sites(self, program: Program) -> Iterator[Match]:
-        for found in list(collectives(program.graph)):
-            plan = None if found.node._erased else matmul_scatter.matmul_scatter(program, found)
-            if plan is not None:
-                problem = plan if isinstance(plan, Refusal) else None
-                yield Match.at(program, found.node, problem=problem, plan=plan)
+        return _planned(program, matmul_scatter.matmul_scatter)
 
     def rewrite(self, op, m):
         return matmul_scatter.emit(op, m.program, m.bindings["plan"])
