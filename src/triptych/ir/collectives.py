@@ -20,6 +20,7 @@ import torch
 from torch.fx import Node
 
 from .. import _private
+from .effects import SYMMETRIC_MEMORY
 from .facts import is_static, numel, tensor_fact
 
 NAMESPACE = "_c10d_functional"
@@ -31,8 +32,6 @@ KINDS = {
 }
 """What each operator does, by its name; every one has a form for several tensors, `<name>_coalesced`."""
 COALESCED = "_coalesced"
-SYMMETRIC_MEMORY = "symm_mem"
-"""The namespace of operators that compute while they communicate."""
 
 
 @dataclass(frozen=True)

@@ -106,8 +106,9 @@ WAIT = "_c10d_functional::wait_tensor"
 
 RESIZE_STORAGE = "inductor::resize_storage_bytes_"
 
-SYMMETRIC_MEMORY = "symm_mem::"
-"""Operators through which ranks read and write each other's memory: all of them must call these in the same order."""
+SYMMETRIC_MEMORY = "symm_mem"
+"""The namespace of operators through which ranks read and write each other's memory, some while they compute: all ranks
+must call these in the same order."""
 
 KEEPS_STATISTICS = ("aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm", "aten::cudnn_batch_norm")
 
@@ -129,7 +130,7 @@ def _schema_effects(overload: _private.OpOverload) -> _SchemaEffects:
     name = schema.name
     random = torch.Tag.nondeterministic_seeded in tags
     no_result = not schema.returns
-    communicates = "c10d" in name or name.startswith(SYMMETRIC_MEMORY)
+    communicates = "c10d" in name or name.startswith(f"{SYMMETRIC_MEMORY}::")
     kept = no_result or any(part in name for part in KEPT_NAMES) or communicates
     barrier = name.startswith("profiler::") or communicates
     if name == WAIT:
