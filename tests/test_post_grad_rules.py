@@ -22,6 +22,7 @@ from triptych.pipeline import steps
 from triptych.post_grad.group_batch_fusion_passes import BatchFusionOnAten
 from triptych.post_grad.pass_patterns import PostGradPatterns
 from triptych.post_grad.post_grad_fusions import PadAtenMmPass
+from triptych.rules.eliminate_common_subexpressions import EliminateCommonSubexpressions
 from triptych.testing.capture import capture_aten
 from triptych.testing.check import compare_graphs, run_pass
 
@@ -410,9 +411,26 @@ def test_results_that_are_both_returned_stay_two(codegen):
 
 
 def test_a_value_is_computed_again_after_a_write():
-    def program(x):
-        before = x.exp()
-        x.mul_(2)
-        return before + x.exp(), torch.rand_like(x) - torch.rand_like(x)
+    """Of a graph that writes in the middle, as a user of the stage may have: tracing makes none."""
+    aten, graph = torch.ops.aten, torch.fx.Graph()
+    with FakeTensorMode():
+        value = torch.empty(4)
+    x = graph.placeholder("x")
+    before = graph.call_function(aten.exp.default, (x,))
+    written = graph.call_function(aten.mul_.Tensor, (x, 2))
+    after = graph.call_function(aten.exp.default, (x,))
+    total = graph.call_function(aten.add.Tensor, (before, after))
+    graph.output((total,))
+    for node in (x, before, written, after, total):
+        node.meta["val"] = value if node in (x, written) else value.clone()
+    tally = run_pass(EliminateCommonSubexpressions, torch.fx.GraphModule({}, graph))
+    assert not tally.fired and "writes an operand in between" in next(iter(tally.declines.values())).reason
 
-    check_inference(program, (torch.randn(4),), backend=triptych.compile_fx, options={"codegen": "eager"})
+
+@pytest.mark.parametrize("codegen", CODEGENS)
+def test_what_gives_a_size_its_symbol_stays(codegen):
+    def program(x):
+        return x.nonzero().sum() + (x.nonzero() * 2).amax()
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        assert not check(program, torch.tensor([2, 0, 3, 4]), codegen=codegen)["merge_equal_values"]

@@ -31,18 +31,13 @@ CONSTRUCTORS = ("empty", "full", "zeros", "ones", "scalar_tensor", "arange", "io
 ATEN: dict[str, Any] = {"dialects": ("aten",)}
 
 
-def _written_in_between(x: Any) -> Any:
-    before = x.exp()
-    x.add_(1)
-    return before + x.exp()
-
-
 class MergeEqualValues(Rule):
     """y = f(x), z = f(x) -> y = f(x), z is y
 
     Right where f only computes, nothing writes x in between, and nothing writes y or z. Two results that are both
-    returned stay two: the caller may write one of them. Constructors such as `full` are left: a kernel makes their
-    numbers where they are used, and memory that is filled twice may be written in place twice.
+    returned stay two: the caller may write one of them. What gives a size its symbol, such as `nonzero`, stays: sizes
+    of other values are written with it. Constructors such as `full` are left: a kernel makes their numbers where they
+    are used, and memory that is filled twice may be written in place twice.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
@@ -77,12 +72,11 @@ class MergeEqualValues(Rule):
         declines(lambda x: torch.zeros_like(x).cos() + torch.zeros_like(x).exp(), "f32[4]", **ATEN),
         declines(lambda x: x * 1.0 + x * True, "i64[4]", **ATEN),
         declines(lambda x: x / 0.0 + x / -0.0, "f32[4]", **ATEN),
-        declines(_written_in_between, "f32[4]", **ATEN),
     ]
 
 
 def _only_computes(program: Program, node: Node) -> bool:
-    if node.op != "call_function" or not node.all_input_nodes:
+    if node.op != "call_function" or not node.all_input_nodes or node.meta.get("unbacked_bindings"):
         return False
     target = node.target
     if isinstance(target, _private.OpOverload):
