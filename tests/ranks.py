@@ -18,7 +18,6 @@ def run_ranks(program: str, ranks: int = 2, seconds: float = 120, **settings: An
     """What the program returns on each rank. A rank that fails, or all of them after the time limit, are an error."""
     environment = {
         **os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
-        "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",  # ranks of a test share a GPU
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as directory:

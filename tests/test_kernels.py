@@ -169,14 +169,15 @@ SHAPES = [(2, 40, 24, 18), (1, 1, 1, 1), (3, 70, 65, 33), (2, 0, 3, 4), (0, 3, 3
 def check_kernels():
     """Called in a process of its own, because the interpreter is chosen when Triton is imported."""
     from triptych.kernels import (
+        b2b_gemm,
         dot_compress,
         group_linear,
         lce,
         parallel_linear,
+        triton_b2b_gemm,
         triton_dot_compress,
-        triton_group_linear,
         triton_lce,
-        triton_parallel_linear,
+        triton_linears,
     )
 
     torch.manual_seed(0)
@@ -196,7 +197,7 @@ def check_kernels():
         for x in (torch.randn(b, 3, n).to(dtype), torch.randn(n).to(dtype), torch.randn(b, n, 3).to(dtype).mT):
             shapes = (torch.randn(m, n), torch.randn(n, m + 5).t(), torch.randn(0, n), torch.randn(2 * m, n)[::2])
             ws, bs = [w.to(dtype) for w in shapes], [torch.randn(m + 5).to(dtype), torch.randn(2 * m).to(dtype)[::2]]
-            got = triton_parallel_linear.launch(x, ws, [None, bs[0], None, bs[1]])
+            got = triton_linears.launch([x] * 4, ws, [None, bs[0], None, bs[1]])
             wide = [[t.double() for t in ts] for ts in (ws, bs)]
             for one, want in zip(got, parallel_linear.anywhere(x.double(), *wide, [1, 3]), strict=True):
                 close(one, want)
@@ -206,8 +207,16 @@ def check_kernels():
         xs, ws = [x.to(dtype) for x in xs], [w.to(dtype) for w in ws]
         for bs in ([], [torch.randn(w.shape[0]).to(dtype) for w in ws]):
             wide = [[t.double() for t in ts] for ts in (xs, ws, bs)]
-            for one, want in zip(triton_group_linear.launch(xs, ws, bs), group_linear.anywhere(*wide), strict=True):
+            for one, want in zip(triton_linears.launch(xs, ws, bs or [None] * 4), group_linear.anywhere(*wide), strict=True):
                 close(one, want)
+    silu = "sigmoid v0; mul v0 v1; add v2 1.0"  # not 0 at 0
+    for (m, k, n, p), transposed in itertools.product([(70, 16, 256, 32), (5, 3, 100, 7), (64, 64, 128, 16)], (False, True)):
+        a, b, c, bias = torch.randn(m, k), torch.randn(n, k).t(), torch.randn(2 * n, p)[::2], torch.randn(n)
+        for vector in (None, bias):
+            y = b2b_gemm.fake(a, b, c, vector, silu, transposed)
+            got = triton_b2b_gemm.launch(a, b, c, vector, b2b_gemm.function(silu), y)
+            wide = [None if t is None else t.double() for t in (a, b, c, vector)]
+            close(got, b2b_gemm.anywhere(*wide, silu, transposed), torch.full((1,), float(n)))
 
 
 def close(got, want, summed=None):

@@ -35,6 +35,7 @@ from .post_grad.eliminate_dead_code import EliminateDeadCode
 from .post_grad.fuse_ddp_communication import FuseDdpCommunication
 from .post_grad.group_batch_fusion_passes import BatchFusionOnAten
 from .post_grad.grouped_gemm_pass import GroupedGemmPass
+from .post_grad.launch_triton_kernels import LaunchTritonKernels
 from .post_grad.lift_constants import LiftConstantsPass
 from .post_grad.micro_pipeline_tp_pass import MicroPipelineTpPass
 from .post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
@@ -257,6 +258,7 @@ BEFORE_CODEGEN: list[Entry] = [
     CatInOneLaunchPass,
     CastByAtenPass,
     SpellOutComplexNumbersPass,
+    LaunchTritonKernels,  # before memory is reused: it makes the memory that kernels write
     Reinplace,  # last: nothing may be moved or matched once memory is written in the middle of the graph
 ]
 """What a code generator needs, on the graphs inside a graph too."""

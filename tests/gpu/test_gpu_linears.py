@@ -163,3 +163,31 @@ def test_few_rows_take_the_kernel_and_many_do_not():
         (record,) = [r for s in sessions for r in s.records if r.name == "fuse_parallel_linear_pass"]
         print(f"\n{rows} rows: {dict(record.fired)}, {[str(d) for d in record.decisions]}, {dict(record.reasons)}")
         assert wanted == "joined_weights" or bool(record.fired["own_pointers"]) == (wanted == "own_pointers")
+
+
+LAUNCHED = {
+    "parallel_linear": lambda: (ops.parallel_linear, (random(8, 1, 96), [random(64, 96), random(40, 96)], [random(40)], [1])),
+    "group_linear": lambda: (ops.group_linear, ([random(5, 32), random(7, 3)], [random(16, 32), random(9, 3)], [])),
+    "lce": lambda: (ops.lce, (random(2, 40, 24), random(18, 40), random(18), "gelu", True)),
+    "dot_compress": lambda: (ops.dot_compress, (random(3, 33, 20), random(33, 8))),
+    "b2b_gemm": lambda: (ops.b2b_gemm, (random(65, 16), random(16, 300), random(300, 5), None, "relu v0", True)),
+}
+
+
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_generated_code_launches_the_kernel_itself(name):
+    operator, given = LAUNCHED[name]()
+
+    def program(*given):
+        made = operator(*given)
+        return [y * 2 for y in made] if isinstance(made, list) else [made * 2]
+
+    run = torch.compile(program, backend=triptych.compile_fx, dynamic=False)
+    with torch.no_grad(), watching() as sessions:
+        results = run(*given)
+        want = program(*given)
+    assert sum(record.fired["launched_kernel"] for session in sessions for record in session.records) == 1
+    assert any(record.fired["reinplace_triton_kernels"] for session in sessions for record in session.records)
+    for got, expected in zip(results, want, strict=True):
+        assert got.stride() == expected.stride()
+        close(got, expected.double())

@@ -1,4 +1,4 @@
-"""The operators of symmetric memory themselves: two ranks that share a GPU, as torch allows it for tests."""
+"""The operators of symmetric memory themselves: two ranks, each with a GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.test_distributed import assert_fused
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
 ]
 
 

@@ -21,6 +21,9 @@ DTYPES = {
     torch.complex64: "c64", torch.complex128: "c128",
 }  # fmt: skip
 
+TABLES_OF_KERNELS = ("kernel_idx", "constant_args_idx", "tma_descriptor_metadata")
+"""Arguments of a launch of a Triton kernel that are numbers of tables, which differ from run to run."""
+
 RULE = "triptych_rule"
 """Where a node keeps the name of the rule that made it."""
 
@@ -97,12 +100,23 @@ def call_text(node: Node) -> str:
         return "input"
     if node.op == "get_attr":
         return f"self.{node.target}"
-    parts = [_argument(a) for a in node.args] + [f"{k}={_argument(v)}" for k, v in node.kwargs.items()]
+    named = {k: v for k, v in node.kwargs.items() if k not in TABLES_OF_KERNELS}
+    parts = [_argument(a) for a in node.args] + [f"{k}={_argument(v)}" for k, v in named.items()]
+    if "kernel_idx" in node.kwargs:
+        parts.insert(0, _kernel_name(node.kwargs["kernel_idx"]))
     if node.op == "call_method":
         return f"{parts[0]}.{node.target}({', '.join(parts[1:])})"
     if node.op == "call_module":
         return f"self.{node.target}({', '.join(parts)})"
     return f"{target_name(node)}({', '.join(parts)})"
+
+
+def _kernel_name(index: Any) -> str:
+    """The name of a Triton kernel that a node launches."""
+    kernel = _private.kernel_side_table.id_to_kernel.get(index)
+    while hasattr(kernel, "fn"):  # of a tuner, of the compiled function
+        kernel = kernel.fn
+    return "an unknown kernel" if kernel is None else getattr(kernel, "__name__", type(kernel).__name__)
 
 
 def type_text(node: Node) -> str:

@@ -42,10 +42,11 @@ def cuda(xs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tenso
     if not on_gpu(*xs, *weights, *biases):
         return anywhere(xs, weights, biases)
     _check(xs, weights, biases)
-    from .triton_group_linear import launch
+    from .triton_linears import launch
 
+    each: Sequence[Tensor | None] = biases or [None] * len(xs)
     parts = [slice(first, first + MOST) for first in range(0, len(xs), MOST)]
-    return [made for part in parts for made in launch(xs[part], weights[part], biases[part])]
+    return [made for part in parts for made in launch(xs[part], weights[part], each[part])]
 
 
 def fake(xs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor]) -> list[Tensor]:

@@ -14,6 +14,9 @@ from .. import _private
 
 LIBRARY = torch.library.Library("triptych", "FRAGMENT")
 
+CUDA_FORMS: dict[str, Callable[..., Any]] = {}
+"""By the name of the operator: what runs on a GPU."""
+
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What the Triton kernels compute in; other dtypes take the form for any device."""
 
@@ -28,12 +31,13 @@ def register(
     save: Callable[..., None],
 ) -> None:
     """`anywhere` is the definition of the operator: what `cuda` computes is the same up to rounding."""
-    name = f"triptych::{schema.partition('(')[0]}"
+    name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    torch.library.impl(LIBRARY, name.partition("::")[2], "CompositeExplicitAutograd")(anywhere)
-    torch.library.impl(LIBRARY, name.partition("::")[2], "CUDA")(cuda)
-    torch.library.register_fake(name, fake, lib=LIBRARY)
-    torch.library.register_autograd(name, backward, setup_context=save, lib=LIBRARY)
+    torch.library.impl(LIBRARY, name, "CompositeExplicitAutograd")(anywhere)
+    torch.library.impl(LIBRARY, name, "CUDA")(cuda)
+    torch.library.register_fake(f"triptych::{name}", fake, lib=LIBRARY)
+    torch.library.register_autograd(f"triptych::{name}", backward, setup_context=save, lib=LIBRARY)
+    CUDA_FORMS[name] = cuda
 
 
 def check(condition: Any, message: Callable[[], str]) -> None:

@@ -4,8 +4,6 @@ wanted."""
 from __future__ import annotations
 
 import functools
-import hashlib
-import linecache
 from typing import Any
 
 import torch
@@ -14,7 +12,7 @@ import triton.language as tl
 
 from .pointwise import Pointwise
 from .registry import dot_precision
-from .tuning import bucket, configs, run_tuned
+from .tuning import bucket, configs, kernel_of, run_tuned
 
 
 @triton.jit
@@ -41,31 +39,39 @@ def b2b_gemm_kernel(
     a, b, c, bias, y, m, k, n, p,
     a_m, a_k, b_k, b_n, c_n, c_p, bias_n, y_m, y_p,
     m_bucket, n_bucket,
-    HAS_BIAS: tl.constexpr, EVEN_N: tl.constexpr, SHORT: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_BIAS: tl.constexpr, EVEN: tl.constexpr, SHORT: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """BLOCK_M rows of the result: the middle matrix is made, used and forgotten BLOCK_N columns at a time."""
+    """BLOCK_M rows of the result: the middle matrix is made, used and forgotten BLOCK_N columns at a time. Where B and
+    C are EVEN, whole blocks of them are read, and nothing is asked about their ends."""
     rows = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     inner = tl.arange(0, BLOCK_K)
     columns = tl.arange(0, BLOCK_P)
-    steps = tl.arange(0, BLOCK_N)
+    middle = tl.arange(0, BLOCK_N).to(tl.int64)
     left = tl.load(a + rows[:, None] * a_m + inner[None, :] * a_k,
                    mask=(rows < m)[:, None] & (inner < k)[None, :], other=0.0)
+    b_tile = b + inner[:, None] * b_k + middle[None, :] * b_n
+    c_tile = c + middle[:, None] * c_n + columns[None, :] * c_p
+    step = tl.full((1, 1), BLOCK_N, tl.int64)
     sums = tl.zeros((BLOCK_M, BLOCK_P), dtype=tl.float32)
     for start in range(0, n, BLOCK_N):
-        middle = (start + steps).to(tl.int64)
-        in_n = middle < n
-        right = tl.load(b + inner[:, None] * b_k + middle[None, :] * b_n,
-                        mask=(inner < k)[:, None] & in_n[None, :], other=0.0)
+        in_n = middle < n - start
+        if EVEN:
+            right = tl.load(b_tile)
+        else:
+            right = tl.load(b_tile, mask=(inner < k)[:, None] & in_n[None, :], other=0.0)
         v0 = tl.dot(left, right, input_precision=PRECISION)
         if HAS_BIAS:
-            v0 += tl.load(bias + middle * bias_n, mask=in_n, other=0.0).to(tl.float32)[None, :]
+            v0 += tl.load(bias + (start + middle) * bias_n, mask=in_n, other=0.0).to(tl.float32)[None, :]
 BODY
-        if not EVEN_N:
+        if EVEN:
+            after = tl.load(c_tile)
+        else:
             result = tl.where(in_n[None, :], result, 0.0)  # f(0) may be anything
-        after = tl.load(c + middle[:, None] * c_n + columns[None, :] * c_p,
-                        mask=in_n[:, None] & (columns < p)[None, :], other=0.0)
+            after = tl.load(c_tile, mask=in_n[:, None] & (columns < p)[None, :], other=0.0)
         sums = tl.dot(result.to(c.dtype.element_ty), after, sums, input_precision=PRECISION)
+        b_tile += step * b_n
+        c_tile += step * c_n
     tl.store(y + rows[:, None] * y_m + columns[None, :] * y_p, sums.to(y.dtype.element_ty),
              mask=(rows < m)[:, None] & (columns < p)[None, :])
 '''
@@ -78,17 +84,13 @@ CONFIGS = [
     ({"BLOCK_M": 64, "BLOCK_N": 32}, 4, 2),
     ({"BLOCK_M": 32, "BLOCK_N": 32}, 4, 2),
 ]
+LARGEST_N = max(blocks["BLOCK_N"] for blocks, _, _ in CONFIGS)
 
 
 @functools.cache
 def kernel_for(f: Pointwise) -> Any:
-    """The kernel with f written into it. Triton reads the source of a function: it is kept in memory, in no file."""
-    source = SOURCE.replace("BODY", f.in_triton(8 * " "))
-    name = f"<b2b_gemm {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    names: dict[str, Any] = {"tl": tl, "erf": erf, "__name__": __name__}
-    exec(compile(source, name, "exec"), names)
-    kernel = triton.jit(names["b2b_gemm_kernel"])
+    """The kernel with f written into it."""
+    kernel = kernel_of(SOURCE.replace("BODY", f.in_triton(8 * " ")), "b2b_gemm_kernel", erf=erf)
     return triton.autotune(configs=configs(CONFIGS), key=["m_bucket", "n_bucket", "BLOCK_K", "BLOCK_P"])(kernel)
 
 
@@ -111,7 +113,7 @@ def launch(
         a, b, c, given, y, m, k, n, p,
         *a.stride(), *b.stride(), *c.stride(), given.stride(0), *y.stride(),
         bucket(m), bucket(n),
-        HAS_BIAS=bias is not None, EVEN_N=n % 128 == 0, SHORT=a.dtype.itemsize == 2,
-        PRECISION=dot_precision(a.dtype), BLOCK_K=block_k, BLOCK_P=block_p,
+        HAS_BIAS=bias is not None, EVEN=n % LARGEST_N == 0 and (k, p) == (block_k, block_p),
+        SHORT=a.dtype.itemsize == 2, PRECISION=dot_precision(a.dtype), BLOCK_K=block_k, BLOCK_P=block_p,
     )  # fmt: skip
     return y

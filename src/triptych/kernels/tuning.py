@@ -1,14 +1,19 @@
-"""What the Triton kernels share: which configurations are tried, and for which sizes they are tried anew."""
+"""What the Triton kernels share: how one is made of text, which configurations are tried, and for which sizes anew."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import linecache
 import os
 from collections.abc import Sequence
 from typing import Any
 
 import triton
+import triton.language as tl
 
 from ..cost import measuring_allowed
+from .capture import capture, is_capturing
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -17,6 +22,16 @@ def configs(choices: Sequence[tuple[dict[str, int], int, int]]) -> list[Any]:
     """(blocks, warps, stages) as Triton wants them; the interpreter cannot measure and takes the first."""
     made = [triton.Config(blocks, num_warps=warps, num_stages=stages) for blocks, warps, stages in choices]
     return made[:1] if INTERPRETED else made
+
+
+def kernel_of(source: str, name: str, **known: Any) -> Any:
+    """The kernel `name` that `source` defines. Triton reads the source of a function: it is kept in memory, in no
+    file."""
+    file = f"<{name} {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    names: dict[str, Any] = {"tl": tl, "__name__": __name__, **known}
+    exec(compile(source, file, "exec"), names)
+    return triton.jit(names[name])
 
 
 def bucket(size: int) -> int:
@@ -30,10 +45,20 @@ _BEST: dict[Any, dict[str, Any]] = {}
 def run_tuned(kernel: Any, key: tuple[Any, ...], grid: Any, *args: Any, **constants: Any) -> None:
     """Launch a kernel, with the configuration found for such sizes: Triton's tuner looks at every argument anew on
     every call, which for a small kernel takes longer than the kernel. Where nothing may depend on a measurement the
-    first configuration is taken."""
+    first configuration is taken. Generated code finds the configuration in its own way."""
+    if is_capturing():
+        tuned = kernel if measuring_allowed() else _with_first_configuration(kernel)
+        arguments = {**dict(zip(kernel.arg_names, args)), **constants}
+        capture(tuned, [grid({**arguments, **c.all_kwargs()}) for c in tuned.configs], arguments)
+        return
     best = _BEST.get((kernel, key)) if measuring_allowed() else kernel.configs[0].all_kwargs()
     if best is None:
         kernel[grid](*args, **constants)
         _BEST[kernel, key] = kernel.best_config.all_kwargs()
     else:
         kernel.fn[grid](*args, **constants, **best)
+
+
+@functools.cache
+def _with_first_configuration(kernel: Any) -> Any:
+    return triton.autotune(configs=kernel.configs[:1], key=[])(kernel.fn)

@@ -148,6 +148,7 @@ EFFECT_OF_PASS: dict[str, Effect] = {
     "lift_constants": PREPARATION,
     "cat_in_one_launch": PREPARATION,
     "cast_by_aten": PREPARATION,
+    "launch_triton_kernels": PREPARATION,
     "spell_out_complex_numbers": PREPARATION,
     "reinplace": IN_PLACE,
 }  # fmt: skip

@@ -17,6 +17,7 @@ from ..ir.facts import fact, same_strides, tensor_of
 from ..ir.overwriting import LaterUses, Operands, Overwrite, overwrite
 from ..ir.program import Program
 from ..ir.refusal import Refusal
+from ..kernels.capture import no_constants
 from ..rewrite.edits import WriteInPlace
 from ..rewrite.emit import Emitter
 from ..rewrite.examples import declines, fires
@@ -55,19 +56,11 @@ def _as_operator(graph: Graph) -> None:
         _replace(graph, node, _private.auto_functionalized_v2, (_double(),), kwargs, 1, (None, fact(node)))
 
 
-def _no_constants() -> int:
-    """The entry for no constants. `torch._dynamo.reset` empties the table, so the number is never kept."""
-    table = _private.kernel_side_table
-    known = (index for index, constants in table.constant_args.items() if not constants)
-    found = next(known, None)
-    return table.add_constant_args({}) if found is None else found
-
-
 def _as_kernel(graph: Graph) -> None:
     table = _private.kernel_side_table
     for node in graph.find_nodes(op="call_function", target=aten.mul.Tensor):
         kwargs = {
-            "kernel_idx": table.add_kernel(DOUBLE_KERNEL), "constant_args_idx": _no_constants(),
+            "kernel_idx": table.add_kernel(DOUBLE_KERNEL), "constant_args_idx": no_constants(),
             "grid": [(1,)], "tma_descriptor_metadata": {}, "kwargs": {"x": node.args[0]}, "tensors_to_clone": ["x"],
         }  # fmt: skip
         functional = _private.triton_kernel_wrapper_functional

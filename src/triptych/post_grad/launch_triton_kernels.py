@@ -1,0 +1,168 @@
+"""`launch_triton_kernels`: the Triton kernels of our operators are launched by the code that Inductor generates."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node, map_arg
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from .. import _private
+from ..ir.effects import effects, node_operands
+from ..ir.facts import fact, is_static, tensor_of
+from ..ir.program import Program
+from ..kernels.capture import capture, capturing
+from ..kernels.registry import CUDA_FORMS
+from ..rewrite.emit import Emitter
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
+from ..rewrite.rule import Match, Rule
+
+aten = torch.ops.aten
+
+BY_TRITON = ("parallel_linear", "group_linear", "lce", "dot_compress", "b2b_gemm")
+"""Operators whose form on a GPU is a Triton kernel."""
+
+NEW_MEMORY = (aten.empty.memory_format, aten.empty_permuted.default, aten.empty_strided.default, aten.new_empty.default)
+
+
+class _ProductKernel:
+    """What a graph asks of a Triton kernel, on any device."""
+
+    arg_names = ("x", "w", "y")
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda x, w, y: y.copy_(x @ w)
+
+
+PRODUCT = _ProductKernel()
+
+
+def _product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = x.new_empty(*x.shape[:-1], w.shape[-1])
+    capture(PRODUCT, [(1,)], {"x": x, "w": w, "y": y})
+    return y
+
+
+def _dot_compress(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return _product(x, x.mT @ w)
+
+
+def _parallel_linear(x: torch.Tensor, weights: Sequence[torch.Tensor], *biases: Any) -> list[torch.Tensor]:
+    return [_product(x, weight.t()) for weight in weights]
+
+
+def _of_two(x: Any, v: Any, w: Any) -> Any:
+    first, second = torch.ops.triptych.parallel_linear(x, [v, w], [], None)
+    return first + second
+
+
+FORMS_ON_CPU: Mapping[str, Callable[..., Any]] = {"dot_compress": _dot_compress, "parallel_linear": _parallel_linear}
+ON_CPU: dict[str, Any] = {"dialects": ("aten",), "settings": {"device": "cpu"}}
+
+
+@dataclass(frozen=True)
+class LaunchedKernel(Rule):
+    """y = triptych::f(x, w) -> y = kernel(x, w, empty), for an operator f that is a Triton kernel
+
+    A registered operator goes through torch's dispatcher and Python on every call: for a small kernel, the host takes
+    longer than the GPU. What generated code launches by itself costs a tenth of that.
+    """
+
+    device: str = "cuda"
+
+    def sites(self, program: Program) -> Iterator[Match]:
+        if program.options.codegen != "inductor":
+            return
+        for name in BY_TRITON:
+            for node in program.graph.find_nodes(op="call_function", target=getattr(torch.ops.triptych, name).default):
+                several = isinstance(fact(node), (list, tuple))
+                results = [n for n in node.users if n.target is operator.getitem] if several else [node]
+                if results:
+                    yield Match.at(program, *results, covers=(node,), before=node, about=node)
+
+    def check(self, m):
+        node = m.node
+        given = [tensor_of(n) for n in node_operands((node.args, node.kwargs))]
+        m.applies(all(t.device.type == self.device for t in given))
+        m.require(all(is_static((*t.shape, *t.stride())) for t in given), "sizes are not known: a grid is a number")
+        m.require(all(n.target is operator.getitem for n in node.users) or m.root.node is node, "is used whole")
+
+    def rewrite(self, op, m):
+        node = m.node
+        traced = self._traced(op, node)
+        launched = any(n.target is _private.triton_kernel_wrapper_mutation for n in traced.graph.nodes)
+        m.require(launched, "no kernel for these dtypes or sizes")
+        made = _put(op, traced, list(node_operands((node.args, node.kwargs))))
+        if m.root.node is node:
+            return made
+        return tuple(made[root.node.args[1]] for root in m.roots)
+
+    def _traced(self, op: Emitter, node: Node) -> GraphModule:
+        """What the operator does on a GPU, as a graph of its operands."""
+        operands = list(node_operands((node.args, node.kwargs)))
+        target: Any = node.target
+        name = target.name().partition("::")[2]
+        form = FORMS_ON_CPU.get(name, CUDA_FORMS[name]) if self.device == "cpu" else CUDA_FORMS[name]
+
+        def call(*tensors: Any) -> Any:
+            now = dict(zip(operands, tensors))
+            args, kwargs = map_arg((node.args, node.kwargs), lambda n: now[n])
+            return form(*args, **kwargs)
+
+        with op.program.computing(op.anchor), torch.no_grad(), capturing():
+            return make_fx(call, _private.select_decomp_table())(*map(fact, operands))
+
+    examples = [
+        fires(lambda x: torch.ops.triptych.dot_compress(x, x) + 1, "f32[2, 4, 4]", **ON_CPU),
+        fires(_of_two, "f32[2, 4]", "f32[3, 4]", "f32[3, 4]", **ON_CPU),
+        declines(lambda x: torch.ops.triptych.dot_compress(x, x), "f32[2, 4, 4]", dialects=("aten",)),
+        declines(
+            lambda x: torch.ops.triptych.dot_compress(x, x), "f32[2, 4, 4]", **ON_CPU, dynamic=True,
+            because="sizes are not known",
+        ),
+        declines(lambda x: torch.ops.triptych.lce(x, x[0]), "f32[2, 4, 4]", **ON_CPU, because="no kernel"),
+    ]  # fmt: skip
+
+
+def _put(op: Emitter, traced: GraphModule, operands: Sequence[Node]) -> Any:
+    """Write a traced graph into the program. A launch becomes a call that returns what it writes: that it may write
+    the memory made for it is for `reinplace` to prove."""
+    inputs = iter(operands)
+    now: dict[Node, Any] = {}
+    for node in traced.graph.nodes:
+        if node.op == "placeholder":
+            now[node] = next(inputs)
+            continue
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: now[n])
+        if node.op == "output":
+            return args[0]
+        if node.target is not _private.triton_kernel_wrapper_mutation:
+            now[node] = op.node(node.op, node.target, args, kwargs).node
+            continue
+        written = {name: n for name, n in node.kwargs["kwargs"].items() if isinstance(n, Node) and _is_new(n)}
+        call = op.call(_private.triton_kernel_wrapper_functional, **kwargs, tensors_to_clone=list(written))
+        for name, result in written.items():
+            now[result] = op.call(operator.getitem, call, name).node
+    raise AssertionError("a graph has an output")
+
+
+def _is_new(node: Node) -> bool:
+    """Memory that nothing was written to: what a launch is given of it is its result."""
+    while aliases := effects(node).aliases:
+        node = aliases[0]
+    return node.target in NEW_MEMORY
+
+
+@dataclass(frozen=True)
+class LaunchTritonKernels(Pass):
+    """Lets generated code launch the Triton kernels of our operators, without Python in between."""
+
+    name = "launch_triton_kernels"
+
+    def rules(self) -> Sequence[Rule]:
+        return (LaunchedKernel(),)
