@@ -75,8 +75,8 @@ class ChunkCost:
             else:
                 columns = math.ceil(columns / chunks)
             seconds += chunks * self.model.gemm(rows, columns, inner, tensor_of(node).dtype)
-            if isinstance(kind, Summed):  # each but the first reads and writes the sum so far, which no product hides
-                seconds += (chunks - 1) * self.model.copy(2 * bytes_of(tensor_of(node)))
+            if isinstance(kind, Summed):  # each but the first reads the sum so far, and no product hides that
+                seconds += (chunks - 1) * self.model.copy(bytes_of(tensor_of(node)))
         return seconds
 
     def _losses(self, chunks: int) -> float:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import torch
+
 from .. import _private
+from ..ir.facts import is_static
+from ..options import Options
 
 _capturing: ContextVar[bool] = ContextVar("capturing", default=False)
+
+
+def is_launched(options: Options, tensors: Iterable[torch.Tensor]) -> bool:
+    """Does `launch_triton_kernels` work on an operator of these? A grid is a number, so all sizes must be known."""
+    return options.codegen == "inductor" and all(is_static((*t.shape, *t.stride())) for t in tensors)
 
 
 @contextmanager

@@ -13,9 +13,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from .. import _private
 from ..ir.effects import effects, node_operands
-from ..ir.facts import fact, is_static, tensor_of
+from ..ir.facts import fact, tensor_of
 from ..ir.program import Program
-from ..kernels.capture import capture, capturing
+from ..kernels.capture import capture, capturing, is_launched
 from ..kernels.registry import CUDA_FORMS
 from ..rewrite.emit import Emitter
 from ..rewrite.examples import declines, fires
@@ -89,7 +89,7 @@ class LaunchedKernel(Rule):
         node = m.node
         given = [tensor_of(n) for n in node_operands((node.args, node.kwargs))]
         m.applies(all(t.device.type == self.device for t in given))
-        m.require(all(is_static((*t.shape, *t.stride())) for t in given), "sizes are not known: a grid is a number")
+        m.require(is_launched(m.program.options, given), "sizes are not known: a grid is a number")
         m.require(all(n.target is operator.getitem for n in node.users) or m.root.node is node, "is used whole")
 
     def rewrite(self, op, m):

@@ -16,6 +16,7 @@ from ..ir.program import ATEN, Program
 from ..ir.refusal import Refusal
 from ..ir.sizes import elements
 from ..kernels import triton_is_there
+from ..kernels.capture import is_launched
 from ..kernels.registry import KERNEL_DTYPES
 from ..rewrite.examples import declines, fires, lazily
 from ..rewrite.passes import Pass
@@ -119,7 +120,8 @@ class OwnPointers(Rule):
         # the gradients are products of their own either way
         x = group.members[0].x
         before, after = product_cost(x, group.sizes), product_cost(x, [sum(group.sizes)])
-        if not m.program.options.cuda_graphs:
+        options, operands = m.program.options, (x, *group.weights, *group.biases)
+        if not options.cuda_graphs and not is_launched(options, map(tensor_of, operands)):
             after = max(after, device_model(tensor_of(x).device).operator)
         m.pays(before, after)
 
