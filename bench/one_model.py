@@ -171,7 +171,7 @@ def run(
                 figures = {"failure": in_one_line(error)}
         report({"variant": name, "figures": figures})
     report({"state": WAITING})
-    with lock.measuring():
+    with lock.measuring(patient=True):  # the others of its wave compile once, not between all measurements
         report({"state": MEASURING})
         if calls:
             measure(subject, calls, rounds, report)

@@ -45,7 +45,11 @@ class Settings:
 
 
 def run_all(cases: Sequence[Case], settings: Settings) -> Iterator[Record]:
-    """The records of all cases, each as soon as its process has ended."""
+    """The records of all cases, each as soon as its process has ended.
+
+    Processes start in waves: all of a wave compile together, and measure one after the other when none compiles any
+    more: a measurement in between would stop all others.
+    """
     left, running = list(cases), []
     last_start = time.monotonic() + settings.stop_after
     events: queue.Queue[tuple[Child, dict[str, Any] | None]] = queue.Queue()
@@ -53,9 +57,9 @@ def run_all(cases: Sequence[Case], settings: Settings) -> Iterator[Record]:
         while left or running:
             if time.monotonic() >= last_start:
                 left.clear()
-            # starting takes time of the processors, which a process that measures should not share
-            while left and len(running) < settings.workers and not any(c.state == MEASURING for c in running):
-                running.append(Child(left.pop(0), settings, events))
+            if not running:
+                running = [Child(case, settings, events) for case in left[: settings.workers]]
+                del left[: settings.workers]
             try:
                 child, event = events.get(timeout=0.2)
             except queue.Empty:
