@@ -1,4 +1,7 @@
-"""What a run of the suite writes: all figures as JSON, and tables in Markdown."""
+"""What a run of the suite writes: all figures as JSON, and tables in Markdown.
+
+    python bench/tables.py   # what the README shows of bench/results/suite-cuda.json
+"""
 
 from __future__ import annotations
 
@@ -67,13 +70,7 @@ def summary(records: Sequence[Record]) -> str:
     lines = ["Speed of Triptych relative to Inductor (geometric mean; above 1 is faster):", ""]
     compared = [f"- {mode}, {title}: {mean:.2f}x over {count}" for mode, title, mean, count in means(records)]
     lines += compared or ["- nothing was measured with both"]
-    slow = [
-        f"- {_case(record)}, {title}: {ratio:.2f}x"
-        for record in records
-        for title, pair in PAIRS.items()
-        if (ratio := speed(record, *pair)) is not None and ratio < SLOW
-    ]
-    lines += ["", f"Below {SLOW}x:", "", *(slow or ["- none"])]
+    lines += ["", f"Below {SLOW}x:", "", *([f"- {line}" for line in slower(records)] or ["- none"])]
     off = [
         f"- {_case(record)}, {name}: error {figures['error']:.1e}, of eager {record['eager_error']:.1e}"
         for record in records
@@ -83,6 +80,16 @@ def summary(records: Sequence[Record]) -> str:
     lines += ["", f"Error more than {TIMES_EAGER} times eager's:", "", *(off or ["- none"])]
     lines += ["", "Without figures:", "", *(list(_reasons(records)) or ["- none"])]
     return "\n".join(lines) + "\n"
+
+
+def slower(records: Sequence[Record]) -> list[str]:
+    """Every model that Triptych makes slower than Inductor, and by how much."""
+    return [
+        f"{_case(record)}, {title}: {ratio:.2f}x"
+        for record in records
+        for title, pair in PAIRS.items()
+        if (ratio := speed(record, *pair)) is not None and ratio < SLOW
+    ]
 
 
 def _case(record: Record) -> str:
@@ -105,6 +112,18 @@ def markdown(header: Mapping[str, Any], records: Sequence[Record]) -> str:
         of_mode = [record for record in records if record["mode"] == mode]
         text += [f"## {mode.capitalize()}", "", *speeds_table(of_mode), "", *figures_table(of_mode), ""]
     return "\n".join(text)
+
+
+def for_readme(header: Mapping[str, Any], records: Sequence[Record]) -> str:
+    """What the README shows of a run: machine, means, the speed of every model, and every loss."""
+    text = [f"{header['machine']}; {header['versions']}; sizes: {header['sizes']}; `{header['command']}`.", ""]
+    text += [f"- {mode}, {title}: {mean:.2f}x over {count} models" for mode, title, mean, count in means(records)]
+    slow = "; ".join(slower(records)) or "none"
+    text += ["", f"Below {SLOW}x: {slow}."]
+    for mode in dict.fromkeys(record["mode"] for record in records):
+        of_mode = [record for record in records if record["mode"] == mode]
+        text += ["", f"**{mode.capitalize()}.** " + next(rows := speeds_table(of_mode)), *rows]
+    return "\n".join(text) + "\n"
 
 
 def speeds_table(records: Sequence[Record]) -> Iterator[str]:
@@ -161,3 +180,7 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str
     yield "|" + "---|" * len(titles)
     for row in rows:
         yield "| " + " | ".join(row) + " |"
+
+
+if __name__ == "__main__":
+    print(for_readme(*load(Path(__file__).with_name("results") / "suite-cuda")), end="")

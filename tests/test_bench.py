@@ -107,6 +107,11 @@ def _is_free(path: Path) -> bool:
         return True
 
 
+def test_the_readme_shows_the_saved_figures():
+    saved = Path(tables.__file__).with_name("results") / "suite-cuda"
+    assert tables.for_readme(*tables.load(saved)) in (Path(__file__).parent.parent / "README.md").read_text()
+
+
 # ---- processes ----
 
 SCRIPTS = {
