@@ -149,12 +149,16 @@ def test_through_the_compiler(name, train, mode):
 
 
 def test_few_rows_take_the_kernel_and_many_do_not():
-    """At decode the weights are read through their own pointers; not where the host would be the slower for it."""
+    """At decode the weights are read through their own pointers. Where sizes are not known, the kernel is launched by
+    Python, and the host would be the slower for it."""
     model = Attention(width=512, heads=8, groups=2).cuda().to(torch.bfloat16)
-    cases = (8, "reduce-overhead", "own_pointers"), (8, "default", None), (4096, "default", "joined_weights")
-    for rows, mode, wanted in cases:
+    cases = [
+        (8, False, "reduce-overhead", "own_pointers"), (8, False, "default", "own_pointers"),
+        (8, True, "default", None), (4096, False, "default", "joined_weights"),
+    ]  # fmt: skip
+    for rows, dynamic, mode, wanted in cases:
         torch._dynamo.reset()
-        run = torch.compile(model, backend=triptych.compile_fx, options={"mode": mode})
+        run = torch.compile(model, backend=triptych.compile_fx, dynamic=dynamic, options={"mode": mode})
         x = random(1, rows, 512, dtype=torch.bfloat16)
         with torch.no_grad(), watching() as sessions:
             torch.testing.assert_close(run(x), model(x), rtol=5e-2, atol=5e-2)
