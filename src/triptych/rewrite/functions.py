@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -167,7 +167,12 @@ def _emit(op: Emitter, function: Function, given: Mapping[str, Any]) -> Any:
     in_order = {name: given[name] for name in _parameters(function)}
     operands = {name: value.node if isinstance(value, Value) else value for name, value in in_order.items()}
     traced = _in_aten(op, function, operands) if op.program.dialect == ATEN else _traced(function)
-    inputs = iter(operands.values())
+    return put(op, traced, operands.values())
+
+
+def put(op: Emitter, traced: GraphModule, operands: Iterable[Any]) -> Any:
+    """Write a traced graph into the program, with these operands for its inputs; what it returns."""
+    inputs = iter(operands)
     now: dict[Node, Any] = {}
     for node in traced.graph.nodes:
         if node.op == "placeholder":
