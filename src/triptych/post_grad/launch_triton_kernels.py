@@ -143,7 +143,8 @@ def _functional(traced: GraphModule) -> None:
             call = graph.call_function(_private.triton_kernel_wrapper_functional, kwargs=kwargs)
             results = {name: graph.call_function(operator.getitem, (call, name)) for name in written}
         for name, memory in written.items():
-            memory.replace_all_uses_with(results[name], delete_user_cb=lambda user, launch=launch: user > launch)
+            for user in [user for user in memory.users if user > launch]:
+                user.replace_input_with(memory, results[name])
         graph.erase_node(launch)
 
 
