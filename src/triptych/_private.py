@@ -300,8 +300,13 @@ def aten_names() -> set[str]:
 
 @functools.cache
 def is_composite(overload: Any) -> bool:
-    """An operator that torch itself takes apart before autograd (`linear`, `reshape`)."""
-    name = overload.name()  # `aten::size` stands in symbolic graphs, and yet the dispatcher does not know it
+    """An operator that torch itself takes apart before autograd (`linear`, `reshape`).
+
+    `sym_size` and its like are computed by one kernel for all devices, as these are, but stand in symbolic graphs.
+    """
+    if not any("Tensor" in str(result.type) for result in overload._schema.returns):
+        return False
+    name = overload.name()  # the dispatcher does not know all that stand in graphs
     return torch._C._dispatch_has_kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(
         name, "CompositeImplicitAutograd"
     )

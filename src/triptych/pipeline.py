@@ -32,6 +32,7 @@ from .post_grad.dedup_reduce_scatters import DedupReduceScatters
 from .post_grad.deduplicate_wait_tensors import DeduplicateWaitTensors
 from .post_grad.draw_into_empty_memory import DrawIntoEmptyMemoryPass
 from .post_grad.eliminate_dead_code import EliminateDeadCode
+from .post_grad.fuse_attention_aten_pass import FuseAttentionAtenPass
 from .post_grad.fuse_ddp_communication import FuseDdpCommunication
 from .post_grad.group_batch_fusion_passes import BatchFusionOnAten
 from .post_grad.grouped_gemm_pass import GroupedGemmPass
@@ -214,7 +215,7 @@ POST_GRAD_FUSIONS: list[Entry] = [
     MoveViewAfterCatAtenPass,
     PadAtenMmPass,
 ]
-"""Run only if added by name."""
+"""Run only if added by name. `FuseAttentionAtenPass` is one of them too, and stands further up."""
 
 COMMUNICATION: list[Entry] = [
     BucketAllGather,
@@ -236,6 +237,7 @@ POST_GRAD: list[Entry] = [
     Hook(ADD_RULES),
     RemoveAssertOps,
     EliminateCommonSubexpressions,  # before the patterns: one of them reads what several reductions of a value share
+    FuseAttentionAtenPass,  # one of POST_GRAD_FUSIONS; before the patterns, which change long softmaxes and small products
     PostGradPatterns,  # by the name of the joint stage's: the rules are others
     SliceScatterChunking,
     ReducedAtomicContention,

@@ -20,7 +20,7 @@ from ..ir.alias import Aliasing
 from ..ir.calls import Call
 from ..ir.effects import Effects, effects
 from ..ir.fact_memo import FactMemo
-from ..ir.facts import fact
+from ..ir.facts import fact, known_equal
 from ..ir.gradients import may_require_grad
 from ..ir.program import Program, Value
 from ..ir.values import Knowledge, knowledge
@@ -28,6 +28,7 @@ from ..ir.values.elements import Elements
 from ..ir.values.ranges import Interval
 from ..ir.values.shape_only import ShapeOnly
 from ..rewrite.emit import Emitter
+from .rule import is_decomposed
 from .sharing import Shared
 
 
@@ -45,6 +46,18 @@ class Draft(Shared):
     def of(self, value: Node | Value) -> Value:
         """A value of the program, or an expression, as an expression."""
         return Value(self.program, self._plain(value))
+
+    def reshape(self, value: Value, shape: Sequence[Any]) -> Value:
+        """Autograd reshapes the operands and the result of every product: where a value is reshaped back to what it
+        was, that is taken."""
+        source = value
+        while is_decomposed(self.program) and (call := self.program.call(source.node)) is not None:
+            if call.op not in ("reshape", "squeeze", "unsqueeze"):
+                break
+            source = self.of(call.args["self"])
+            if known_equal(source.shape, shape):
+                return source
+        return self.__getattr__("reshape")(value, shape)
 
     def wants_gradient(self, value: Value) -> bool:
         """May autograd follow the expression?"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -9,7 +10,9 @@ from ..ir.facts import known_equal, same_layout, tensor_fact
 from ..ir.program import Value
 from ..rewrite.clones import copied_as
 from ..rewrite.emit import Emitter
+from .kernel import kernel
 from .plan import AttentionPlan
+from .rule import is_decomposed
 
 
 def emit(op: Emitter, plan: AttentionPlan, same_strides: bool) -> Value:
@@ -17,9 +20,9 @@ def emit(op: Emitter, plan: AttentionPlan, same_strides: bool) -> Value:
     q, k, wide, v, attn_mask, finite_rows, kept_rows, *factors = plan.draft.place(op, plan.values)
     assert v is not None
     causal = {"is_causal": True} if plan.is_causal else {}
-    result = op.scaled_dot_product_attention(
-        q, k, wide, attn_mask=attn_mask, dropout_p=plan.dropout, **causal, scale=plan.scale
-    )
+    how = {"attn_mask": attn_mask, "dropout_p": plan.dropout, **causal, "scale": plan.scale}
+    attend = functools.partial(kernel, op) if is_decomposed(op.program) else op.scaled_dot_product_attention
+    result = attend(q, k, wide, **how)
     result = result if known_equal(result.shape[-1], v.shape[-1]) else op.slice(result, 3, 0, v.shape[-1])
     result = _rows_without_keys(op, plan, result, v, finite_rows, kept_rows)
     wanted = [*plan.batch, result.shape[-2], v.shape[-1]]

@@ -19,9 +19,9 @@ from ..rewrite.rule import FirstOf, Match
 from .cost import require_quicker
 from .draft import Sheet
 from .emit import emit
-from .paths import obstacle_above, paths
+from .paths import obstacle_above, ways_from_products
 from .plan import AttentionPlan, plan
-from .read import Surroundings, read, softmax_call
+from .read import Surroundings, read
 from .read_probabilities import way_down
 from .rule import AttentionRule, may_draw_otherwise
 from .sharing import Shared
@@ -98,9 +98,10 @@ class AttentionByHand(AttentionRule):
             yield match
 
     def sites_at(self, program: Program, node: Node) -> Iterator[Match]:
-        if softmax_call(program, node) is None:
+        form = self.softmax(program, node)
+        if form is None:
             return
-        paths_down = list(paths(program, node))
+        paths_down = list(ways_from_products(program, form.scores))
         try:
             after, last = way_down(program, node)
         except NotConcerned:
@@ -110,10 +111,10 @@ class AttentionByHand(AttentionRule):
                 yield Match.at(program, node, problem=refused.refusal)
             return
         if not paths_down:
-            if obstacle := obstacle_above(program, node):
+            if obstacle := obstacle_above(program, form.scores):
                 yield Match.at(program, node, problem=obstacle)
             return
-        around = Surroundings(node, after, last)
+        around = Surroundings(node, form, after, last)
         ways = [Way(program, around, path) for path in paths_down]
         yield Match.at(program, last, about=node, ways=ways)
 

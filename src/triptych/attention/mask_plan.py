@@ -16,6 +16,7 @@ from ..ir.values.choices import levels, never_infinite, rounded
 from ..rewrite.refusal import Refused
 from .draft import Draft, Sheet
 from .probability_rules import ProbabilityPlan
+from .rule import is_decomposed
 from .score_plan import ScorePlan
 from .score_rules import LOST_IN_FLOAT32
 from .sinks import beside, further_keys, with_zero_rows
@@ -97,7 +98,7 @@ class MaskPlanner:
         so it is the distance from there that is rounded."""
         draft, numbers = self.draft, levels(self.sheet, bias.node)
         if numbers is None or len(numbers - {0.0}) > 1:
-            highest = draft.amax(draft.detach(bias), dim=[-1], keepdim=True)
+            highest = draft.amax(self._detached(bias), dim=[-1], keepdim=True)
             bias = draft.sub(bias, draft.where(draft.gt(highest, -math.inf), highest, 0.0))
         elif any(math.isfinite(n) and math.isinf(rounded(n, dtype)) for n in numbers):
             bias = draft.clamp(bias, min=torch.finfo(dtype).min)
@@ -148,8 +149,11 @@ class MaskPlanner:
         return -2 * ABSORBS / torch.finfo(self.scores.summed_in).eps
 
     def _highest(self, bias: Value) -> Value:
-        highest = self.draft.amax(self.draft.detach(bias), dim=[-1], keepdim=True)
-        return highest if self.sink is None else self.draft.maximum(highest, self.draft.detach(self.sink))
+        highest = self.draft.amax(self._detached(bias), dim=[-1], keepdim=True)
+        return highest if self.sink is None else self.draft.maximum(highest, self._detached(self.sink))
+
+    def _detached(self, value: Value) -> Value:
+        return value if is_decomposed(self.sheet) else self.draft.detach(value)
 
     def _any(self, rows: Value, low: float) -> Value:
         """Which queries have a key of which it is true, or a sink that is not as low."""

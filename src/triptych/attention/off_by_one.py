@@ -16,7 +16,7 @@ from ..rewrite.rule import Match
 from .paths import ways_from_products
 from .read_probabilities import goes_into_product
 from .rule import AttentionRule
-from .softmax import SHIFTS, SoftmaxForm, is_bare_product, reduction
+from .softmax_forms import SHIFTS, SoftmaxForm, is_bare_product, reduction
 
 QKV = ["f32[2, 6, 8]"] * 3
 T: dict[str, Any] = {"dialects": ["torch"]}

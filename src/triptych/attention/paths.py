@@ -50,9 +50,9 @@ def ways_from_products(program: Program, last: Node) -> Iterator[list[Node]]:
     yield from climb(last, [])
 
 
-def obstacle_above(program: Program, softmax: Node) -> Refusal | None:
-    """What keeps a softmax that stands between two products from being read as attention."""
-    work: list[tuple[Node, Node | None]] = [(n, None) for n in softmax.all_input_nodes]
+def obstacle_above(program: Program, scores: Node) -> Refusal | None:
+    """What keeps a softmax that stands between two products from being read as attention, from its operand up."""
+    work: list[tuple[Node, Node | None]] = [(scores, None)]
     seen = 0
     while work and seen < SEARCHED:
         (node, obstacle), seen = work.pop(0), seen + 1

@@ -21,6 +21,7 @@ from .layout import BatchStep, aligned
 from .mask_plan import MaskedCall, MaskPlanner
 from .operands import ONE_QUERY, apply_step, arranged, for_kernel, four_axes, laid_out, shape_of
 from .probability_rules import ProbabilityPlan, float_kind, plan_probabilities
+from .rule import is_decomposed
 from .score_plan import ScorePlan
 from .score_rules import plan_scores
 from .sinks import require_gain, with_zero_rows
@@ -76,14 +77,17 @@ def plan(sheet: Sheet, attention: Attention, may_draw: bool, lowest_score: float
     scores = plan_scores(draft, attention.score_terms, product_dtype, lowest_score)
     below = plan_probabilities(draft, attention.probability_terms, scores, may_draw)
     q, k = _queries_and_keys(draft, attention, scores)
-    for step in below.steps:
-        q, k = apply_step(draft, q, step), apply_step(draft, k, step)
     outside, v = _factors_of_probabilities(draft, below, _values(draft, attention))
+    batch, steps = list(v.shape[:-2]), below.steps
+    if is_decomposed(sheet) and (apart := _batch_before_merge(attention, steps)) is not None:
+        v, steps = draft.reshape(v, [*apart, *v.shape[-2:]]), ()
+    for step in steps:
+        q, k = apply_step(draft, q, step), apply_step(draft, k, step)
     masks = [
-        None if m is None else _as_operand(draft, aligned(draft, m, attention.scores.layout), attention, below.steps)
+        None if m is None else _as_operand(draft, aligned(draft, m, attention.scores.layout), attention, steps)
         for m in (scores.bias, scores.keep, scores.floor, scores.sink)
     ]
-    return _call(draft, attention, (q, k, v), scores, below, masks, outside)
+    return _call(draft, attention, (q, k, v), scores, below, masks, outside, batch)
 
 
 # ---- operands ----
@@ -139,6 +143,19 @@ def _factors_of_probabilities(draft: Draft, below: ProbabilityPlan, v: Value) ->
     return outside, v
 
 
+def _batch_before_merge(attention: Attention, steps: Sequence[BatchStep]) -> list[Any] | None:
+    """The sizes of the batch axes behind the softmax, if the probabilities' views do nothing but merge them.
+
+    So it is around every product after autograd. The values follow the scores then, not the scores the values: a mask
+    that is the same for all heads would have to be copied for each.
+    """
+    if len(steps) != 1 or steps[0].sizes is None:
+        return None
+    shape = shape_of(attention.softmax)
+    batch = [shape[d] for d in attention.scores.layout.batch]
+    return batch if len(batch) > len(steps[0].sizes) else None
+
+
 def _as_operand(draft: Draft, value: Value, attention: Attention, steps: Sequence[BatchStep]) -> Value:
     """Bias, mask, fills or sink, with their axes as Q, K and V have them behind the probabilities' views."""
     for step in steps:
@@ -175,6 +192,7 @@ def _call(
     below: ProbabilityPlan,
     masks: Sequence[Value | None],
     outside: Sequence[Value],
+    result_batch: Sequence[Any],
 ) -> AttentionPlan:
     """The call for queries, keys and values with the axes (batch, rows, columns), and (bias, keep, floor, sink)."""
     q, k, v = operands
@@ -223,7 +241,7 @@ def _call(
         call.kept_rows,
         call.without_keys,
         below.nan_is_zero,
-        batch,
+        result_batch,
         outside,
         below.factor,
     )

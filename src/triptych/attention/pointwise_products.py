@@ -16,7 +16,6 @@ from ..rewrite.emit import Emitter
 from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Match
 from .paths import paths
-from .read import softmax_call
 from .read_probabilities import goes_into_product
 from .rule import AttentionRule
 
@@ -42,7 +41,7 @@ class ContractionByHand(AttentionRule):
     """(q[:, None] * k).sum(-1) before a softmax and (p[..., None] * v).sum(1) behind it -> einsum, up to rounding"""
 
     def sites_at(self, program: Program, node: Node) -> Iterator[Match]:
-        for total in _sums_around(program, node) if softmax_call(program, node) is not None else ():
+        for total in _sums_around(program, node) if self.softmax(program, node) is not None else ():
             if (product := _as_product(program, total)) is not None:
                 yield Match.at(program, total, covers=product.covered, product=product)
 

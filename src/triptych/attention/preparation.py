@@ -18,8 +18,7 @@ from ..rewrite.examples import declines, fires
 from ..rewrite.rewriter import Replacement
 from ..rewrite.rule import Match
 from .contraction import contraction_of
-from .paths import paths
-from .read import softmax_call
+from .paths import ways_from_products
 from .read_probabilities import goes_into_product
 from .rule import AttentionRule
 
@@ -129,9 +128,10 @@ class ShapeOfScores(AttentionRule):
     exact = True
 
     def sites_at(self, program: Program, node: Node) -> Iterator[Match]:
-        if softmax_call(program, node) is None or not goes_into_product(program, node):
+        form = self.softmax(program, node)
+        if form is None or not goes_into_product(program, node):
             return
-        above = dict.fromkeys(n for path in paths(program, node) for n in path)
+        above = dict.fromkeys(n for path in ways_from_products(program, form.scores) for n in path)
         for scores, user in [(n, user) for n in above for user in n.users]:
             call = program.call(user) if not user._erased else None
             if call is None or call.mutates or call.args.get("self") is not scores:
@@ -139,7 +139,7 @@ class ShapeOfScores(AttentionRule):
             if call.op == "full_like" and not set(call.args) - {"self", "fill_value", "dtype", "device"}:
                 if tensor_fact(user) is not None and not isinstance(call.args["fill_value"], Node):
                     yield Match.at(program, user, call=call)
-            elif call.op == "size":
+            elif call.op in ("size", "sym_size"):
                 sizes = list(user.users) if isinstance(fact(user), tuple) else [user]
                 for size in sizes:
                     if isinstance(fact(size), torch.SymInt):
@@ -179,7 +179,7 @@ class ZeroForNan(AttentionRule):
         if test is None or test.mutates or tensor_fact(node) is None or knowledge(program).number(number) != 0:
             return
         is_nan = test.op == "isnan" or (test.op == "ne" and test.args.get("other") is value)
-        if not isinstance(value, Node) or softmax_call(program, value) is None:
+        if not isinstance(value, Node) or self.softmax(program, value) is None:
             return
         if is_nan and test.args.get("self") is value:
             constants = [source for source, _ in knowledge(program).sources(number)]

@@ -6,12 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.fx import Node
 
 from ..cost import size_hint
-from ..ir.calls import Call
-from ..ir.facts import tensor_fact
 from ..ir.program import Program
 from ..rewrite.refusal import Refused
 from .contraction import BROADCAST, Contraction, contraction_of
@@ -19,6 +16,7 @@ from .layout import VIEWS, Layout, viewed
 from .operands import shape_of
 from .read_probabilities import ProbabilityReader
 from .read_scores import ScoreReader, is_plain_number
+from .softmax_forms import SoftmaxForm
 from .terms import Attention, product_layout
 
 
@@ -27,25 +25,24 @@ class Surroundings:
     """A softmax, what stands between it and the product with the values, and that product."""
 
     softmax: Node
+    form: SoftmaxForm
     after: Sequence[Node]
     last: Node
 
 
 def read(program: Program, around: Surroundings, path: Sequence[Node]) -> Attention:
     """The attention that one of the ways from a product to the softmax leads to."""
-    softmax = program.call(around.softmax)
-    assert softmax is not None
     values = _product_with_values(program, around)
     product, query, key = _roles(program, around, path, values)
     scores = ScoreReader(program, product, product_layout(product, query, key))
     for above, node in zip(path, path[1:]):
         scores.read(node, above)
-    if isinstance(softmax.args.get("dtype"), torch.dtype):
-        scores.cast(softmax.args["dtype"])
+    if around.form.dtype is not None:
+        scores.cast(around.form.dtype)
     probabilities = ProbabilityReader(program, around.softmax, scores.type.layout)
     for node in around.after:
         probabilities.read(node)
-    covered = dict.fromkeys([around.last, *path, *scores.covered, around.softmax, *around.after])
+    covered = dict.fromkeys([around.last, *path, *scores.covered, *around.form.nodes, around.softmax, *around.after])
     return Attention(
         around.softmax,
         product,
@@ -74,13 +71,11 @@ def _roles(
     program: Program, around: Surroundings, path: Sequence[Node], values: Contraction
 ) -> tuple[Contraction, str | None, str]:
     """The product with queries left and keys right, and the labels of their axes: as softmax and values want it."""
-    softmax = program.call(around.softmax)
-    assert softmax is not None
     refusals: list[Refused] = []
     for product, query, key in _possible_roles(program, path[0]):
         layout = product_layout(product, query, key)
         try:
-            if _behind_views(program, layout, path).key == softmax.args.get("dim"):
+            if _behind_views(program, layout, path).key == around.form.dim:
                 _check_values(values, _behind_views(program, layout, [*path, around.softmax, *around.after]))
                 return product, query, key
             refusals.append(Refused("the softmax is not over the keys"))
@@ -120,14 +115,3 @@ def _check_values(values: Contraction, layout: Layout) -> None:
         raise Refused("the values are not summed over the keys")
     if BROADCAST in values.left_axes or set(values.left_axes) - set(values.result_axes) != set(values.summed):
         raise Refused("the probabilities are stretched")
-
-
-def softmax_call(program: Program, node: Node) -> Call | None:
-    """A softmax over one known dim of a floating-point tensor."""
-    call = program.call(node)
-    if call is None or call.op != "softmax" or call.mutates or not isinstance(call.args.get("dim"), int):
-        return None
-    operand, result = tensor_fact(call.args.get("self")), tensor_fact(node)
-    if operand is None or result is None or not operand.dtype.is_floating_point or operand.dim() == 0:
-        return None
-    return call

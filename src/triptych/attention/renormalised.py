@@ -19,7 +19,7 @@ from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Match
 from .masks import where_one
 from .rule import AttentionRule
-from .softmax import reduction
+from .softmax_forms import reduction
 
 T: dict[str, Any] = {"dialects": ["torch"]}
 

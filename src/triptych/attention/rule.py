@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import ClassVar
 
 from torch.fx import Node
 
 from ..ir.program import ATEN, Program
 from ..rewrite.rule import Match, Rule
+from .softmax_forms import SoftmaxForm, named_softmax, written_softmax
 
 
 class AttentionRule(Rule, ABC):
     """A rule about attention in a graph in which the kernels that compute it are still to be chosen."""
 
     exact = False
+    reads_decomposed: ClassVar[bool] = False
+    """Does the rule read ATen graphs in which `matmul`, `softmax` and their like are decomposed, and write such?"""
 
     def sites(self, program: Program) -> Iterator[Match]:
-        if program.dialect == ATEN and not program.has_composites:
+        if is_decomposed(program) and not self.reads_decomposed:
             return
         for node in self.nodes(program):
             if not node._erased:
@@ -27,9 +31,31 @@ class AttentionRule(Rule, ABC):
         """The nodes to look at, in this order."""
         return list(program.graph.nodes)
 
+    def softmax(self, program: Program, node: Node) -> SoftmaxForm | None:
+        """The softmax that a node ends; before autograd it has been given its name by then (`softmax_by_hand`)."""
+        return named_softmax(program, node)
+
     @abstractmethod
     def sites_at(self, program: Program, node: Node) -> Iterator[Match]:
         """The sites that belong to a node, mostly none or one."""
+
+
+class InDecomposedGraph(AttentionRule, ABC):
+    """A rule about attention, in a graph after autograd, which does not know a softmax by its name.
+
+    The graph is left as it is wherever nothing is fused: a softmax stays written out, as code generators want it.
+    """
+
+    reads_decomposed = True
+
+    def softmax(self, program: Program, node: Node) -> SoftmaxForm | None:
+        form = named_softmax(program, node) or written_softmax(program, node)
+        return form if form is not None and form.sign == 1 and form.values is None else None
+
+
+def is_decomposed(program: Program) -> bool:
+    """An ATen graph as it is after autograd, which has no place for an operator whose kernel is still to be chosen."""
+    return program.dialect == ATEN and not program.has_composites
 
 
 def may_draw_otherwise(program: Program) -> bool:

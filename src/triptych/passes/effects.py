@@ -124,6 +124,7 @@ EFFECT_OF_PASS: dict[str, Effect] = {
     "grouped_gemm_pass": PRODUCTS,
     "concat_linear_woq_int4": PRODUCTS,
     "remove_assert_ops": NO_OP,
+    "fuse_attention_aten_pass": SPELLING,  # but for the rule of its own name: as in `fuse_attention`
     "slice_scatter_chunking": PIECES,
     "reduced_atomic_contention": SPREAD,
     "normalization_aten_pass": SPELLING,
@@ -155,6 +156,7 @@ EFFECT_OF_PASS: dict[str, Effect] = {
 
 EFFECT_OF_RULE: dict[str, Effect] = {
     "fuse_attention": ATTENTION,
+    "fuse_attention_aten": ATTENTION,
     "wait_for_gradients_at_end": MOVE,
     "stabilize_relu": OTHER,
     "fix_iota_device": DEVICE,

@@ -189,6 +189,18 @@ def _aten_mul(op: Emitter, a: dict[str, Any]) -> Value:
     return op.aten("mul", a)
 
 
+def _aten_where(op: Emitter, a: dict[str, Any]) -> Value:
+    """A number becomes a tensor without dims: the overloads that take numbers are composite."""
+    branches = [a.get("self"), a.get("other")]
+    if op.program.has_composites or all(isinstance(b, Node) for b in branches) or None in branches:
+        return op.aten("where", a)
+    facts = [fact(b) if isinstance(b, Node) else b for b in branches]
+    dtype, device = torch.result_type(*facts), fact(a["condition"]).device
+    numbers = {"dtype": dtype, "device": device}
+    tensors = [b if isinstance(b, Node) else op.node("call_function", aten.full.default, ([], b), numbers).node for b in branches]
+    return op.node("call_function", aten.where.self, (a["condition"], *tensors), {})
+
+
 ATEN_FORMS: dict[str, Form] = {
     "getitem": _aten_getitem,
     "to": _aten_to,
@@ -202,6 +214,7 @@ ATEN_FORMS: dict[str, Form] = {
     "slice": _aten_slice,
     "sub": _aten_sub,
     "mul": _aten_mul,
+    "where": _aten_where,
 }
 
 

@@ -164,10 +164,10 @@ def _rewrite_method(replacement: Function) -> Any:
 
 def _emit(op: Emitter, function: Function, given: Mapping[str, Any]) -> Any:
     """Put the operations of a plain function into the graph, as they are or, in an ATen graph, as ATen."""
-    in_order = {name: given[name] for name in _parameters(function)}
-    operands = {name: value.node if isinstance(value, Value) else value for name, value in in_order.items()}
-    traced = _in_aten(op, function, operands) if op.program.dialect == ATEN else _traced(function)
-    return put(op, traced, operands.values())
+    in_order = [given[name] for name in _parameters(function)]
+    operands = [value.node if isinstance(value, Value) else value for value in in_order]
+    traced = in_aten(op, function, operands) if op.program.dialect == ATEN else _traced(function)
+    return put(op, traced, operands)
 
 
 def put(op: Emitter, traced: GraphModule, operands: Iterable[Any]) -> Any:
@@ -189,8 +189,9 @@ def put(op: Emitter, traced: GraphModule, operands: Iterable[Any]) -> Any:
     return None
 
 
-def _in_aten(op: Emitter, function: Function, operands: Mapping[str, Any]) -> GraphModule:
-    facts = [fact(value) if isinstance(value, Node) else value for value in operands.values()]
+def in_aten(op: Emitter, function: Function, operands: Sequence[Any]) -> GraphModule:
+    """The ATen operators that a function calls on operands such as these."""
+    facts = [fact(value) if isinstance(value, Node) else value for value in operands]
     with op.program.computing(op.anchor), torch.no_grad():
         return make_fx(function)(*facts)
 
