@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from ..ir.facts import known_equal, same_layout, tensor_fact
@@ -25,10 +26,10 @@ def emit(op: Emitter, plan: AttentionPlan, same_strides: bool) -> Value:
     result = attend(q, k, wide, **how)
     result = result if known_equal(result.shape[-1], v.shape[-1]) else op.slice(result, 3, 0, v.shape[-1])
     result = _rows_without_keys(op, plan, result, v, finite_rows, kept_rows)
-    wanted = [*plan.batch, result.shape[-2], v.shape[-1]]
-    result = result if known_equal(wanted, result.shape) else op.reshape(result, wanted)
+    result = _with_batch(op, result, plan.batch)
     for factor in factors:
         result = op.mul(result, factor)
+    result = _with_batch(op, result, plan.result_batch)
     if plan.factor != 1:
         result = op.mul(result, plan.factor)
     result = _added(op, plan, _axes_as_before(op, plan, result))
@@ -38,6 +39,11 @@ def emit(op: Emitter, plan: AttentionPlan, same_strides: bool) -> Value:
     if same_strides and not same_layout(old, tensor_fact(result.node)):  # type: ignore[arg-type]
         return copied_as(op, result, old)
     return result
+
+
+def _with_batch(op: Emitter, result: Value, batch: Sequence[Any]) -> Value:
+    wanted = [*batch, *result.shape[-2:]]
+    return result if known_equal(wanted, result.shape) else op.reshape(result, wanted)
 
 
 def _rows_without_keys(

@@ -50,10 +50,12 @@ class AttentionPlan:
     """The queries that have a key; the others get `without_keys`."""
     without_keys: float
     nan_is_zero: bool
-    batch: Sequence[Any]
-    """The sizes of the batch axes of the result."""
     factors: Sequence[Value]
     """Tensors that the result is multiplied with."""
+    batch: Sequence[Any]
+    """The sizes of the batch axes that they have, and with them the result."""
+    result_batch: Sequence[Any]
+    """The sizes of the batch axes of the result in the end."""
     factor: float
 
     @property
@@ -77,10 +79,11 @@ def plan(sheet: Sheet, attention: Attention, may_draw: bool, lowest_score: float
     scores = plan_scores(draft, attention.score_terms, product_dtype, lowest_score)
     below = plan_probabilities(draft, attention.probability_terms, scores, may_draw)
     q, k = _queries_and_keys(draft, attention, scores)
-    outside, v = _factors_of_probabilities(draft, below, _values(draft, attention))
-    batch, steps = list(v.shape[:-2]), below.steps
+    v, steps = _values(draft, attention), below.steps
+    batch = list(v.shape[:-2])
     if is_decomposed(sheet) and (apart := _batch_before_merge(attention, steps)) is not None:
         v, steps = draft.reshape(v, [*apart, *v.shape[-2:]]), ()
+    outside, v = _factors_of_probabilities(draft, below.factors, steps, v)
     for step in steps:
         q, k = apply_step(draft, q, step), apply_step(draft, k, step)
     masks = [
@@ -128,11 +131,13 @@ def _values(draft: Draft, attention: Attention) -> Value:
     return arranged(draft, draft.program.origin, values.right, values.right_axes, wanted, sizes)
 
 
-def _factors_of_probabilities(draft: Draft, below: ProbabilityPlan, v: Value) -> tuple[list[Value], Value]:
+def _factors_of_probabilities(
+    draft: Draft, factors: Sequence[tuple[int, Value]], steps: Sequence[BatchStep], v: Value
+) -> tuple[list[Value], Value]:
     """Those of a query go to its result, those of a key to its value."""
     outside = []
-    for at, factor in below.factors:
-        for step in below.steps[at:]:
+    for at, factor in factors:
+        for step in steps[at:]:
             if not all(known(s == 1) for s in factor.shape[:-2]):
                 raise Refused("a factor of probabilities whose axes change")
             factor = draft.reshape(factor, [*[1] * len(step.sizes or step.order or ()), *factor.shape[-2:]])
@@ -241,8 +246,9 @@ def _call(
         call.kept_rows,
         call.without_keys,
         below.nan_is_zero,
-        result_batch,
         outside,
+        batch,
+        result_batch,
         below.factor,
     )
 

@@ -39,6 +39,8 @@ def read(program: Program, around: Surroundings, path: Sequence[Node]) -> Attent
         scores.read(node, above)
     if around.form.dtype is not None:
         scores.cast(around.form.dtype)
+    if around.form.scale != 1:
+        scores.scale(around.form.scale)
     probabilities = ProbabilityReader(program, around.softmax, scores.type.layout)
     for node in around.after:
         probabilities.read(node)

@@ -10,6 +10,7 @@ from torch.fx import Node
 
 from ..ir.program import ATEN, Program
 from ..rewrite.rule import Match, Rule
+from .scaled_softmax import scaled_softmax
 from .softmax_forms import SoftmaxForm, named_softmax, written_softmax
 
 
@@ -49,7 +50,7 @@ class InDecomposedGraph(AttentionRule, ABC):
     reads_decomposed = True
 
     def softmax(self, program: Program, node: Node) -> SoftmaxForm | None:
-        form = named_softmax(program, node) or written_softmax(program, node)
+        form = named_softmax(program, node) or written_softmax(program, node) or scaled_softmax(program, node)
         return form if form is not None and form.sign == 1 and form.values is None else None
 
 

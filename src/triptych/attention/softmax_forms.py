@@ -15,6 +15,7 @@ from ..ir.gradients import gradient_reaches
 from ..ir.program import Program
 from ..ir.traits import is_view
 from .contraction import contraction_of
+from .layout import VIEWS
 
 SHIFTS = ("amax", "max")
 """Reductions that a softmax may subtract: a constant along its dim, of whose gradient nothing is left."""
@@ -32,6 +33,8 @@ class SoftmaxForm:
     """What its result was multiplied with before it was divided."""
     dtype: torch.dtype | None = None
     """What the scores are cast to first."""
+    scale: float = 1.0
+    """What they are multiplied with first."""
 
 
 @dataclass(frozen=True)
@@ -147,13 +150,13 @@ def _shifted_exp(program: Program, node: Any, dim: int) -> SoftmaxForm | None:
     overflows."""
     if (form := exp_less_maximum(program, node, dim)) is not None:
         return form
-    exp = _exp(program, node)
+    exp = exp_operand(program, node)
     return SoftmaxForm(exp, dim, [node]) if exp is not None and is_bare_product(program, exp) else None
 
 
 def exp_less_maximum(program: Program, node: Any, dim: int) -> SoftmaxForm | None:
     """exp(x - max(x)), the top of a softmax over one dim; the form covers these nodes."""
-    less = _exp(program, node)
+    less = exp_operand(program, node)
     call = program.call(less) if less is not None else None
     if less is None or call is None or call.op != "sub" or call.get("alpha") != 1:
         return None
@@ -163,7 +166,7 @@ def exp_less_maximum(program: Program, node: Any, dim: int) -> SoftmaxForm | Non
     return SoftmaxForm(scores, dim, [node, less, *highest.nodes])
 
 
-def _exp(program: Program, node: Any) -> Node | None:
+def exp_operand(program: Program, node: Any) -> Node | None:
     """What a node is the exponential of."""
     call = program.call(node) if isinstance(node, Node) else None
     if call is None or call.op != "exp" or call.mutates or not isinstance(call.args["self"], Node):
@@ -176,7 +179,7 @@ def is_bare_product(program: Program, node: Any) -> bool:
         if (product := contraction_of(program, node)) is not None:
             return product.added is None
         call = program.call(node)
-        if call is None or call.mutates or call.op not in ("mul", "div", "to"):
+        if call is None or call.mutates or call.op not in ("mul", "div", "to", *VIEWS):
             return False
         if isinstance(call.args.get("other"), Node):
             return False

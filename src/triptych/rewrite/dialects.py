@@ -201,6 +201,12 @@ def _aten_where(op: Emitter, a: dict[str, Any]) -> Value:
     return op.node("call_function", aten.where.self, (a["condition"], *tensors), {})
 
 
+def _aten_rdiv(op: Emitter, a: dict[str, Any]) -> Value:
+    """As torch computes it: times the reciprocal."""
+    reciprocal = op.node("call_function", aten.reciprocal.default, (a["self"],), {})
+    return reciprocal if a["other"] == 1 else op.aten("mul", {"self": reciprocal.node, "other": a["other"]})
+
+
 ATEN_FORMS: dict[str, Form] = {
     "getitem": _aten_getitem,
     "to": _aten_to,
@@ -215,6 +221,7 @@ ATEN_FORMS: dict[str, Form] = {
     "sub": _aten_sub,
     "mul": _aten_mul,
     "where": _aten_where,
+    "rdiv": _aten_rdiv,
 }
 
 
