@@ -10,7 +10,7 @@ which stand-ins represent values of the program. The program's graph, and the us
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from ..ir.alias import Aliasing
 from ..ir.calls import Call
 from ..ir.effects import Effects, effects
 from ..ir.fact_memo import FactMemo
-from ..ir.facts import fact, known_equal
+from ..ir.facts import fact, known_equal, tensor_of
 from ..ir.gradients import may_require_grad
 from ..ir.program import Program, Value
 from ..ir.values import Knowledge, knowledge
@@ -50,14 +50,9 @@ class Draft(Shared):
     def reshape(self, value: Value, shape: Sequence[Any]) -> Value:
         """Autograd reshapes the operands and the result of every product: where a value is reshaped back to what it
         was, that is taken."""
-        source = value
-        while is_decomposed(self.program) and (call := self.program.call(source.node)) is not None:
-            if call.op not in ("reshape", "squeeze", "unsqueeze"):
-                break
-            source = self.of(call.args["self"])
-            if known_equal(source.shape, shape):
-                return source
-        return self.__getattr__("reshape")(value, shape)
+        above = reshaped_from(self.program, value.node) if is_decomposed(self.program) else ()
+        same = [source for source in map(self.of, above) if known_equal(source.shape, shape)]
+        return same[-1] if same else self.__getattr__("reshape")(value, shape)
 
     def wants_gradient(self, value: Value) -> bool:
         """May autograd follow the expression?"""
@@ -98,6 +93,16 @@ class Draft(Shared):
             sheet.originals[name] = original
             node = sheet.stand_ins[key] = self.node("placeholder", name, (), {}).node
         return node
+
+
+def reshaped_from(program: Program, node: Node) -> Iterator[Node]:
+    """The values above a node that have the same elements in the same order, and maybe another shape."""
+    while (call := program.call(node)) is not None and call.op in ("reshape", "squeeze", "unsqueeze", "expand"):
+        source = call.args["self"]
+        if call.op == "expand" and not known_equal(tensor_of(source).shape, tensor_of(node).shape):
+            return
+        yield source
+        node = source
 
 
 class Sheet(Program):

@@ -27,7 +27,7 @@ def way_down(program: Program, softmax: Node) -> tuple[list[Node], Node]:
     while True:
         users = list(node.users)
         if len(users) != 1:
-            if any(contraction_of(program, u) is not None for u in users):
+            if any(_leads_to_product(program, u) for u in users):
                 raise Refused("the probabilities {at} are used {found} times", at=node, found=len(users))
             raise NotConcerned("no product with values follows")
         before, node = node, users[0]
@@ -43,6 +43,16 @@ def way_down(program: Program, softmax: Node) -> tuple[list[Node], Node]:
         if sum(o is before for o in operands) != 1 or (call.op == "div" and operands[0] is not before):
             raise NotConcerned("no product with values follows")
         passed.append(node)
+
+
+def _leads_to_product(program: Program, node: Node) -> bool:
+    """Is a value, after views alone, an operand of a product?"""
+    while contraction_of(program, node) is None:
+        call = program.call(node)
+        if call is None or call.mutates or call.op not in (*VIEWS, "expand") or len(node.users) != 1:
+            return False
+        node = next(iter(node.users))
+    return True
 
 
 def goes_into_product(program: Program, softmax: Node) -> bool:
@@ -143,7 +153,7 @@ class ProbabilityReader:
 
 PROBABILITY_SPELLINGS: dict[str, Callable[[ProbabilityReader, Call, Node], None]] = {
     **dict.fromkeys(VIEWS, ProbabilityReader.view),
-    **dict.fromkeys(("to", "clone"), ProbabilityReader.same),
+    **dict.fromkeys(("to", "clone", "expand"), ProbabilityReader.same),
     **dict.fromkeys(("mul", "div"), ProbabilityReader.factor),
     "slice": ProbabilityReader.slice,
     "dropout": ProbabilityReader.dropout,

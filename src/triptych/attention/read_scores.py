@@ -229,9 +229,9 @@ def _to(reader: ScoreReader, call: Call, scores: Node) -> None:
         raise Refused("the scores go to another device")
 
 
-@spelling("clone")
+@spelling("clone", "expand")
 def _clone(reader: ScoreReader, call: Call, scores: Node) -> None:
-    """The same scores."""
+    """The same scores: of these, as of all operations that are no view, the shape does not change."""
 
 
 @spelling("neg")
