@@ -37,10 +37,16 @@ def joint_graph_passes(gm: GraphModule) -> GraphModule:
     return _run_alone("joint", gm, Options(), graph="joint")
 
 
-def post_grad_passes(gm: GraphModule, is_inference: bool) -> None:
-    """Stage 3, on a forward or a backward graph, in place."""
+def post_grad_passes(
+    gm: GraphModule,
+    is_inference: bool,
+    add_passes: str | Sequence[str] | None = None,
+    remove_passes: str | Sequence[str] | None = None,
+) -> None:
+    """Stage 3, on a forward or a backward graph, in place. Passes are added and removed by exact name."""
     require_graph(gm, "post_grad_passes")
-    _run_alone("post_grad", gm, Options(), graph="forward", is_inference=is_inference)
+    options = Options.make({"add_passes": name_list(add_passes), "remove_passes": name_list(remove_passes)})
+    _run_alone("post_grad", gm, options, graph="forward", is_inference=is_inference)
 
 
 def _run_alone(stage: str, gm: GraphModule, options: Options, **facts: Any) -> GraphModule:

@@ -107,7 +107,7 @@ class FuseAttentionAten(InDecomposedGraph, AttentionByHand):
         declines(_probabilities_too, *QKV, **ATEN, because="used 2 times"),
         declines(_scores_too, *QKV, **ATEN, because="used outside the attention"),
         declines(_maximum_too, *QKV, **ATEN, because="used outside the attention"),
-        declines(_dropout, *QKV, **ATEN, same_values=False, because="varies with query and key"),
+        declines(_dropout, *QKV, **ATEN, same_values=False, because="a factor of the probabilities"),
         declines(lambda q, k, v: (q @ k.mT).softmax(-2) @ v, *QKV, **ATEN, because="not over the keys"),
         declines(lambda q, k, v, m: _softmax((q @ k.mT).masked_fill(m, -10)) @ v, *QKV, "bool[6, 6]", **ATEN,
                  because="may count beside others"),
