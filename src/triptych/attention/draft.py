@@ -32,6 +32,10 @@ from .rule import is_decomposed
 from .sharing import Shared
 
 
+SAME_ELEMENTS = ("reshape", "squeeze", "unsqueeze", "expand", "clone")
+"""Operations whose result has the elements of its operand in their order; `expand` where the shape stays."""
+
+
 class Draft(Shared):
     """Makes expressions that could stand before `anchor`, a node of the program. An expression that an earlier draft on
     the same sheet has made is not made again."""
@@ -48,11 +52,35 @@ class Draft(Shared):
         return Value(self.program, self._plain(value))
 
     def reshape(self, value: Value, shape: Sequence[Any]) -> Value:
-        """Autograd reshapes the operands and the result of every product: where a value is reshaped back to what it
-        was, that is taken."""
-        above = reshaped_from(self.program, value.node) if is_decomposed(self.program) else ()
-        same = [source for source in map(self.of, above) if known_equal(source.shape, shape)]
-        return same[-1] if same else self.__getattr__("reshape")(value, shape)
+        """After autograd the operands of every product are reshaped, and copied where that takes a copy: if a value is
+        reshaped to what it was before, that is taken."""
+        if is_decomposed(self.program):
+            value = self.of(value)
+            if (source := self._before_reshape(value.node, shape)) is not None:
+                return self.of(source)
+            call = self.program.call(value.node)
+            swap = [*range(value.rank - 2), value.rank - 1, value.rank - 2]
+            if call is not None and call.op == "permute" and list(call.args["dims"]) == swap:
+                was = [*shape[:-2], shape[-1], shape[-2]]
+                if (source := self._before_reshape(call.args["self"], was)) is not None:
+                    return self.permute(self.of(source), [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2])
+        return self.__getattr__("reshape")(value, shape)
+
+    def _before_reshape(self, node: Node, shape: Sequence[Any]) -> Node | None:
+        """The first of the values that a node is a reshape of, with this shape."""
+        above = reshaped_from(self.program, node)
+        return next((n for n in reversed(list(above)) if known_equal(tensor_of(n).shape, shape)), None)
+
+    def permute(self, value: Value, dims: Sequence[int]) -> Value:
+        """After autograd keys are there as they were transposed for their product: a permute of a permute is one."""
+        value = self.of(value)
+        call = self.program.call(value.node)
+        if is_decomposed(self.program) and call is not None and call.op == "permute":
+            dims = [call.args["dims"][d] for d in dims]
+            value = self.of(call.args["self"])
+            if list(dims) == sorted(dims):
+                return value
+        return self.__getattr__("permute")(value, dims)
 
     def wants_gradient(self, value: Value) -> bool:
         """May autograd follow the expression?"""
@@ -96,10 +124,12 @@ class Draft(Shared):
 
 
 def reshaped_from(program: Program, node: Node) -> Iterator[Node]:
-    """The values above a node that have the same elements in the same order, and maybe another shape."""
-    while (call := program.call(node)) is not None and call.op in ("reshape", "squeeze", "unsqueeze", "expand"):
+    """The values above a node that have the same elements in the same order, in this shape or another, copied or not."""
+    while (call := program.call(node)) is not None and call.op in SAME_ELEMENTS and not call.mutates:
         source = call.args["self"]
         if call.op == "expand" and not known_equal(tensor_of(source).shape, tensor_of(node).shape):
+            return
+        if call.op == "clone" and program.aliasing.written(source):
             return
         yield source
         node = source

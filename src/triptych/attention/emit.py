@@ -29,12 +29,14 @@ def emit(op: Emitter, plan: AttentionPlan, same_strides: bool) -> Value:
     result = _with_batch(op, result, plan.batch)
     for factor in factors:
         result = op.mul(result, factor)
-    result = _with_batch(op, result, plan.result_batch)
     if plan.factor != 1:
         result = op.mul(result, plan.factor)
-    result = _added(op, plan, _axes_as_before(op, plan, result))
-    old = tensor_fact(plan.attention.values.node)
+    old = tensor_fact(plan.attention.result)
     assert old is not None
+    order = plan.attention.probabilities.layout.order
+    if plan.attention.result is plan.attention.values.node or order != sorted(order):
+        result = _added(op, plan, _axes_as_before(op, plan, _with_batch(op, result, plan.result_batch)))
+    result = result if known_equal(result.shape, old.shape) else op.reshape(result, list(old.shape))
     result = result if result.dtype == old.dtype else op.to(result, dtype=old.dtype)
     if same_strides and not same_layout(old, tensor_fact(result.node)):  # type: ignore[arg-type]
         return copied_as(op, result, old)

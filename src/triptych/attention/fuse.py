@@ -21,7 +21,7 @@ from .draft import Sheet
 from .emit import emit
 from .paths import obstacle_above, ways_from_products
 from .plan import AttentionPlan, plan
-from .read import Surroundings, read
+from .read import Surroundings, read, reshaped_product
 from .read_probabilities import way_down
 from .rule import AttentionRule, may_draw_otherwise
 from .sharing import Shared
@@ -55,7 +55,7 @@ class Way:
     def _planned(self, sheet: Sheet, lowest_score: float) -> AttentionPlan:
         attention = _unless_refused(self.reading)
         planned = plan(sheet, attention, may_draw_otherwise(sheet.origin), lowest_score)
-        inside, result, needed = set(attention.covered), attention.values.node, planned.leaves
+        inside, result, needed = set(attention.covered), attention.result, planned.leaves
         for node in attention.covered:
             if node is not result and (node in needed or any(u not in inside for u in node.users)):
                 raise Refused("{at} is used outside the attention", at=node)
@@ -114,9 +114,9 @@ class AttentionByHand(AttentionRule):
             if obstacle := obstacle_above(program, form.scores):
                 yield Match.at(program, node, problem=obstacle)
             return
-        around = Surroundings(node, form, after, last)
+        around = Surroundings(node, form, after, last, reshaped_product(program, last, [node, *after][-1]))
         ways = [Way(program, around, path) for path in paths_down]
-        yield Match.at(program, last, about=node, ways=ways)
+        yield Match.at(program, around.result, about=node, ways=ways)
 
     def check(self, m, ways, sheet):
         """One of the ways leads to an attention that can be planned; later ones are planned when they are needed."""

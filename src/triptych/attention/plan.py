@@ -55,7 +55,7 @@ class AttentionPlan:
     batch: Sequence[Any]
     """The sizes of the batch axes that they have, and with them the result."""
     result_batch: Sequence[Any]
-    """The sizes of the batch axes of the result in the end."""
+    """The sizes of the batch axes of the product with the values."""
     factor: float
 
     @property

@@ -16,6 +16,7 @@ from .layout import VIEWS, Layout, viewed
 from .operands import shape_of
 from .read_probabilities import ProbabilityReader
 from .read_scores import ScoreReader, is_plain_number
+from .rule import is_decomposed
 from .softmax_forms import SoftmaxForm
 from .terms import Attention, product_layout
 
@@ -28,6 +29,8 @@ class Surroundings:
     form: SoftmaxForm
     after: Sequence[Node]
     last: Node
+    result: Node
+    """That product, or a reshape of it."""
 
 
 def read(program: Program, around: Surroundings, path: Sequence[Node]) -> Attention:
@@ -44,13 +47,14 @@ def read(program: Program, around: Surroundings, path: Sequence[Node]) -> Attent
     probabilities = ProbabilityReader(program, around.softmax, scores.type.layout)
     for node in around.after:
         probabilities.read(node)
-    covered = dict.fromkeys([around.last, *path, *scores.covered, *around.form.nodes, around.softmax, *around.after])
+    covered = dict.fromkeys([around.result, around.last, *path, *scores.covered, *around.form.nodes, around.softmax, *around.after])
     return Attention(
         around.softmax,
         product,
         query,
         key,
         values,
+        around.result,
         tuple(scores.terms),
         tuple(probabilities.terms),
         scores.type,
@@ -67,6 +71,21 @@ def _product_with_values(program: Program, around: Surroundings) -> Contraction:
     if values.right is probabilities:
         raise Refused("probabilities times themselves")
     return values
+
+
+def reshaped_product(program: Program, product: Node, probabilities: Node) -> Node:
+    """After autograd, the reshape that gives the product with the values its batch axes back; else the product.
+
+    The kernel has these axes, and need not write its result with those of the product.
+    """
+    contraction = contraction_of(program, product)
+    assert contraction is not None
+    is_sum = contraction.added is not None or contraction.alpha != 1
+    if not is_decomposed(program) or contraction.left is not probabilities or is_sum or len(product.users) != 1:
+        return product
+    (user,) = product.users
+    call = program.call(user)
+    return user if call is not None and call.op == "reshape" else product
 
 
 def _roles(

@@ -167,6 +167,8 @@ class Attention:
     """The label of the axis of keys."""
     values: Contraction
     """Probabilities left, values right."""
+    result: Node
+    """What the attention takes the place of: that product, or a reshape of it."""
     score_terms: Sequence[Term]
     probability_terms: Sequence[Term]
     scores: ScoreType
