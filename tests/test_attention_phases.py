@@ -14,7 +14,7 @@ from triptych.attention.draft import Draft, Sheet
 from triptych.attention.fuse import AttentionByHand
 from triptych.attention.read_scores import SPELLINGS
 from triptych.attention.score_rules import apply as apply_to_scores
-from triptych.attention.softmax import FORMS
+from triptych.attention.softmax_forms import FORMS
 from triptych.attention.terms import Bias, Cast, Dropout, Factor, Mask, Scale, Shift, Sink, Term, View
 from triptych.ir.facts import fact
 from triptych.ir.program import Program
@@ -29,7 +29,7 @@ from .test_attention import make_inputs
 from .test_docs import ROOT, run_guide
 
 PACKAGE = Path(triptych.__file__).parent / "attention"
-READ = ["terms", "paths", "read", "read_scores", "read_probabilities"]
+READ = ["terms", "paths", "read", "read_scores", "read_probabilities", "softmax_forms", "scaled_softmax"]
 PLAN = ["plan", "score_plan", "score_rules", "probability_rules", "mask_plan"]
 SAMPLE = sorted(IDIOMS)[::12]
 

@@ -237,7 +237,7 @@ POST_GRAD: list[Entry] = [
     Hook(ADD_RULES),
     RemoveAssertOps,
     EliminateCommonSubexpressions,  # before the patterns: one of them reads what several reductions of a value share
-    FuseAttentionAtenPass,  # one of POST_GRAD_FUSIONS; before the patterns, which change long softmaxes and small products
+    FuseAttentionAtenPass,  # if added; before the patterns, which change long softmaxes and small products
     PostGradPatterns,  # by the name of the joint stage's: the rules are others
     SliceScatterChunking,
     ReducedAtomicContention,

@@ -31,7 +31,6 @@ from ..rewrite.emit import Emitter
 from .rule import is_decomposed
 from .sharing import Shared
 
-
 SAME_ELEMENTS = ("reshape", "squeeze", "unsqueeze", "expand", "clone")
 """Operations whose result has the elements of its operand in their order; `expand` where the shape stays."""
 
@@ -124,7 +123,7 @@ class Draft(Shared):
 
 
 def reshaped_from(program: Program, node: Node) -> Iterator[Node]:
-    """The values above a node that have the same elements in the same order, in this shape or another, copied or not."""
+    """The values above a node that have the same elements in the same order, reshaped or not, copied or not."""
     while (call := program.call(node)) is not None and call.op in SAME_ELEMENTS and not call.mutates:
         source = call.args["self"]
         if call.op == "expand" and not known_equal(tensor_of(source).shape, tensor_of(node).shape):

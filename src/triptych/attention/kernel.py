@@ -31,7 +31,7 @@ def kernel(op: Emitter, q: Value, k: Value, v: Value, attn_mask: Value | None, *
     operands = [value.node for value in (q, k, v, attn_mask) if value is not None]
 
     def attention(*operands: torch.Tensor) -> torch.Tensor:
-        return F.scaled_dot_product_attention(*operands, **how)
+        return F.scaled_dot_product_attention(*operands, **how)  # type: ignore[arg-type]
 
     traced = in_aten(op, attention, operands)
     if not any(map(_is_kernel, traced.graph.nodes)):

@@ -47,7 +47,9 @@ def read(program: Program, around: Surroundings, path: Sequence[Node]) -> Attent
     probabilities = ProbabilityReader(program, around.softmax, scores.type.layout)
     for node in around.after:
         probabilities.read(node)
-    covered = dict.fromkeys([around.result, around.last, *path, *scores.covered, *around.form.nodes, around.softmax, *around.after])
+    covered = dict.fromkeys(
+        [around.result, around.last, *path, *scores.covered, *around.form.nodes, around.softmax, *around.after]
+    )
     return Attention(
         around.softmax,
         product,

@@ -31,7 +31,7 @@ def scaled_softmax(program: Program, node: Node) -> SoftmaxForm | None:
         extreme = reduction(program, highest, ("amax" if scale > 0 else "amin",))
         if extreme is not None and extreme.dim == total.dim and extreme.operand in (scores, _uncast(program, scores)):
             covered = [*total.nodes, exp, scaled, difference, *nodes, *extreme.nodes]
-            return SoftmaxForm(scores, total.dim, covered, scale=scale)  # type: ignore[arg-type]
+            return SoftmaxForm(scores, total.dim, covered, scale=scale)
     return None
 
 

@@ -194,11 +194,15 @@ def _aten_where(op: Emitter, a: dict[str, Any]) -> Value:
     branches = [a.get("self"), a.get("other")]
     if op.program.has_composites or all(isinstance(b, Node) for b in branches) or None in branches:
         return op.aten("where", a)
-    facts = [fact(b) if isinstance(b, Node) else b for b in branches]
-    dtype, device = torch.result_type(*facts), fact(a["condition"]).device
-    numbers = {"dtype": dtype, "device": device}
-    tensors = [b if isinstance(b, Node) else op.node("call_function", aten.full.default, ([], b), numbers).node for b in branches]
-    return op.node("call_function", aten.where.self, (a["condition"], *tensors), {})
+    first, second = (fact(b) if isinstance(b, Node) else b for b in branches)
+    kind = {"dtype": torch.result_type(first, second), "device": fact(a["condition"]).device}  # type: ignore[arg-type]
+
+    def tensor(branch: Any) -> Any:
+        return (
+            branch if isinstance(branch, Node) else op.node("call_function", aten.full.default, ([], branch), kind).node
+        )
+
+    return op.node("call_function", aten.where.self, (a["condition"], *map(tensor, branches)), {})
 
 
 def _aten_rdiv(op: Emitter, a: dict[str, Any]) -> Value:

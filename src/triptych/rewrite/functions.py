@@ -199,5 +199,3 @@ def in_aten(op: Emitter, function: Function, operands: Sequence[Any]) -> GraphMo
 def _check_method(check: Callable[..., None]) -> Any:
     names = list(inspect.signature(check).parameters)
     return _method(names[1:], lambda m, **given: check(m, **given), first=("m",))
-
-
