@@ -43,6 +43,12 @@ REWRITTEN_FIRST = {
 """Idioms that stage 1 rewrites before it looks for attention, or whose decomposition hides which axis is which."""
 ONLY_HERE = {"detached_scores", "queries_written_in_between", "scores_in_autocast", "scores_without_gradient"}
 """Idioms that are refused for the sake of a gradient, a write or a region, which such a graph has not."""
+NOT_IN_HALF = {
+    "infinity_cut_off", "masked_then_divided_by_a_constant", "masked_then_divided_by_a_tensor", "scale_of_each_head",
+    "scale_tensor", "temperature_learned",
+}  # fmt: skip
+"""Idioms with a scale in a tensor, which the joint stage applies after the maximum where the softmax is wider than the
+scores; and one with a bound that is computed in float32."""
 NAMES = sorted(IDIOMS)
 
 
@@ -70,9 +76,10 @@ def as_list(results):
     return list(results) if isinstance(results, (tuple, list)) else [results]
 
 
-def wanted(name):
+def wanted(name, dtype=torch.float32):
     idiom = IDIOMS[name]
-    return 1 if name in ONLY_HERE else 0 if name in REWRITTEN_FIRST or "dropout" in idiom.tags else idiom.fuses
+    is_missed = name in REWRITTEN_FIRST or "dropout" in idiom.tags or (dtype != torch.float32 and name in NOT_IN_HALF)
+    return 1 if name in ONLY_HERE else 0 if is_missed else idiom.fuses
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -89,7 +96,7 @@ def test_idioms(name, dtype):
     original = copy.deepcopy(gm)
     tally = fused(gm)
     reasons = [d.reason for d in tally.declines.values()]
-    assert tally.fired["fuse_attention_aten"] == len(kernels(gm)) == wanted(name), reasons
+    assert tally.fired["fuse_attention_aten"] == len(kernels(gm)) == wanted(name, dtype), reasons
     with torch.no_grad():
         results = [as_list(graph(*inputs)) for graph in (original, gm)]
         exact = as_list(in_double(original).double()(*map(as_double, inputs)))

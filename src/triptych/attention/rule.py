@@ -42,9 +42,9 @@ class AttentionRule(Rule, ABC):
 
 
 class InDecomposedGraph(AttentionRule, ABC):
-    """A rule about attention, in a graph after autograd, which does not know a softmax by its name.
+    """A rule about attention in a graph after autograd, where a softmax is mostly written out.
 
-    The graph is left as it is wherever nothing is fused: a softmax stays written out, as code generators want it.
+    It is read as it stands, and not given its name first: where nothing is fused it stays as code generators want it.
     """
 
     reads_decomposed = True

@@ -66,8 +66,8 @@ def named_softmax(program: Program, node: Node) -> SoftmaxForm | None:
     operand = tensor_fact(scores)
     if operand is None or result is None or not operand.dtype.is_floating_point or operand.dim() == 0:
         return None
-    dtype = call.args.get("dtype")
-    return SoftmaxForm(scores, call.args["dim"], dtype=dtype if isinstance(dtype, torch.dtype) else None)  # type: ignore[arg-type]
+    dtype = result.dtype if result.dtype != operand.dtype else None
+    return SoftmaxForm(scores, call.args["dim"], dtype=dtype)  # type: ignore[arg-type]
 
 
 def _is_float(node: Any) -> bool:

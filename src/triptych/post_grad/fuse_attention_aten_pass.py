@@ -136,7 +136,7 @@ class FuseAttentionAtenPass(Pass):
     It reads what `fuse_attention` reads, and keeps to its conditions, but for the spellings that are rewritten first
     there. A softmax may be one call or written out, its scale may be applied after its maximum was taken away, and
     the batch axes may be merged around the products, as they all are after autograd. Only in inference: the backward
-    of a training step needs the probabilities. Draws of dropout are apart from the softmax by then, and keep it.
+    of a training step needs the probabilities. Dropout is a product with random numbers by then, and is not fused.
     """
 
     name: ClassVar[str] = "fuse_attention_aten_pass"
