@@ -160,6 +160,23 @@ def test_an_exported_program(decompose):
     torch.testing.assert_close(gm(*inputs)[0], attention(*inputs), equal_nan=True)
 
 
+@pytest.mark.parametrize("batch", [None, torch.export.Dim("batch", min=2)], ids=["static", "dynamic"])
+def test_an_exported_program_will_be_decomposed_again(batch):
+    """So the first stage fuses in one that was decomposed, with symbolic sizes or without."""
+
+    class Attention(torch.nn.Module):
+        def forward(self, q):
+            return (q @ q.mT).softmax(-1) @ q
+
+    q = torch.randn(2, 4, 6, 8)
+    exported = torch.export.export(Attention(), (q,), dynamic_shapes={"q": {0: batch}}).run_decompositions()
+    optimised = triptych.optimize(exported)
+    calls = [str(n.target) for n in optimised.graph.nodes]
+    assert "aten.scaled_dot_product_attention.default" in calls and "aten.bmm.default" not in calls
+    assert not [key for key in optimised.graph_module.meta if "triptych" in key]
+    torch.testing.assert_close(optimised.module()(q), Attention()(q))
+
+
 def test_a_graph_with_symbolic_sizes_has_no_composite():
     """`sym_size` has one kernel for all devices, and is not decomposed for that."""
     gm = make_fx(attention, tracing_mode="symbolic")(*operands())

@@ -16,6 +16,7 @@ from .errors import TriptychError
 from .fallback import Way, first_that_compiles
 from .ir.graph_copies import snapshot
 from .ir.modules import attribute
+from .ir.program import WILL_BE_DECOMPOSED
 from .options import Options
 from .passes.manager import run_stage
 from .passes.session import Session, open_session
@@ -50,7 +51,9 @@ def optimize(
 
     def optimised() -> ExportedProgram:
         gm = snapshot(exported_program.graph_module)
+        gm.meta[WILL_BE_DECOMPOSED] = True
         run_stages(gm, session, INFERENCE if not train else GRADIENT_SAFE, is_inference=not train)
+        del gm.meta[WILL_BE_DECOMPOSED]
         return with_graph(exported_program, gm)
 
     if given.on_error == "raise":

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 TORCH, ATEN = "torch", "aten"
 
+WILL_BE_DECOMPOSED = "triptych_will_be_decomposed"
+"""In the `meta` of a graph module: whoever compiles the graph decomposes it first, as exported programs are, also those
+that were decomposed before. A graph from AOTAutograd is not."""
+
 
 def dialect_of(gm: GraphModule) -> str:
     """`aten` if every call is an ATen overload, a higher-order operator or Python arithmetic; else `torch`."""
@@ -297,7 +301,9 @@ class Program:
 
     @functools.cached_property
     def has_composites(self) -> bool:
-        """A graph from `torch.export` keeps `linear` and its like; one from AOTAutograd has none."""
+        """Operators such as `linear` have a place in the graph: it has some, or will be decomposed again."""
+        if self.gm.meta.get(WILL_BE_DECOMPOSED):
+            return True
         overloads = {n.target for n in self.graph.nodes if isinstance(n.target, _private.OpOverload)}
         return any(_private.is_composite(o) for o in overloads)
 
