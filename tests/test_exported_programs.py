@@ -73,6 +73,26 @@ def test_the_result_does_what_the_program_did(train, decomposed):
             torch.testing.assert_close(run(one, given), expected)
 
 
+@pytest.mark.parametrize("name", ["input", "input_1", "max", "self_1"])
+def test_inputs_keep_their_names(name):
+    """`input`, the name that nn.Linear, nn.Conv2d and nn.Sequential give theirs, is the name of a builtin, too."""
+    takes = {}
+    exec(f"def forward(self, {name}, x): return torch.cat([torch.cat([{name}, x]), {name}]) * 1", globals(), takes)
+    model = type("Model", (nn.Module,), takes)()
+    given = {name: torch.randn(2, 3), "x": torch.randn(2, 3)}
+    program = torch.export.export(model, (), given)
+    optimised = triptych.optimize(program, options={**RAISE, "verify": "each"})
+    assert optimised.graph_signature.user_inputs == program.graph_signature.user_inputs == (name, "x")
+    assert len(optimised.graph.nodes) < len(program.graph.nodes)
+    torch.testing.assert_close(optimised.module()(**given), model(**given))
+
+
+def test_a_layer_by_itself():
+    program = torch.export.export(nn.Linear(4, 4), (x := torch.randn(2, 4),))
+    optimised = triptych.optimize(program, options=RAISE)
+    torch.testing.assert_close(optimised.module()(x), program.module()(x))
+
+
 def test_gradients_of_a_program_for_training_are_as_they_were():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))

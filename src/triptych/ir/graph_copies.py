@@ -42,6 +42,7 @@ class GraphState:
         for old, (op, target, args, kwargs, name, kind), meta, source in self.nodes:
             args, kwargs = map_arg(args, made.__getitem__), map_arg(kwargs, made.__getitem__)
             made[old] = new = graph.create_node(op, target, args, kwargs, name, kind)
+            new.name = name  # torch.fx appends a number to the name of a builtin, such as `input`
             new.meta = dict(meta)
             if source is not None:
                 setattr(new, DYNAMO_SOURCE, source)
