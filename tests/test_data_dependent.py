@@ -28,6 +28,21 @@ PROGRAMS = {
 }
 
 
+EQUAL_OPERANDS = {
+    "nonzero_of_equal_masks": lambda x, r: (torch.nonzero(x > 0) + 1, torch.nonzero(x > 0) * 2),
+    "index_by_equal_masks": lambda x, r: (x[x > 0] * 2, x[x > 0].sum(), torch.nonzero(x > 0)),
+    "items_of_equal_sums": lambda x, r: torch.full((3,), r.sum().item()) + r.sum().item(),
+    "unique_of_equal_casts": lambda x, r: (torch.unique(x.long()) + 1, torch.unique(x.long()) * 2),
+    "nonzero_of_a_copy": lambda x, r: (torch.nonzero(r) + 1, torch.nonzero(r.clone()) * 2),
+    "nonzero_of_a_view": lambda x, r: (torch.nonzero(r) + 1, torch.nonzero(r.view(r.shape)) * 2),
+    "nonzero_of_a_product_with_one": lambda x, r: (torch.nonzero(r) + 1, torch.nonzero(r * 1) * 2),
+    "item_of_a_copy": lambda x, r: (lambda s: torch.full((3,), s.item()) + s.clone().item())(r.sum()),
+}
+"""Two operations that give a size a symbol each, on operands that passes could make one. A fake tensor remembers the
+symbols that were computed from it: of one operand both would get the same symbol."""
+PROGRAMS |= EQUAL_OPERANDS
+
+
 @pytest.fixture(autouse=True)
 def capture_sizes():
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True):
@@ -36,6 +51,7 @@ def capture_sizes():
 
 def check(name: str, grad: bool, **options: str) -> None:
     results = []
+    options["on_error"] = "raise"
     for compiled in (False, True):
         x = (torch.arange(12.0).reshape(3, 4) - 5).requires_grad_(grad)
         program = PROGRAMS[name]
@@ -58,6 +74,12 @@ def test_sizes_from_data(name, grad):
 @pytest.mark.parametrize("name", ["repeat_interleave", "index_by_mask", "nonzero"])
 def test_sizes_from_data_through_kernels(name):
     check(name, True, codegen="inductor")
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", EQUAL_OPERANDS)
+def test_symbols_of_equal_operands_through_kernels(name, grad):
+    check(name, grad, codegen="inductor")
 
 
 @pytest.mark.parametrize("name", ["repeat_interleave", "masked_select"])

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from . import _private
 from .ir.effects import effects
-from .ir.facts import POLICY, fact
+from .ir.facts import POLICY, fact, gives_symbols
 
 LEAST_BUDGET = 1e-9
 """For memory that activations may take: at 0 the partitioner keeps nothing but inputs, whatever the policies say."""
@@ -29,6 +29,9 @@ def partition(joint: GraphModule, inputs: Sequence[Any], **facts: Any) -> tuple[
             whole = all(isinstance(fact(n), torch.Tensor) for n in draws)
             least = max(config.activation_memory_budget, LEAST_BUDGET) if whole else 1.0
             stack.enter_context(config.patch(activation_memory_budget=least))
+        if sum(map(gives_symbols, joint.graph.nodes)) > 1:
+            # the partitioner merges equal operands of these, and then one symbol stands for what others call by two
+            stack.enter_context(config.patch(cse=False))
         halves = _private.min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **facts)
     forward, backward = (_put_off_python(gm) for gm in halves)
     return forward, backward

@@ -209,6 +209,23 @@ def sizes_from_data(value: Any, operands: Any) -> bool:
     return bool(_unbacked(value) - _unbacked(operands))
 
 
+def gives_symbols(node: Node) -> bool:
+    """Does the node give a size or a number that depends on data its symbol, as `nonzero` and `item` do?"""
+    return bool(node.meta.get("unbacked_bindings"))
+
+
+def symbols_would_merge(was: Node, now: Node) -> Refusal | None:
+    """Why the users of one value cannot read another that holds the same: `nonzero(x)` and `nonzero(x.clone())` have a
+    symbol each. A fake tensor remembers the symbols that were computed from it, so that of one operand both get the
+    same symbol where the graph is traced again, while sizes of other values are still written with two."""
+    reader = next(filter(gives_symbols, was.users), None)
+    other = next((user for user in now.users if user is not reader and gives_symbols(user)), None) if reader else None
+    if reader is None or other is None:
+        return None
+    sentence = "{at} and {found} each give a size a symbol, and would read the same value"
+    return Refusal(sentence, at=reader, found=other)
+
+
 def _unbacked(value: Any) -> set[Any]:
     if isinstance(value, (list, tuple)):
         return set().union(*map(_unbacked, value))

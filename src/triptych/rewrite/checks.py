@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 
 from ..ir.effects import Effects, node_operands
-from ..ir.facts import difference, fact, known_equal, same_strides, sharing
+from ..ir.facts import difference, fact, known_equal, same_strides, sharing, symbols_would_merge
 from ..ir.operations import with_trait
 from ..ir.program import ATEN, Program, Value
 from ..ir.traits import is_gemm, is_pointwise
@@ -212,6 +212,8 @@ class Checks:
         value = fact(was)
         if value is not None and value is fact(now):
             return  # `x.contiguous()` of a contiguous x is x
+        if problem := symbols_would_merge(was, now):
+            raise Refused(problem)
         if self.program.aliasing.is_output(was) and _requires_grad(value) != _requires_grad(fact(now)):
             sentence = "the value is returned, and requires a gradient otherwise than what would stand for it"
             raise Refused(sentence, at=was)

@@ -11,6 +11,7 @@ import torch
 from torch.fx import Node
 
 from .. import _private
+from ..ir.facts import gives_symbols, symbols_would_merge
 from ..ir.program import Program
 from ..ir.refusal import Refusal
 from ..ir.schema import argument_key
@@ -36,8 +37,8 @@ class MergeEqualValues(Rule):
 
     Right where f only computes, nothing writes x in between, and nothing writes y or z. Two results that are both
     returned stay two: the caller may write one of them. What gives a size its symbol, such as `nonzero`, stays: sizes
-    of other values are written with it. Constructors such as `full` are left: a kernel makes their numbers where they
-    are used, and memory that is filled twice may be written in place twice.
+    of other values are written with it. So do the operands of two such operations. Constructors such as `full` are left:
+    a kernel makes their numbers where they are used, and memory that is filled twice may be written in place twice.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
@@ -76,7 +77,7 @@ class MergeEqualValues(Rule):
 
 
 def _only_computes(program: Program, node: Node) -> bool:
-    if node.op != "call_function" or not node.all_input_nodes or node.meta.get("unbacked_bindings"):
+    if node.op != "call_function" or not node.all_input_nodes or gives_symbols(node):
         return False
     target = node.target
     if isinstance(target, _private.OpOverload):
@@ -92,6 +93,8 @@ def _problem(program: Program, earlier: Node, again: Node) -> Refusal | None:
     aliasing = program.aliasing
     if (barrier := aliasing.barrier_between(earlier, again)) is not None:
         return Refusal("{at} stands between the two", at=barrier)
+    if (problem := symbols_would_merge(again, earlier)) is not None:
+        return problem
     seen = aliasing.effects(again)
     are_views = again.target is operator.getitem or (seen.aliases and not seen.may_copy)
     if are_views:  # of one memory, whatever it holds
