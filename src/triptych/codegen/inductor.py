@@ -20,6 +20,7 @@ from ..passes.session import Session
 from .base import Compiled
 from .decompositions import Decompositions, corrected
 from .fallbacks import call_unknown_writes
+from .kernel_corrections import without_faulty_kernels
 from .write_order import keeping_write_order
 
 OWN_PASSES_OFF: Mapping[str, Any] = {
@@ -62,7 +63,7 @@ class InductorCodegen:
             self.shared = _private.compiler_config_extra(gm)
 
     def decompositions(self) -> Decompositions:
-        return corrected(_private.select_decomp_table())
+        return without_faulty_kernels(corrected(_private.select_decomp_table()))
 
     def emit(self, gm: GraphModule, example_inputs: Sequence[Any], graph: str) -> Compiled:
         # The settings are set here, not around the whole compile: a backward is compiled at its first call.

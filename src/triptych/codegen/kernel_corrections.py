@@ -1,0 +1,122 @@
+"""Decompositions of operators that Inductor's own kernels compute otherwise than eager.
+
+Each says what the kernel does wrong. Where it does nothing wrong, the operator is left to the decomposition that
+torch has for it, if there is one, or whole: `NotImplemented` says so.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import _private
+from ..ir.values.choices import rounded
+from .decompositions import Decomposition, Decompositions
+
+Correction = Callable[[Decomposition], Decomposition]
+
+
+def without_faulty_kernels(table: Decompositions) -> Decompositions:
+    """A copy of `table` with these decompositions in front of those that it has."""
+    aten = torch.ops.aten
+    corrections: dict[Correction, tuple[Any, ...]] = {
+        any_of_bytes: (aten.any.default, aten.any.dim, aten.any.dims),
+        ldexp_of_other_dtypes: (aten.ldexp.Tensor,),
+        remainder_of_floats: (aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor),
+        extremes_of_bytes: (
+            *(aten.amin.default, aten.amax.default, aten.min.default, aten.max.default),
+            *(aten.argmin.default, aten.argmax.default, aten.min.dim, aten.max.dim, aten.aminmax.default),
+        ),
+        totals_in_bytes: (aten.sum.default, aten.sum.dim_IntList, aten.prod.default, aten.prod.dim_int),
+    }
+    corrected = {
+        op: functools.partial(correction(table.get(op, _left_whole)), op)
+        for correction, operators in corrections.items()
+        for op in operators
+    }
+    return {**table, **corrected}
+
+
+def _left_whole(*args: Any, **kwargs: Any) -> Any:
+    return NotImplemented
+
+
+BYTES = (torch.uint8, torch.int8)
+
+
+def any_of_bytes(otherwise: Decomposition) -> Decomposition:
+    """Of uint8, `any` is uint8; the kernel's result is bool."""
+
+    def any_(op: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return op(x != 0, *args, **kwargs).to(x.dtype) if x.dtype == torch.uint8 else otherwise(x, *args, **kwargs)
+
+    return any_
+
+
+def ldexp_of_other_dtypes(otherwise: Decomposition) -> Decomposition:
+    """The kernel's result has the dtype of the first operand, or float32, whatever the dtype of the exponent is."""
+
+    def ldexp(op: Any, x: torch.Tensor, exponent: torch.Tensor) -> Any:
+        if x.dtype.is_floating_point and not exponent.dtype.is_floating_point and exponent.dtype != torch.bool:
+            return otherwise(x, exponent)
+        two = 2.0 if x.dtype == torch.float32 or not x.dtype.is_floating_point else x.new_full((), 2.0)
+        return x * torch.pow(two, exponent)
+
+    return ldexp
+
+
+def remainder_of_floats(otherwise: Decomposition) -> Decomposition:
+    """The kernel for CPUs subtracts a rounded quotient times the divisor. That is NaN where the divisor is infinite,
+    and has few right digits, or none, where the quotient is large."""
+
+    def remainder(op: Any, x: Any, divisor: Any) -> Any:
+        dtype = torch.result_type(x, divisor)
+        device = next(v.device for v in (x, divisor) if isinstance(v, torch.Tensor))
+        if not dtype.is_floating_point or device.type != "cpu":
+            return otherwise(x, divisor)
+        if not isinstance(x, torch.Tensor):
+            x = torch.full((), _rounded(x, dtype), dtype=dtype)
+        divisor = _rounded(divisor, dtype)
+        rest = torch.fmod(x, divisor)
+        is_beyond = (rest != 0) & ((rest < 0) != (divisor < 0))
+        return torch.where(is_beyond, rest + divisor, rest)
+
+    return remainder
+
+
+def _rounded(value: Any, dtype: torch.dtype) -> Any:
+    """A number as eager takes it; a kernel would compute with more digits."""
+    if not isinstance(value, (int, float)):
+        return value
+    with _private.without_dispatch_modes():
+        return rounded(value, dtype)
+
+
+def extremes_of_bytes(otherwise: Decomposition) -> Decomposition:
+    """The kernel for CPUs fills a part of a vector of 8-bit numbers, and then compares all of it."""
+
+    def extreme(op: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if x.dtype not in BYTES or x.device.type != "cpu":
+            return otherwise(x, *args, **kwargs)
+        return _private.pytree.tree_map(  # places are int64
+            lambda value: value.to(x.dtype) if value.dtype == torch.int32 else value,
+            op(x.to(torch.int32), *args, **kwargs),
+        )
+
+    return extreme
+
+
+def totals_in_bytes(otherwise: Decomposition) -> Decomposition:
+    """As `extremes_of_bytes`, for sums and products whose result has 8 bits."""
+
+    def total(op: Any, x: torch.Tensor, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+        if dtype not in BYTES or x.device.type != "cpu":
+            return otherwise(x, *args, dtype=dtype, **kwargs)
+        wide = op(x.to(dtype), *args, dtype=torch.int64, **kwargs)
+        least = torch.iinfo(dtype).min
+        return (((wide - least) & 0xFF) + least).to(dtype)  # in range: kernels differ in what they make of the rest
+
+    return total
