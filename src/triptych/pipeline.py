@@ -28,6 +28,7 @@ from .post_grad.cast_by_aten import CastByAtenPass
 from .post_grad.cat_in_one_launch import CatInOneLaunchPass
 from .post_grad.compute_masks_again import ComputeMasksAgainPass
 from .post_grad.concat_linear_woq_int4 import ConcatLinearWoqInt4Pass
+from .post_grad.copy_operands_of_cat import CopyOperandsOfCatPass
 from .post_grad.dedup_reduce_scatters import DedupReduceScatters
 from .post_grad.deduplicate_wait_tensors import DeduplicateWaitTensors
 from .post_grad.draw_into_empty_memory import DrawIntoEmptyMemoryPass
@@ -261,7 +262,8 @@ BEFORE_CODEGEN: list[Entry] = [
     CastByAtenPass,
     SpellOutComplexNumbersPass,
     LaunchTritonKernels,  # before memory is reused: it makes the memory that kernels write
-    Reinplace,  # last: nothing may be moved or matched once memory is written in the middle of the graph
+    Reinplace,  # nothing may be moved or matched once memory is written in the middle of the graph
+    CopyOperandsOfCatPass,  # last: it looks for writes that follow
 ]
 """What a code generator needs, on the graphs inside a graph too."""
 

@@ -152,6 +152,7 @@ EFFECT_OF_PASS: dict[str, Effect] = {
     "launch_triton_kernels": PREPARATION,
     "spell_out_complex_numbers": PREPARATION,
     "reinplace": IN_PLACE,
+    "copy_operands_of_cat": PREPARATION,
 }  # fmt: skip
 
 EFFECT_OF_RULE: dict[str, Effect] = {
