@@ -37,8 +37,9 @@ class MergeEqualValues(Rule):
 
     Right where f only computes, nothing writes x in between, and nothing writes y or z. Two results that are both
     returned stay two: the caller may write one of them. What gives a size its symbol, such as `nonzero`, stays: sizes
-    of other values are written with it. So do the operands of two such operations. Constructors such as `full` are left:
-    a kernel makes their numbers where they are used, and memory that is filled twice may be written in place twice.
+    of other values are written with it. So do the operands of two such operations. Constructors such as `full` are
+    left: a kernel makes their numbers where they are used, and memory that is filled twice may be written in place
+    twice.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
