@@ -319,6 +319,12 @@ def test_passes_shows_one(known):
         assert part in text
 
 
+def test_passes_says_what_cannot_be_removed():
+    runs = {name: run("passes", name).output.splitlines()[1] for name in ("lift_constants", "reinplace")}
+    assert runs["lift_constants"].endswith("; always runs")
+    assert runs["reinplace"].endswith("; runs unless removed")
+
+
 def test_passes_shows_a_rule_by_its_own_name(known):
     text = run("passes", "drop_zero").output
     assert text.startswith("first_pass\npre_grad step 1;") and "x + 0 -> x" in text and "drop_one" not in text

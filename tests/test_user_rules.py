@@ -73,6 +73,18 @@ def test_a_rule_runs_in_the_stages_that_it_names():
     assert fired(seen, "pre_grad") == {} and fired(seen, "joint") == {"late": 1}
 
 
+def test_a_rule_that_raises_is_named_with_the_option_it_came_by():
+    class Broken(SiluByHand):
+        """x * sigmoid(x) -> an error"""
+
+        def rewrite(self, op, x):
+            raise ValueError("no")
+
+    for option in ("add_rules", "joint_custom_pre_pass"):
+        seen = triptych.explain(gated, *INPUTS, options={**EAGER, option: [Broken]})
+        assert f"{option}: rule broken raised ValueError: no at " in str(seen)
+
+
 def test_an_added_rule_is_removed_by_name():
     options = {**EAGER, "add_rules": [SiluByHand], "remove_passes": "silu_by_hand"}
     assert fired(triptych.explain(gated, *INPUTS, options=options)) == {}

@@ -122,11 +122,17 @@ def _pass_table(infos: list[PassInfo], exhibits: list[Exhibit | None], run: bool
 
 
 def _pass_page(infos: list[PassInfo]) -> None:
+    from .pipeline import required_names
+
     info = infos[0]
     # a pass that runs at several places is one pass
     places = ", ".join(f"{i.stage} step {i.step}" for i in infos)
     click.secho(info.name, bold=True)
-    click.echo(f"{places}; {'runs unless removed' if info.default else 'runs if added'}\n\n{info.purpose}")
+    if info.name in required_names():
+        runs = "always runs"
+    else:
+        runs = "runs unless removed" if info.default else "runs if added"
+    click.echo(f"{places}; {runs}\n\n{info.purpose}")
     if info.example and not info.rules:
         click.echo(f"\n  {info.example}")
     for number, (option, value) in enumerate(info.options.items()):

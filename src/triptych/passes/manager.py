@@ -147,7 +147,7 @@ class _StageRunner:
         self.session.count.stopped |= rewriter.stopped
         for problem in tally.errors:
             record.error = problem
-            self.session.warnings.append(f"{pass_.name}: {problem.partition(chr(10))[0]}")
+            self.session.warnings.append(f"{record.name}: {problem.partition(chr(10))[0]}")
         self._close(record, before, backup, pass_)
 
     def run_custom(self, hook: str, custom: Callable[..., Any], before: Contract | None) -> None:
