@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 BACKWARD = "triptych_backward"
 """Where the module of a forward graph has its backward, as long as passes look at both."""
+
+RESULTS = "triptych_results"
+"""Where the output of a forward graph says how many of its values the program gets; those after them are kept for the
+backward."""
 
 
 @dataclass
@@ -33,3 +37,11 @@ def kept_values(forward: GraphModule, backward: Backward) -> list[Node]:
     """What the forward keeps for the backward; numbers aside."""
     returned: Any = forward.graph.output_node().args[0]
     return [n for n in returned[backward.results :] if isinstance(n, Node)]
+
+
+def results(graph: Graph) -> list[Node]:
+    """What a graph returns to the program: all values but those that a forward keeps for its backward."""
+    output = graph.output_node()
+    returned: Any = output.args[0]
+    given = returned[: output.meta.get(RESULTS)] if isinstance(returned, (tuple, list)) else (returned,)
+    return list(dict.fromkeys(node for node in given if isinstance(node, Node)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ..ir.effects import node_operands
+from ..ir.partitioned import results
 from ..ir.program import Program
 from ..rewrite.edits import SetArguments
 from ..rewrite.examples import declines, fires
@@ -31,6 +32,12 @@ def _written_before(x: Any, rows: Any) -> Any:
     return torch.cat([total, total * 2]), total.exp()
 
 
+def _cat_written(x: Any, rows: Any) -> Any:
+    total = x.sum(0)
+    both = torch.cat([total, total * 2])
+    return both.index_put((rows,), x.new_ones(2)).exp(), total.cos()
+
+
 def _write_in_place(graph: Graph) -> None:
     """For examples: a trace has no writes; `reinplace` makes them."""
     for node in graph.find_nodes(op="call_function", target=aten.index_put.default):
@@ -38,25 +45,26 @@ def _write_in_place(graph: Graph) -> None:
 
 
 class CopyOperandsOfCat(Rule):
-    """cat([x, y]) -> cat([clone(x), y]), where x is written after the cat, or a view of x is returned
+    """cat([x, y]) -> cat([clone(x), y]), where a write to one of cat and x would show in the other
 
     Inductor computes an operand right into the memory of the concatenation, unless it knows that the operand needs
-    memory of its own. It knows that of a value that is returned, and not of one that is written later, or of which a
-    view is returned: the write would change the concatenation, and two results would share memory. A copy costs
-    nothing more than the concatenation, which reads x in any case.
+    memory of its own. It knows that of a value that is returned. It does not know it of a value that is written after
+    the concatenation, or that is read after a write to the concatenation. Nor of a value of which a view is returned:
+    two results would share memory, and the view would have the strides of the concatenation.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
         if program.options.codegen != "inductor":
             return
+        returned = {program.aliasing.memory(node) for node in results(program.graph)}
         for cat in program.graph.find_nodes(op="call_function", target=aten.cat.default):
             operands = dict.fromkeys(node_operands(cat.args[0]))
-            if seen := [operand for operand in operands if _is_seen_beside(program, operand, cat)]:
-                yield Match.at(program, cat, seen=seen)
+            if shared := [operand for operand in operands if _may_not_share(program, operand, cat, returned)]:
+                yield Match.at(program, cat, shared=shared)
 
     def rewrite(self, op, m):
         cat: Any = m.root.node
-        copies = {operand: op.call(aten.clone.default, operand).node for operand in m.bindings["seen"]}
+        copies = {operand: op.call(aten.clone.default, operand).node for operand in m.bindings["shared"]}
         operands, *dims = cat.args
         return SetArguments(cat, ([copies.get(operand, operand) for operand in operands], *dims), cat.kwargs)
 
@@ -64,6 +72,7 @@ class CopyOperandsOfCat(Rule):
         fires(lambda x, y: (lambda p: (torch.cat([p, x]), p.t()))(x @ y), "f32[4, 4]", "f32[4, 4]", **ATEN),
         fires(lambda x: (lambda s: (torch.cat([s, s]), s[1:]))(x.sum(0)), "f32[3, 4]", **ATEN),
         fires(_written_later, "f32[3, 4]", ROWS, **ATEN, prepare=_write_in_place),
+        fires(_cat_written, "f32[3, 4]", ROWS, **ATEN, prepare=_write_in_place),
         declines(_written_before, "f32[3, 4]", ROWS, **ATEN, prepare=_write_in_place),
         declines(lambda x: (lambda s: (torch.cat([s, s * 2]), s))(x.sum(0)), "f32[3, 4]", **ATEN),
         declines(lambda x, y: (torch.cat([x, y]), x.t()), "f32[4, 4]", "f32[4, 4]", **ATEN),
@@ -74,18 +83,39 @@ class CopyOperandsOfCat(Rule):
     ]  # fmt: skip
 
 
-def _is_seen_beside(program: Program, operand: Node, cat: Node) -> bool:
-    """Does somebody write the memory of an operand after the cat, or see it outside the graph by way of a view?"""
+def _may_not_share(program: Program, operand: Node, cat: Node, returned: Collection[Node]) -> bool:
+    """Could anybody tell that an operand lies in the memory of the cat? `returned` are the memories of results."""
     aliasing = program.aliasing
     if aliasing.is_input(operand):
         return False  # it has its place already
-    is_viewed_outside = aliasing.is_output(operand) and operand.graph.output_node() not in operand.users
-    return is_viewed_outside or any(cat < writer for writer in aliasing.writers(operand))
+    if any(cat < writer for writer in aliasing.writers(operand)):
+        return True
+    if operand.graph.output_node() in operand.users:
+        return False  # Inductor gives it memory of its own
+    if aliasing.memory(operand) in returned:
+        return True
+    if aliasing.memory(cat) in returned and aliasing.is_output(operand):
+        return True  # a view is kept for the backward, and the caller may write the concatenation before that runs
+    writes = [writer for writer in aliasing.writers(cat) if cat < writer]
+    return bool(writes) and _is_read_after(program, operand, min(writes))
+
+
+def _is_read_after(program: Program, value: Node, place: Node) -> bool:
+    """Is the value, or a view of it, used after a place of the graph?"""
+    work, seen = [value], {value}
+    while work:
+        node = work.pop()
+        if any(place < user for user in node.users):
+            return True
+        views = [user for user in node.users if user not in seen and node in program.aliasing.effects(user).aliases]
+        seen.update(views)
+        work += views
+    return False
 
 
 @dataclass(frozen=True)
 class CopyOperandsOfCatPass(Pass):
-    """Concatenates copies of operands that are written later, or of which a view is returned."""
+    """Concatenates copies of operands that may not share memory with the concatenation."""
 
     name = "copy_operands_of_cat"
     required = True
