@@ -292,6 +292,8 @@ def test_a_large_graph_is_not_run(monkeypatch):
 
 
 def test_random_draws():
+    torch.manual_seed(0)  # not all numbers that a relu changes are dropped
+
     def dropout(x):
         return F.dropout(torch.relu(x), 0.5) * 2
 
