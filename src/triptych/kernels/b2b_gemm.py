@@ -55,7 +55,7 @@ def fake(a: Tensor, b: Tensor, c: Tensor, bias: Tensor | None, f: str, transpose
 
 def _empty(a: Tensor, c: Tensor, transposed: bool) -> Tensor:
     rows, columns = a.shape[0], c.shape[1]
-    return a.new_empty(columns, rows).t() if transposed else a.new_empty(rows, columns)
+    return a.new_empty_strided((rows, columns), (1, rows)) if transposed else a.new_empty(rows, columns)
 
 
 def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -53,7 +53,7 @@ def new_result(x: Tensor, weight: Tensor, transposed: bool) -> Tensor:
     """(batch, m, d); `transposed`: it lies in memory as (batch, d, m), as a linear layer leaves it."""
     batch, _, d = x.shape
     m = weight.shape[0]
-    return x.new_empty(batch, d, m).transpose(1, 2) if transposed else x.new_empty(batch, m, d)
+    return x.new_empty_strided((batch, m, d), (d * m, 1, m)) if transposed else x.new_empty(batch, m, d)
 
 
 def fake(x: Tensor, weight: Tensor, bias: Tensor | None = None, epilogue: str = "none",

@@ -12,12 +12,12 @@ from torch.fx import GraphModule, Node, map_arg
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from .. import _private
-from ..ir.effects import effects, node_operands
+from ..ir.effects import node_operands
 from ..ir.facts import fact, tensor_of
 from ..ir.program import Program
 from ..kernels.capture import capture, capturing, is_launched
 from ..kernels.registry import CUDA_FORMS
-from ..rewrite.emit import Emitter
+from ..rewrite.emit import STRIDES_RELIED_ON, Emitter
 from ..rewrite.examples import declines, fires
 from ..rewrite.functions import put
 from ..rewrite.passes import Pass
@@ -28,7 +28,10 @@ aten = torch.ops.aten
 BY_TRITON = ("parallel_linear", "group_linear", "lce", "dot_compress", "b2b_gemm")
 """Operators whose form on a GPU is a Triton kernel."""
 
-NEW_MEMORY = (aten.empty.memory_format, aten.empty_permuted.default, aten.empty_strided.default, aten.new_empty.default)
+NEW_MEMORY = (
+    aten.empty.memory_format, aten.empty_strided.default, aten.new_empty.default, aten.new_empty_strided.default,
+)  # fmt: skip
+"""A tensor that comes from one of these, and goes into a launch, is a result of it."""
 
 
 class _ProductKernel:
@@ -132,27 +135,22 @@ class LaunchedKernel(Rule):
 
 
 def _functional(traced: GraphModule) -> None:
-    """Let each launch return what it writes, on a copy: that it may write the memory made for it is for `reinplace` to
+    """Each launch returns what it writes, on a copy: that it may write the memory made for it is for `reinplace` to
     prove."""
     graph = traced.graph
     for launch in graph.find_nodes(op="call_function", target=_private.triton_kernel_wrapper_mutation):
         given: Any = launch.kwargs["kwargs"]
-        written = {name: n for name, n in given.items() if isinstance(n, Node) and _is_new(n)}
+        written = {name: n for name, n in given.items() if isinstance(n, Node) and n.target in NEW_MEMORY}
+        assert written, "a launch whose result is not known would be removed"
         with graph.inserting_before(launch):
             kwargs = {**launch.kwargs, "tensors_to_clone": list(written)}
             call = graph.call_function(_private.triton_kernel_wrapper_functional, kwargs=kwargs)
+            call.meta[STRIDES_RELIED_ON] = ((), map_arg(kwargs, fact))
             results = {name: graph.call_function(operator.getitem, (call, name)) for name in written}
         for name, memory in written.items():
             for user in [user for user in memory.users if user > launch]:
                 user.replace_input_with(memory, results[name])
         graph.erase_node(launch)
-
-
-def _is_new(node: Node) -> bool:
-    """Memory that nothing was written to: what a launch is given of it is its result."""
-    while aliases := effects(node).aliases:
-        node = aliases[0]
-    return node.target in NEW_MEMORY
 
 
 @dataclass(frozen=True)

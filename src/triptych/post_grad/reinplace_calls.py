@@ -19,7 +19,7 @@ from ..ir.program import Program
 from ..ir.refusal import Refusal
 from ..kernels.capture import no_constants
 from ..rewrite.edits import WriteInPlace
-from ..rewrite.emit import Emitter
+from ..rewrite.emit import STRIDES_RELIED_ON, Emitter
 from ..rewrite.examples import declines, fires
 from ..rewrite.refusal import Refused
 from ..rewrite.rule import Match, Rule
@@ -257,10 +257,11 @@ class ReinplaceTritonKernels(Rule):
         written = _operands(op, call, m.bindings["plans"])
         given = {k: v for k, v in node.kwargs.items() if k != "tensors_to_clone"}
         launch = op.call(_private.triton_kernel_wrapper_mutation, **{**given, "kwargs": {**given["kwargs"], **written}})
-        if "eager_input_vals" in node.meta:  # the strides that the operands have in eager, which the kernel relies on
-            args, kwargs = node.meta["eager_input_vals"]
-            kept = {k: v for k, v in kwargs.items() if k != "tensors_to_clone"}
-            launch.node.meta["eager_input_vals"] = (args, kept)
+        if STRIDES_RELIED_ON in node.meta:
+            args, kwargs = node.meta[STRIDES_RELIED_ON]
+            launch.node.meta[STRIDES_RELIED_ON] = (
+                args, {k: v for k, v in kwargs.items() if k != "tensors_to_clone"}
+            )  # fmt: skip
         return _result(m, {}, written)
 
     examples = [

@@ -32,8 +32,12 @@ from .refusal import Refused
 
 aten = torch.ops.aten
 
+STRIDES_RELIED_ON = "eager_input_vals"
+"""In the `meta` of a launch of a Triton kernel: the arguments as fake tensors. The kernel is told the strides of its
+operands as numbers, so that Inductor must give them these strides; otherwise it keeps to their order alone."""
+
 STALE_META = (
-    "val", "example_value", "tensor_meta", "unbacked_bindings", "eager_input_vals", "arg_kwarg_vals",
+    "val", "example_value", "tensor_meta", "unbacked_bindings", STRIDES_RELIED_ON, "arg_kwarg_vals",
 )  # fmt: skip
 """What a node knows of its own value: a new node computes its own."""
 

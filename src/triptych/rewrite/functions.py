@@ -17,7 +17,7 @@ from ..ir.computed_facts import compute_facts
 from ..ir.facts import fact
 from ..ir.program import ATEN, Value
 from ..match.pattern import Capture, Constant, ListOf, Operation, Pattern, Tensor, restriction
-from .emit import Emitter
+from .emit import STRIDES_RELIED_ON, Emitter
 from .rule import Rule
 
 Function = Callable[..., Any]
@@ -186,6 +186,8 @@ def put(op: Emitter, traced: GraphModule, operands: Iterable[Any]) -> Any:
             now[node] = op.constant(getattr(traced, str(node.target)))
         else:
             now[node] = op.node(node.op, node.target, args, kwargs).node
+            if STRIDES_RELIED_ON in node.meta:
+                now[node].meta[STRIDES_RELIED_ON] = node.meta[STRIDES_RELIED_ON]
     return None
 
 

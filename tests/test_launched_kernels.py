@@ -1,0 +1,155 @@
+"""`launch_triton_kernels`: what generated code hands to a kernel that it launches is what the kernel was told about."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.fx import Interpreter
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from triptych import _private
+from triptych.post_grad import launch_triton_kernels
+from triptych.post_grad.launch_triton_kernels import LaunchedKernel, LaunchTritonKernels
+from triptych.post_grad.reinplace import Reinplace
+from triptych.testing.check import run_pass
+
+triptych_ops = torch.ops.triptych
+LAUNCHES = (_private.triton_kernel_wrapper_functional, _private.triton_kernel_wrapper_mutation)
+
+
+def on_cpu(monkeypatch):
+    monkeypatch.setattr(LaunchTritonKernels, "rules", lambda self: (LaunchedKernel(device="cpu"),))
+
+
+def a_slice(x, w):
+    return triptych_ops.parallel_linear((x.relu() * 2)[:, :4], [w], [], None)[0] + 1
+
+
+def test_operands_have_the_strides_that_the_kernel_is_told(monkeypatch):
+    """Generated code computes a slice that it materialises without the gaps of the tensor it is a slice of, unless it
+    is told to leave them. No kernel is run."""
+    from torch._inductor import lowering
+
+    told, given = [], []
+    capture = launch_triton_kernels.capture
+
+    def captured(kernel, grids, arguments):
+        told.append({name: value.stride() for name, value in arguments.items()})
+        return capture(kernel, grids, arguments)
+
+    def lowered(*, kwargs, **others):
+        given.append({name: tuple(map(int, value.get_stride())) for name, value in kwargs.items()})
+
+    on_cpu(monkeypatch)
+    monkeypatch.setattr(launch_triton_kernels, "capture", captured)
+    monkeypatch.setitem(lowering.lowerings, _private.triton_kernel_wrapper_mutation, lowered)
+    compiled = torch.compile(a_slice, backend="triptych", options={"on_error": "raise"})
+    with torch.compiler.config.patch(force_disable_caches=True):
+        compiled(torch.randn(8, 12), torch.randn(3, 4))
+    assert told == given == [{"x": (12, 1), "w": (1, 4), "y": (3, 1)}]
+
+
+def test_a_launch_without_a_known_result_is_left_as_it_is(monkeypatch):
+    """As it would be removed, since nobody uses it."""
+    on_cpu(monkeypatch)
+    monkeypatch.setattr(launch_triton_kernels, "NEW_MEMORY", ())
+    gm = make_fx(a_slice, tracing_mode="fake")(torch.randn(8, 12), torch.randn(3, 4))
+    with pytest.raises(Exception, match="whose result is not known"):
+        run_pass(LaunchTritonKernels, gm)
+
+
+# ---- the launches themselves, interpreted ----
+
+
+class Launching(Interpreter):
+    """Runs a graph on a CPU; kernels are launched with their last configuration, as they were written down."""
+
+    def call_function(self, target, args, kwargs):
+        if target not in LAUNCHES:
+            return super().call_function(target, args, kwargs)
+        kernel, written = _private.kernel_side_table.id_to_kernel[kwargs["kernel_idx"]], kwargs.get("tensors_to_clone", ())
+        given = {name: v.clone() if name in written else v for name, v in kwargs["kwargs"].items()}
+        kernel.fn[tuple(kwargs["grid"][-1])](**given, **kernel.configs[-1].all_kwargs())
+        return {name: given[name] for name in written}
+
+
+def _with_views(x, v, w):
+    first, second = triptych_ops.parallel_linear(x, [v, w], [], None)
+    return first, first[0], second.t(), first + second[:, :7]
+
+
+def _in_a_row(x, v, w):
+    first, second = triptych_ops.parallel_linear(x, [v, w], [], None)
+    third, fourth = triptych_ops.parallel_linear(first, [v, w], [], None)
+    return second, fourth, third + first
+
+
+def _written_later(x, v, w):
+    first, second = triptych_ops.parallel_linear(x, [v, w], [], None)
+    return first.add_(1), second.mul_(first.sum())
+
+
+def _both_ways(a, b, c):
+    y = triptych_ops.b2b_gemm(a, b, c, None, "relu v0", True)
+    return y, y.t(), y.t().contiguous()
+
+
+PROGRAMS = [
+    (lambda x, v, w, b: triptych_ops.parallel_linear(x, [v, w], [b], [1]), (2, 5, 12), (7, 12), (3, 12), (3,)),
+    (lambda x, *ws: triptych_ops.parallel_linear(x, list(ws), [], None), (5, 12), *[(3 + i, 12) for i in range(10)]),
+    (lambda x: triptych_ops.parallel_linear(x, [x, x], [], None), (12, 12)),
+    (lambda x, w: triptych_ops.parallel_linear(x.mT, [w], [], None)[0], (2, 12, 5), (7, 12)),
+    (lambda x, w: triptych_ops.parallel_linear(x[:, :12], [w], [], None)[0], (5, 20), (7, 12)),
+    (lambda x, w: triptych_ops.parallel_linear(x.expand(4, 5, 12), [w], [], None)[0], (5, 12), (7, 12)),
+    (lambda x, w, b: triptych_ops.parallel_linear(x, [w], [b[::2]], None), (5, 12), (7, 12), (14,)),
+    (lambda x, v, w: triptych_ops.parallel_linear(x, [v, w], [], None), (5, 12), (0, 12), (3, 12)),
+    (lambda x, v, w: triptych_ops.parallel_linear(x, [v, w], [], None), (5, 0), (7, 0), (3, 0)),
+    (_with_views, (5, 12), (7, 12), (9, 12)),
+    (_in_a_row, (5, 12), (12, 12), (9, 12)),
+    (_written_later, (5, 12), (12, 12), (9, 12)),
+    (lambda x, w: triptych_ops.group_linear([x, x[:4]], [w, w], [w[:, 0], w[:, 1]]), (5, 12), (7, 12)),
+    (lambda x, w, b: triptych_ops.lce(x, w, b, "relu", True), (2, 6, 9), (4, 6), (4,)),
+    (lambda x: triptych_ops.dot_compress(x, x), (2, 6, 9)),
+    (lambda a: triptych_ops.b2b_gemm(a, a.t(), a, None, "relu v0", False) + a, (20, 16)),
+    (_both_ways, (20, 16), (16, 40), (40, 8)),
+]
+
+
+def check_launches():
+    """Called in a process of its own, because the interpreter is chosen when Triton is imported."""
+    from triptych.kernels import b2b_gemm, dot_compress, group_linear, lce, parallel_linear
+
+    torch.manual_seed(0)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        on_cpu(monkeypatch)
+        monkeypatch.setattr(launch_triton_kernels, "FORMS_ON_CPU", {})
+        for module in (b2b_gemm, dot_compress, group_linear, lce, parallel_linear):
+            monkeypatch.setattr(module, "on_gpu", lambda *tensors: True)
+        for number, (program, *shapes) in enumerate(PROGRAMS):
+            inputs = [torch.randn(shape) for shape in shapes]
+            gm = make_fx(program, tracing_mode="fake")(*inputs)
+            run_pass(LaunchTritonKernels, gm)
+            run_pass(Reinplace, gm)
+            targets = [n.target for n in gm.graph.nodes]
+            assert LAUNCHES[1] in targets and LAUNCHES[0] not in targets, (number, gm.graph)
+            assert not any("triptych" in str(target) for target in targets), (number, gm.graph)
+            results, wanted = Launching(gm).run(*inputs), program(*inputs)
+            torch.testing.assert_close(results, type(results)(wanted) if isinstance(wanted, (list, tuple)) else wanted,
+                                       rtol=1e-3, atol=1e-3, check_stride=True)  # fmt: skip
+
+
+INTERPRETED = "import sys; sys.path.insert(0, '.'); from tests.test_launched_kernels import check_launches; check_launches()"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+def test_launches_in_the_interpreter():
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"src:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run([sys.executable, "-c", INTERPRETED], env=env, capture_output=True, text=True)
+    if "only 0-dimensional arrays can be converted" in done.stderr:
+        pytest.skip("this numpy is too new for this Triton's interpreter")
+    assert done.returncode == 0, done.stderr[-3000:]
