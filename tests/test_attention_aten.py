@@ -136,6 +136,53 @@ def test_a_traced_graph(mode, table):
     torch.testing.assert_close(gm(*inputs), before, equal_nan=True)
 
 
+def _copied_values_written(q, k, v):
+    v = v.clone()
+    probabilities = (q @ k.mT).softmax(-1)
+    v[:, :, 0] = 0
+    return probabilities @ v
+
+
+def _copied_keys_written(q, k, v):
+    k = k.clone()
+    keys = k.transpose(2, 3).contiguous()
+    k.add_(1)
+    return (q @ keys).softmax(-1) @ v, k
+
+
+@pytest.mark.parametrize("table", [None, "inductor"])
+@pytest.mark.parametrize("program", [_copied_values_written, _copied_keys_written])
+def test_a_copy_is_not_its_source_where_one_of_them_is_written(program, table):
+    inputs = operands()[:3]
+    table = _private.select_decomp_table() if table else None
+    gm = make_fx(program, tracing_mode="fake", decomposition_table=table, _allow_non_fake_inputs=True)(*inputs)
+    triptych.post_grad_passes(gm, is_inference=True, add_passes=NAME)
+    gm.recompile()
+    torch.testing.assert_close(gm(*inputs), program(*inputs))
+
+
+@pytest.mark.parametrize("shape", [(8, 6, 1), (8, 1, 6)])
+def test_factors_after_the_batch_axes_were_merged(shape):
+    def program(q, k, v, factor):
+        probabilities = torch.bmm(q, k.mT).view(2, 4, 6, 6).softmax(-1).view(8, 6, 6)
+        return torch.bmm(probabilities * factor, v).view(2, 4, 48)
+
+    inputs = [*(torch.randn(8, 6, 8) for _ in range(3)), torch.randn(shape)]
+    gm = decomposed(program, inputs)
+    assert run_pass(FuseAttentionAtenPass, gm).fired["fuse_attention_aten"] == len(kernels(gm)) == 1
+    torch.testing.assert_close(gm(*inputs), program(*inputs))
+
+
+def test_the_callers_autocast_is_no_part_of_the_graph():
+    inputs = operands()
+    gm = decomposed(attention, inputs)
+    before = gm(*inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert run_pass(FuseAttentionAtenPass, gm).fired["fuse_attention_aten"] == 1
+    assert not any(n.target is torch.ops.aten._to_copy.default for n in gm.graph.nodes)
+    torch.testing.assert_close(gm(*inputs), before, equal_nan=True)
+
+
 def test_it_runs_only_if_it_is_added():
     gm = make_fx(attention, tracing_mode="fake")(*operands())
     triptych.post_grad_passes(gm, is_inference=True)

@@ -58,6 +58,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         ),
         # facts are computed on fake values even while somebody is tracing around us
         "without_dispatch_modes": "torch.utils._python_dispatch:_disable_current_modes",
+        # nor do the facts of an ATen graph depend on the autocast of whoever runs a pass over it
+        "without_autocast": "torch._C:_DisableAutocast",
         # what a subclass of tensors, such as a parameter, has in place of a `__torch_function__`
         "disabled_torch_function": "torch._C:_disabled_torch_function_impl",
         # the class of fake values

@@ -123,12 +123,16 @@ class Draft(Shared):
 
 
 def reshaped_from(program: Program, node: Node) -> Iterator[Node]:
-    """The values above a node that have the same elements in the same order, reshaped or not, copied or not."""
+    """The values above a node that have the same elements in the same order, reshaped or not, copied or not.
+
+    Of a value and its copy neither may be written: the other one would not show it.
+    """
+    written = program.aliasing.written
     while (call := program.call(node)) is not None and call.op in SAME_ELEMENTS and not call.mutates:
         source = call.args["self"]
         if call.op == "expand" and not known_equal(tensor_of(source).shape, tensor_of(node).shape):
             return
-        if call.op == "clone" and program.aliasing.written(source):
+        if written(source) or written(node):
             return
         yield source
         node = source

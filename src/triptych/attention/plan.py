@@ -81,7 +81,7 @@ def plan(sheet: Sheet, attention: Attention, may_draw: bool, lowest_score: float
     q, k = _queries_and_keys(draft, attention, scores)
     v, steps = _values(draft, attention), below.steps
     batch = list(v.shape[:-2])
-    if is_decomposed(sheet) and (apart := _batch_before_merge(attention, steps)) is not None:
+    if is_decomposed(sheet) and (apart := _batch_before_merge(attention, below)) is not None:
         v, steps = draft.reshape(v, [*apart, *v.shape[-2:]]), ()
     outside, v = _factors_of_probabilities(draft, below.factors, steps, v)
     for step in steps:
@@ -148,13 +148,15 @@ def _factors_of_probabilities(
     return outside, v
 
 
-def _batch_before_merge(attention: Attention, steps: Sequence[BatchStep]) -> list[Any] | None:
+def _batch_before_merge(attention: Attention, below: ProbabilityPlan) -> list[Any] | None:
     """The sizes of the batch axes behind the softmax, if the probabilities' views do nothing but merge them.
 
     So it is around every product after autograd. The values follow the scores then, not the scores the values: a mask
-    that is the same for all heads would have to be copied for each.
+    that is the same for all heads would have to be copied for each. A factor that is applied after the merge has the
+    merged axes, and the scores follow the values then.
     """
-    if len(steps) != 1 or steps[0].sizes is None:
+    steps = below.steps
+    if len(steps) != 1 or steps[0].sizes is None or any(steps_before for steps_before, _ in below.factors):
         return None
     shape = shape_of(attention.softmax)
     batch = [shape[d] for d in attention.scores.layout.batch]

@@ -261,6 +261,8 @@ class Program:
             if self.has_symbols:
                 stack.enter_context(_private.enable_python_dispatcher())
             stack.enter_context(torch.no_grad())
+            if self.dialect == ATEN:  # its casts are in the graph: those of the caller's autocast are no part of it
+                stack.enter_context(_private.without_autocast())
             for region in self.autocast_around(node):
                 stack.enter_context(torch.autocast(*region))
             yield
