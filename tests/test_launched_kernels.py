@@ -13,6 +13,8 @@ from torch.fx import Interpreter
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from triptych import _private
+from triptych.kernels.capture import is_launched
+from triptych.options import Options
 from triptych.post_grad import launch_triton_kernels
 from triptych.post_grad.launch_triton_kernels import LaunchedKernel, LaunchTritonKernels
 from triptych.post_grad.reinplace import Reinplace
@@ -61,6 +63,14 @@ def test_a_launch_without_a_known_result_is_left_as_it_is(monkeypatch):
     gm = make_fx(a_slice, tracing_mode="fake")(torch.randn(8, 12), torch.randn(3, 4))
     with pytest.raises(Exception, match="whose result is not known"):
         run_pass(LaunchTritonKernels, gm)
+
+
+@pytest.mark.parametrize("removed", ["launch_triton_kernels", "launched_kernel"])
+def test_the_cost_model_knows_that_the_pass_was_removed(removed):
+    operands = [torch.empty(8, 12)]
+    assert is_launched(Options(), operands)
+    assert not is_launched(Options(remove_passes=removed), operands)
+    assert not is_launched(Options(codegen="eager"), operands)
 
 
 # ---- the launches themselves, interpreted ----

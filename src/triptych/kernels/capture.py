@@ -16,14 +16,24 @@ from ..options import Options
 _capturing: ContextVar[bool] = ContextVar("capturing", default=False)
 
 
-def is_launched(options: Options, tensors: Iterable[torch.Tensor]) -> bool:
-    """Does `launch_triton_kernels` work on an operator of these? A grid is a number, so all sizes must be known."""
-    return options.codegen == "inductor" and all(is_static((*t.shape, *t.stride())) for t in tensors)
+LAUNCHES_KERNELS = ("launch_triton_kernels", "launched_kernel")
+"""The pass that lets generated code launch kernels, and its rule: either can be removed by name."""
+
+
+def is_launched(options: Options, operands: Iterable[torch.Tensor]) -> bool:
+    """Will generated code launch the kernel of an operator with these operands, without calling the operator?"""
+    removed = not set(LAUNCHES_KERNELS).isdisjoint(options.remove_passes)
+    return options.codegen == "inductor" and not removed and has_known_grid(operands)
+
+
+def has_known_grid(operands: Iterable[torch.Tensor]) -> bool:
+    """A grid is given in numbers, so all sizes and strides must be numbers."""
+    return all(is_static((*t.shape, *t.stride())) for t in operands)
 
 
 @contextmanager
 def capturing() -> Iterator[None]:
-    """While `make_fx` traces the CUDA form of an operator: its launches are written down, not made."""
+    """While `make_fx` traces the CUDA form of an operator, its launches become nodes of the graph; nothing runs."""
     before = _capturing.set(True)
     try:
         yield
@@ -36,7 +46,7 @@ def is_capturing() -> bool:
 
 
 def capture(kernel: Any, grids: Sequence[tuple[int, ...]], arguments: Mapping[str, Any]) -> None:
-    """Write down a launch; a kernel with several configurations has a grid for each."""
+    """Add the node of a launch to the graph; a kernel with several configurations has a grid for each."""
     _private.triton_kernel_wrapper_mutation(
         kernel_idx=_private.kernel_side_table.add_kernel(kernel), constant_args_idx=no_constants(),
         grid=[(*grid, 1, 1)[:3] for grid in grids], tma_descriptor_metadata={}, kwargs=dict(arguments),
@@ -44,8 +54,8 @@ def capture(kernel: Any, grids: Sequence[tuple[int, ...]], arguments: Mapping[st
 
 
 def no_constants() -> int:
-    """The entry for no constants. `torch._dynamo.reset` empties the table, so the number is never kept."""
+    """The entry for no constants. `torch._dynamo.reset` empties the table, so the number is looked up every time."""
     table = _private.kernel_side_table
-    known = (index for index, constants in table.constant_args.items() if not constants)
-    found = next(known, None)
-    return table.add_constant_args({}) if found is None else found
+    entries = (index for index, constants in table.constant_args.items() if not constants)
+    index = next(entries, None)
+    return table.add_constant_args({}) if index is None else index

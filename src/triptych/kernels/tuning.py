@@ -43,9 +43,12 @@ _BEST: dict[Any, dict[str, Any]] = {}
 
 
 def run_tuned(kernel: Any, key: tuple[Any, ...], grid: Any, *args: Any, **constants: Any) -> None:
-    """Launch a kernel, with the configuration found for such sizes: Triton's tuner looks at every argument anew on
-    every call, which for a small kernel takes longer than the kernel. Where nothing may depend on a measurement the
-    first configuration is taken. Generated code finds the configuration in its own way."""
+    """Launch a kernel with the configuration that was the quickest for sizes with this key.
+
+    Triton's tuner would look at every argument on every call, which takes longer than a small kernel. Where nothing
+    may depend on a measurement, the first configuration is taken. A launch that is captured becomes a node of a
+    graph, and generated code tunes it by itself.
+    """
     if is_capturing():
         tuned = kernel if measuring_allowed() else _with_first_configuration(kernel)
         arguments = {**dict(zip(kernel.arg_names, args)), **constants}

@@ -15,7 +15,7 @@ from .. import _private
 from ..ir.effects import node_operands
 from ..ir.facts import fact, tensor_of
 from ..ir.program import Program
-from ..kernels.capture import capture, capturing, is_launched
+from ..kernels.capture import capture, capturing, has_known_grid
 from ..kernels.registry import CUDA_FORMS
 from ..rewrite.emit import STRIDES_RELIED_ON, Emitter
 from ..rewrite.examples import declines, fires
@@ -35,7 +35,7 @@ NEW_MEMORY = (
 
 
 class _ProductKernel:
-    """What a graph asks of a Triton kernel, on any device."""
+    """Stands for a Triton kernel in examples: y = x @ w on any device."""
 
     arg_names = ("x", "w", "y")
 
@@ -93,7 +93,7 @@ class LaunchedKernel(Rule):
         node = m.node
         given = [tensor_of(n) for n in node_operands((node.args, node.kwargs))]
         m.applies(all(t.device.type == self.device for t in given))
-        m.require(is_launched(m.program.options, given), "sizes are not known: a grid is a number")
+        m.require(has_known_grid(given), "sizes are not known: a grid is a number")
         m.require(all(n.target is operator.getitem for n in node.users) or m.root.node is node, "is used whole")
 
     def rewrite(self, op, m):
@@ -102,10 +102,10 @@ class LaunchedKernel(Rule):
         _functional(traced)
         launched = any(n.target is _private.triton_kernel_wrapper_functional for n in traced.graph.nodes)
         m.require(launched, "no kernel for these dtypes or sizes")
-        made = put(op, traced, node_operands((node.args, node.kwargs)))
+        results = put(op, traced, node_operands((node.args, node.kwargs)))
         if m.root.node is node:
-            return made
-        return tuple(made[root.node.args[1]] for root in m.roots)
+            return results
+        return tuple(results[root.node.args[1]] for root in m.roots)
 
     def _traced(self, op: Emitter, node: Node) -> GraphModule:
         """What the operator does on a GPU, as a graph of its operands."""
