@@ -15,7 +15,6 @@ from ..options import Options
 
 _capturing: ContextVar[bool] = ContextVar("capturing", default=False)
 
-
 LAUNCHES_KERNELS = ("launch_triton_kernels", "launched_kernel")
 """The pass that lets generated code launch kernels, and its rule: either can be removed by name."""
 

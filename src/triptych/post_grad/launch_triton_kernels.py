@@ -119,7 +119,7 @@ class LaunchedKernel(Rule):
             args, kwargs = map_arg((node.args, node.kwargs), lambda n: now[n])
             return form(*args, **kwargs)
 
-        with op.program.computing(op.anchor), torch.no_grad(), capturing():
+        with op.program.computing(op.anchor), capturing():
             return make_fx(call, _private.select_decomp_table())(*map(fact, operands))
 
     examples = [

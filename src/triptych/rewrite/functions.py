@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch.fx import GraphModule, Node, map_arg, symbolic_trace
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -194,7 +193,7 @@ def put(op: Emitter, traced: GraphModule, operands: Iterable[Any]) -> Any:
 def in_aten(op: Emitter, function: Function, operands: Sequence[Any]) -> GraphModule:
     """The ATen operators that a function calls on operands such as these."""
     facts = [fact(value) if isinstance(value, Node) else value for value in operands]
-    with op.program.computing(op.anchor), torch.no_grad():
+    with op.program.computing(op.anchor):
         return make_fx(function)(*facts)
 
 
