@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from torch.fx import Interpreter
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from tests.test_kernels import run_interpreted
 from triptych import _private
 from triptych.kernels.capture import is_launched
 from triptych.options import Options
@@ -153,13 +151,6 @@ def check_launches():
                                        rtol=1e-3, atol=1e-3, check_stride=True)  # fmt: skip
 
 
-INTERPRETED = "import sys; sys.path.insert(0, '.'); from tests.test_launched_kernels import check_launches; check_launches()"
-
-
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 def test_launches_in_the_interpreter():
-    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"src:{os.environ.get('PYTHONPATH', '')}"}
-    done = subprocess.run([sys.executable, "-c", INTERPRETED], env=env, capture_output=True, text=True)
-    if "only 0-dimensional arrays can be converted" in done.stderr:
-        pytest.skip("this numpy is too new for this Triton's interpreter")
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_interpreted("tests.test_launched_kernels", "check_launches")
