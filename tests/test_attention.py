@@ -420,3 +420,14 @@ def test_half_precision_does_not_overflow_where_it_did_not():
     assert tally.fired["fuse_attention"] == 1
     assert gm(*args)[0].isfinite().all()
     torch.testing.assert_close(gm(*args)[0], program(*inputs), atol=0.5, rtol=0.05)
+
+
+def test_experts_weighted_by_their_gates_stay_pointwise():
+    """Scores and a weighted sum as in attention, but every row has values of its own, and the keys are a weight."""
+
+    def program(x, gate, experts):
+        weights = torch.softmax(F.linear(x, gate), -1)
+        return (weights[:, :, None] * experts).sum(1)
+
+    gm, _, tally = fused(program, torch.randn(16, 8), torch.randn(4, 8), torch.randn(16, 4, 8))
+    assert tally.fired["pointwise_again"] == 1 and "einsum" not in text(gm)

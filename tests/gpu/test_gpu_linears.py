@@ -213,3 +213,22 @@ def test_generated_code_launches_the_kernel_itself(name):
     for got, expected in zip(results, want, strict=True):
         assert got.stride() == expected.stride()
         close(got, expected.double())
+
+
+PADDED = {  # rows of 1030 float32 numbers: memory that Inductor makes itself may have longer ones
+    "a slice of parallel_linear": lambda x, w: ops.parallel_linear((x * 2)[:, :512], [w[:, :512], w[:40, 512:1024]], [], None),
+    "padded parallel_linear": lambda x, w: ops.parallel_linear(x * 2, [w, w[:40]], [], None),
+    "a slice of lce": lambda x, w: [ops.lce((x * 2).view(4, 2, 1030)[:, :, :515], w[:, :2])],
+    "padded lce": lambda x, w: [ops.lce((x * 2).view(1, 8, 1030), w[:, :8])],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_a_launched_kernel_reads_the_strides_it_was_told(unmeasured, name):
+    program, given = PADDED[name], (random(8, 1030), random(64, 1030))
+    run = torch.compile(program, backend=triptych.compile_fx, dynamic=False)
+    with torch.no_grad(), watching() as sessions:
+        results = run(*given)
+    assert any(record.fired["launched_kernel"] for session in sessions for record in session.records)
+    for got, expected in zip(results, program(*wide(*given)), strict=True):
+        close(got, expected)

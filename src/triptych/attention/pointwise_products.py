@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from ..ir.facts import known, known_equal, tensor_fact
 from ..ir.program import Program
+from ..ir.text import RULE
 from ..rewrite.emit import Emitter
 from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Match
@@ -23,6 +24,11 @@ STEPS = 8
 
 ABC = ["f32[2, 6, 8]"] * 2
 T: dict[str, Any] = {"dialects": ["torch"]}
+
+
+def _as_by_hand(graph: Graph) -> None:
+    for node in graph.find_nodes(op="call_function", target=torch.functional.einsum):
+        node.meta[RULE] = ContractionByHand.rule_name()
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,40 @@ class ContractionByHand(AttentionRule):
                  *ABC, **T),
         declines(lambda q, k, v: (q[:, None] * k).sum(-1) @ v, "f32[2, 8]", "f32[2, 6, 8]", "f32[6, 8]", **T),
     ]  # fmt: skip
+
+
+class PointwiseAgain(AttentionRule):
+    """einsum -> (q[:, None] * k).sum(-1) as it was written, where no attention was made of it
+
+    A product with a vector for each element of a batch is slower by a GEMM kernel, and not part of the kernels beside
+    it. Experts weighted by their gates look like attention, and are not.
+    """
+
+    def sites_at(self, program: Program, node: Node) -> Iterator[Match]:
+        if node.meta.get(RULE) == ContractionByHand.rule_name() and not node._erased:
+            yield Match.at(program, node)
+
+    def rewrite(self, op, m):
+        call = op.program.call(m.node)
+        equation, operands = (call.args[name] for name in ("equation", "tensors"))
+        terms, _, result = equation.partition("->")
+        letters = sorted({*terms} - {","})
+        x, y = (_stretched(op, n, axes, letters) for n, axes in zip(operands, terms.split(",")))
+        (over,) = {*letters} - {*result}
+        return op.sum(op.mul(x, y), dim=[letters.index(over)])
+
+    examples = [
+        fires(lambda p, v: torch.einsum("ab,abc->ac", p.softmax(-1), v), "f32[2, 6]", ABC[0], prepare=_as_by_hand, **T),
+        fires(lambda q, k: torch.einsum("bd,abd->ab", q, k).softmax(-1), "f32[6, 8]", ABC[0], prepare=_as_by_hand, **T),
+        declines(lambda p, v: torch.einsum("ab,abc->ac", p.softmax(-1), v), "f32[2, 6]", ABC[0], **T),
+    ]  # fmt: skip
+
+
+def _stretched(op: Emitter, operand: Any, axes: str, letters: Sequence[str]) -> Any:
+    for place, letter in enumerate(letters):
+        if letter not in axes:
+            operand = op.unsqueeze(operand, place)
+    return operand
 
 
 def _sums_around(program: Program, softmax: Node) -> list[Node]:

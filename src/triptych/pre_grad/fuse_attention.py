@@ -9,7 +9,7 @@ from typing import ClassVar
 from ..attention.fuse import AttentionByHand
 from ..attention.layer import LayerApart, WithoutWeights
 from ..attention.off_by_one import SoftmaxOffByOne
-from ..attention.pointwise_products import ContractionByHand
+from ..attention.pointwise_products import ContractionByHand, PointwiseAgain
 from ..attention.preparation import IdleRegion, ShapeOfScores, Unread, ZeroForNan
 from ..attention.renormalised import MaskBeforeSoftmax
 from ..attention.softmax import SoftmaxByHand
@@ -67,5 +67,6 @@ class FuseAttention(Pass):
             ContractionByHand(),  # as the last two: what stands around a softmax in whatever spelling
             ShapeOfScores(),
             AttentionByHand(self.lowest_score),
+            PointwiseAgain(),
             WithoutWeights(),  # what LayerApart has left
         )
