@@ -20,7 +20,7 @@ help:
 	@echo 'make test-kernels  every firing example of every rule through kernels, and the programs in tests/kernels'
 	@echo 'make fuzz    random programs against eager, for TIME=600 seconds (FIRST=0, SEED=, WORKERS=2, CODEGEN=eager|inductor|both)'
 	@echo 'make conformance PYTORCH_TESTS=path   PyTorch'\''s own Inductor tests with Triptych in Inductor'\''s place'
-	@echo '             (MODE=kernels|eager|stock, K=regular expression, WORKERS=2, CONFORMANCE_ARGS=...)'
+	@echo '             (MODE=kernels|eager|stock|aot_eager, K=regular expression, WORKERS=2, CONFORMANCE_ARGS=...)'
 	@echo 'make releases  the fast tests on every supported torch release (RELEASES="2.11 2.15")'
 	@echo 'make lint    ruff and mypy'
 	@echo 'make docs    build the documentation, docs/_build/html/index.html'

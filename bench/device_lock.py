@@ -1,8 +1,8 @@
-"""Timing has the machine to itself, while other processes may compile together: two file locks.
+"""Timing has the machine to itself, while other processes may compile together: three file locks.
 
 `device` is shared by those who compile and exclusive to the one who measures. `turn` gives those who wait to measure
-precedence: they share it, and whoever wants to start compiling must own it for a moment. Both are released when a
-process ends, whatever the way.
+precedence: they share it, and whoever wants to start compiling must own it for a moment. `tuning` is exclusive to the
+one whose compiler times kernels, to choose among them. All are released when a process ends, whatever the way.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class DeviceLock:
     def __init__(self, device: str, folder: Path | None = None) -> None:
         folder = folder or Path(tempfile.gettempdir())
         name = f"triptych-bench-{getpass.getuser()}-{device}"
-        self._device, self._turn = folder / f"{name}.device", folder / f"{name}.turn"
+        self._device, self._turn, self._tuning = (folder / f"{name}.{lock}" for lock in ("device", "turn", "tuning"))
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
@@ -34,6 +34,12 @@ class DeviceLock:
         with contextlib.nullcontext() if patient else _locked(self._turn, fcntl.LOCK_SH):
             with _locked(self._device, fcntl.LOCK_EX):
                 yield
+
+    @contextlib.contextmanager
+    def tuning(self) -> Iterator[None]:
+        """While compiling: kernels that others time at the same moment would make the choice one of chance."""
+        with _locked(self._tuning, fcntl.LOCK_EX):
+            yield
 
 
 @contextlib.contextmanager

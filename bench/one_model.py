@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -18,8 +19,10 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from device_lock import DeviceLock
@@ -28,9 +31,12 @@ from models import TRAINING, Unavailable, Workload, build
 from processes import MEASURING, WAITING
 from torch import Tensor
 from torch._inductor import metrics
-from torch._inductor.utils import fresh_cache
+from torch._inductor.runtime.benchmarking import benchmarker
+from torch._inductor.utils import clear_caches
 from torch.utils import _pytree as pytree
-from variants import EAGER, VARIANTS, Variant
+from variants import EAGER, INDUCTOR, TRIPTYCH, VARIANTS, Variant
+
+from triptych.cost import measure as triptych_measure
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -97,14 +103,55 @@ def _gradients(program: torch.nn.Module) -> list[Tensor]:
     return [weight.grad for weight in program.parameters() if weight.grad is not None]
 
 
+def time_kernels_in_turn(lock: DeviceLock) -> None:
+    """Inductor and Triptych choose some kernels by timing them: one process at a time."""
+
+    def alone(time: Callable[..., float]) -> Callable[..., float]:
+        @functools.wraps(time)
+        def timed(*args: Any, **kwargs: Any) -> float:
+            with lock.tuning():
+                return time(*args, **kwargs)
+
+        return timed
+
+    of_inductor = type(benchmarker)
+    of_inductor.benchmark_gpu = alone(of_inductor.benchmark_gpu)  # type: ignore[method-assign]
+    triptych_measure.seconds = alone(triptych_measure.seconds)
+
+
+@contextlib.contextmanager
+def kernels_in(folder: Path) -> Iterator[None]:
+    """Compiled kernels are kept in this folder, and looked for there only."""
+    clear_caches()
+    where = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
+    with mock.patch.dict(os.environ, where):
+        yield
+    clear_caches()
+
+
+def warm_up(device: str, scratch: str) -> None:
+    """Imports and the start of compile processes are charged to neither compiler."""
+    with kernels_in(Path(scratch, "warm-up")):
+        for name in (INDUCTOR, TRIPTYCH):
+            VARIANTS[name].compile(torch.nn.ReLU())(torch.ones(2, device=device))
+    torch._dynamo.reset()
+
+
 def prepare(subject: Subject, variant: Variant, scratch: str) -> tuple[dict[str, Any], Callable[[], Tensor]]:
-    """Compile by the first call; take error and peak memory of the second, in which CUDA graphs are recorded."""
+    """Compile by the first call; take error and peak memory of the second, in which CUDA graphs are recorded.
+
+    The variants of one compiler share their kernels, which saves half of the time. So only the first one has a compile
+    time. No compiler profits from what the other one compiled.
+    """
     cuda = subject.device == "cuda"
     run = variant.compile(subject.program)
     call = lambda: subject.step(run, variant.graphs)  # noqa: E731
     before = torch.cuda.memory_allocated() if cuda else 0
     generated = metrics.generated_kernel_count
-    with fresh_cache(dir=scratch, delete=False):  # no variant profits from kernels that the one before it compiled
+    folder = Path(scratch, variant.compiler)
+    is_first = not folder.exists()
+    folder.mkdir(exist_ok=True)
+    with kernels_in(folder):
         start = time.perf_counter()
         call()
         synchronize(subject.device)
@@ -117,7 +164,7 @@ def prepare(subject: Subject, variant: Variant, scratch: str) -> tuple[dict[str,
     compiled = variant.name != EAGER
     figures = {
         "error": subject.error(result),
-        "compile_s": seconds if compiled else None,
+        "compile_s": seconds if compiled and is_first else None,
         "kernels": metrics.generated_kernel_count - generated if compiled and not cuda else None,
         "bytes": peak - before + subject.own_bytes if cuda else None,
     }
@@ -145,6 +192,7 @@ def run(
 ) -> None:
     """Everything from building to timing; what goes wrong with one variant costs that variant only."""
     lock = DeviceLock(device)
+    time_kernels_in_turn(lock)
     calls: dict[str, Callable[[], Tensor]] = {}
     report({"state": WAITING})
     with lock.compiling():
@@ -157,6 +205,7 @@ def run(
         if mode == TRAINING and workload.loss is None:
             report({"skipped": "for inference only"})
             return
+        warm_up(device, scratch)
         subject = Subject(workload, mode, device)
         plain, _ = prepare(subject, VARIANTS[EAGER], scratch)
         report({"eager_error": plain["error"], "rounding": ROUNDING[subject.dtype]})

@@ -8,8 +8,8 @@
 Each model and mode runs in a process of its own: a crash or a time-out costs one row. All variants of a row run in
 that process, in turns; the time is the median of the rounds. Processes compile together, then each measures with the
 machine to itself. On a GPU the models have real sizes in bfloat16, on a CPU small ones in float32. Weights are random,
-dropout is off. Every variant compiles with empty caches; with several workers, compile times are those of a busy
-machine. Errors are against float32, on a CPU float64.
+dropout is off. Each compiler starts with empty caches, and its variants share their kernels; with several workers,
+compile times are those of a busy machine. Errors are against float32, on a CPU float64.
 
 The tables are saved after each row: OUTPUT/suite-DEVICE.md to read, OUTPUT/suite-DEVICE.json with all figures.
 """

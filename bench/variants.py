@@ -21,6 +21,10 @@ class Variant:
     graphs: bool = False
     """Uses CUDA graphs, so it needs a GPU."""
 
+    @property
+    def compiler(self) -> str:
+        return self.name.partition("-")[0]
+
     def applies(self, device: str, mode: str) -> bool:
         return (device == "cuda" or not self.graphs) and (mode == "inference" or not self.inference_only)
 

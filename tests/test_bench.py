@@ -262,4 +262,5 @@ def test_two_models_through_the_command(tmp_path):
         assert list(record["variants"]) == ["eager", "inductor", "inductor-freezing", "triptych", "triptych-freeze"]
         for name, figures in record["variants"].items():
             assert figures["ms"] > 0 and not tables.wrong(record, name)
-            assert name == "eager" or (figures["compile_s"] > 0 and figures["kernels"] > 0)
+            assert name == "eager" or figures["kernels"] > 0
+            assert (figures["compile_s"] is not None) == (name in ("inductor", "triptych"))  # the others share kernels

@@ -115,15 +115,15 @@ def outcome(name: str, result: str) -> dict[str, object]:
     return {"test": name, "outcome": result, "seconds": 0, "why": ""}
 
 
-def test_a_failure_counts_unless_it_is_listed_or_stock_has_it_too(capsys):
+def test_a_failure_counts_unless_it_is_listed_or_the_judge_has_it_too(capsys):
     ours = {n: outcome(n, r) for n, r in [("A.a", "passed"), ("A.b", "failed"), ("A.c", "crashed"), ("A.d", "failed")]}
     stock = {n: outcome(n, r) for n, r in [("A.b", "passed"), ("A.c", "failed")]}
-    assert report(ours, stock, {"A.d": "reads code", "A.a": "reads code"}) == 1
+    assert report(ours, "stock", stock, {"A.d": "reads code", "A.a": "reads code"}) == 1
     said = capsys.readouterr().out
-    assert "4 tests: 1 passed, 1 failed, 1 listed, 1 fail with stock Inductor too, 0 skipped" in said
+    assert "4 tests: 1 passed, 1 failed, 1 listed, 1 fail with stock too, 0 skipped" in said
     assert "A.a is listed and passes" in said
     assert "failed: A.b" in said
-    assert report({n: o for n, o in ours.items() if n != "A.b"}, {"A.c": stock["A.c"]}, {"A.d": "reads code"}) == 0
+    assert report({n: o for n, o in ours.items() if n != "A.b"}, "stock", {"A.c": stock["A.c"]}, {"A.d": "reads code"}) == 0
 
 
 def test_the_list_is_read_by_mode(tmp_path):

@@ -8,6 +8,7 @@ test that crashes or hangs costs one test.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
 import re
@@ -21,10 +22,14 @@ from typing import IO, Any
 
 MODES: Mapping[str, dict[str, Any] | None] = {
     "stock": None,
+    "aot_eager": None,
     "eager": {"codegen": "eager", "on_error": "raise"},
     "kernels": {"codegen": "inductor", "on_error": "raise"},
 }
-"""Options of Triptych in Inductor's place; stock is Inductor itself. A fallback would hide what fails to compile."""
+"""Options of Triptych in Inductor's place. A fallback would hide what fails to compile. Without it: Inductor itself, and
+torch's own backend that captures as Inductor does and runs operators one by one."""
+
+Backend = Callable[[Any, Sequence[Any]], Callable[..., Any]]
 
 TRACEBACK = 6000
 """How many characters of a traceback are written down: its end."""
@@ -37,9 +42,8 @@ def main() -> None:
     parser.add_argument("answers", type=int, help="the file descriptor to write answers to")
     args = parser.parse_args()
     with open(args.answers, "w", buffering=1) as answers:
-        options = MODES[args.mode]
-        if options is not None:
-            put_triptych_in_place(options)
+        if args.mode != "stock":
+            put_in_place(backend_of(args.mode))
         tests = load_tests(args.file)
         say(answers, tests=list(tests), **platform())
         for line in sys.stdin:
@@ -61,18 +65,26 @@ def platform() -> dict[str, str]:
     return {"torch": str(torch.__version__), "device": device}
 
 
-def put_triptych_in_place(options: Mapping[str, Any]) -> None:
-    """Triptych compiles whatever is compiled with Inductor from now on, by name or by function."""
+def backend_of(mode: str) -> Backend:
+    if mode == "aot_eager":
+        import torch._dynamo
+
+        return torch._dynamo.lookup_backend(mode)
+    import triptych
+
+    return functools.partial(triptych.compile_fx, options=MODES[mode])
+
+
+def put_in_place(backend: Backend) -> None:
+    """A backend compiles whatever is compiled with Inductor from now on, by name or by function."""
     import torch._inductor.compile_fx as driver
     import torch._inductor.config as settings
-
-    import triptych
 
     def compile_fx(
         gm: Any, example_inputs: Sequence[Any], *, config_patches: Any = None, compile_region_name: str | None = None
     ) -> Callable[..., Any]:
         with settings.patch(config_patches or {}):
-            return triptych.compile_fx(gm, example_inputs, options=options)
+            return backend(gm, example_inputs)
 
     driver.compile_fx = compile_fx
 
