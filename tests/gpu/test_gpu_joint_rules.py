@@ -109,11 +109,11 @@ def test_the_model_answers_where_measuring_is_not_allowed(own_measurements):
     assert sum(r.fired["pad_mm"] for r in records) == 1 and not own_measurements.exists()
 
 
-def test_padding_in_training(own_measurements):
+def test_padding_in_training():
     model = torch.nn.Sequential(torch.nn.Linear(1023, 4095), torch.nn.GELU(), torch.nn.Linear(4095, 1001)).cuda().to(bf16)
     x = torch.randn(4096, 1023, device="cuda", dtype=bf16)
     wanted = torch.autograd.grad(model(x).float().square().mean(), list(model.parameters()))
-    run, records = compiled(model, x)
+    run, records = compiled(model, x, **{"pad_mm.measure": False})
     got = torch.autograd.grad(run(x).float().square().mean(), list(model.parameters()))
     assert sum(r.fired["pad_mm"] for r in records) >= 1
     for ours, theirs in zip(got, wanted, strict=True):

@@ -64,15 +64,16 @@ LARGER = [*SHAPES, (5, 129, 257, 127), (33, 512, 64, 64), (2, 64, 3, 200)]
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_lce(unmeasured, dtype):
+    ways = itertools.cycle(itertools.product(lce.EPILOGUES, (False, True)))  # each is a kernel to compile: in turns
     for b, n, m, d in LARGER:
         inputs = (random(b, n, d), random(b, d, n).transpose(1, 2), random(b, 2 * n, d)[:, ::2], random(1, n, d))
         for x in (i.to(dtype) for i in (*inputs[:3], inputs[3].expand(b, n, d))):
             w, bias = random(n, m, dtype=dtype).t(), random(2 * m, dtype=dtype)[::2]
-            for epilogue, transposed in itertools.product(lce.EPILOGUES, (False, True)):
-                got = ops.lce(x, w, bias, epilogue, transposed)
-                close(got, lce.anywhere(*wide(x, w, bias), epilogue), lce.anywhere(*wide(x, w, bias)))
-                assert got.stride() == lce.fake(x, w, bias, epilogue, transposed).stride()
-            close(ops.lce(x, w.contiguous()), lce.anywhere(*wide(x, w)))
+            epilogue, transposed = next(ways)
+            got = ops.lce(x, w, bias, epilogue, transposed)
+            close(got, lce.anywhere(*wide(x, w, bias), epilogue), lce.anywhere(*wide(x, w, bias)))
+            assert got.stride() == lce.fake(x, w, bias, epilogue, transposed).stride()
+        close(ops.lce(x, w.contiguous()), lce.anywhere(*wide(x, w)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -87,7 +88,7 @@ def test_group_linear(unmeasured, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_dot_compress(dtype):
+def test_dot_compress(unmeasured, dtype):
     for b, n, k, d in (*LARGER, (2, 40, 5, 300)):  # beyond what stays in registers: two products
         for x in (random(b, n, d, dtype=dtype), random(b, d, n, dtype=dtype).transpose(1, 2)):
             for w in (random(n, k, dtype=dtype), random(b, k, n, dtype=dtype).transpose(1, 2)):
