@@ -13,14 +13,13 @@ from torch.fx import GraphModule, Node
 
 from .. import _private
 from ..cache import cache_key
-from ..ir.effects import effects
-from ..ir.facts import is_static, tensor_fact
 from ..ir.weights import FIXED
 from ..passes.session import Session
 from .base import Compiled
 from .decompositions import Decompositions, corrected
 from .fallbacks import call_unknown_writes
 from .kernel_corrections import without_faulty_kernels
+from .realized import keep_gaps, keep_masks
 from .write_order import keeping_write_order
 
 OWN_PASSES_OFF: Mapping[str, Any] = {
@@ -103,6 +102,7 @@ class InductorCodegen:
             if isinstance(returned[i], Node)
         ]
         keep_gaps([returned[i] for i in output.meta["user_visible_output_idxs"]])
+        keep_masks(gm.graph)
         return self._compile(gm, example_inputs, **facts)
 
     def _compile(self, gm: GraphModule, example_inputs: Sequence[Any], **facts: Any) -> Compiled:
@@ -121,20 +121,6 @@ class InductorCodegen:
                 marker = cache_marker(f"{self.key}/{visible}/{self.known_buffers}")
                 stack.enter_context(config.patch(joint_custom_post_pass=marker))
             return _private.compile_fx_inner(gm, example_inputs, **facts)
-
-
-def keep_gaps(returned: Sequence[Node]) -> None:
-    """Let Inductor write to memory what results with gaps between their elements are views of. It may copy such a view
-    for another operation that reads it, and would then return the copy, which has no gaps."""
-    for node in returned:
-        tensor, base = tensor_fact(node), node
-        if tensor is None or not is_static((*tensor.shape, *tensor.stride())) or not tensor.numel():
-            continue
-        span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
-        while span > tensor.numel() and (aliases := effects(base).aliases):
-            base = aliases[0]
-        if base is not node and base.op == "call_function":
-            base.meta["inductor_realize_to_strides"] = True
 
 
 def inductor_settings(session: Session, cacheable: bool) -> dict[str, Any]:
