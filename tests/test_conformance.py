@@ -82,6 +82,14 @@ def test_triptych_stands_where_the_tests_say_inductor(program, tmp_path):
     assert outcome["outcome"] == "passed", outcome["why"]
 
 
+def test_what_cannot_be_loaded_says_why(tmp_path):
+    path = tmp_path / "test_broken.py"
+    path.write_text("raise ValueError('of no use')")
+    with pytest.raises(RuntimeError, match="could not be loaded"):
+        Run(path, "stock", tmp_path, workers=1, timeout=10)
+    assert "of no use" in (tmp_path / "worker-0.log").read_text()
+
+
 def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path):
     path = tmp_path / "outcomes.jsonl"
     Journal(path, "sources").add(outcome("A.a", "passed"))

@@ -41,7 +41,9 @@ class WorkerProcess:
         self.answers, self.pending = reading, b""
         try:
             self.hello = self._answer(START)
-        except TimeoutError:
+            if self.hello is None:
+                self.process.wait(START)  # it has yet to write why into the log
+        except (TimeoutError, subprocess.TimeoutExpired):
             self.hello = None
         if self.hello is None:
             self.end()
