@@ -121,7 +121,7 @@ def for_readme(header: Mapping[str, Any], records: Sequence[Record]) -> str:
     slow = "; ".join(slower(records)) or "none"
     text += ["", f"Below {SLOW}x: {slow}."]
     for mode in dict.fromkeys(record["mode"] for record in records):
-        of_mode = [record for record in records if record["mode"] == mode]
+        of_mode = [record for record in records if record["mode"] == mode and record["status"] != "skipped"]
         text += ["", f"**{mode.capitalize()}.** " + next(rows := speeds_table(of_mode)), *rows]
     return "\n".join(text) + "\n"
 
