@@ -171,6 +171,29 @@ def test_grid_sample_reads_from_the_same_places_as_eager(dtype):
     torch.testing.assert_close(compiled(function, "eager")(x, grid), function(x, grid))
 
 
+@pytest.mark.parametrize("codegen", CODEGENS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_interpolation_of_16_bit_numbers_is_rounded_once(dtype, codegen):
+    start, end = torch.randn(2, 1000).to(dtype)
+
+    def function(start, end):
+        return torch.lerp(start, end, 0.3), torch.lerp(start, end, end), torch.lerp(start, end, 70000)
+
+    for got, want in zip(compiled(function, codegen)(start, end), function(start, end)):
+        if codegen == "eager":
+            assert torch.equal(got, want)
+        torch.testing.assert_close(got, want, rtol=torch.finfo(dtype).eps, atol=1e-6)  # a kernel may contract
+
+
+@pytest.mark.parametrize("codegen", CODEGENS)
+def test_gradient_of_a_softmax_has_the_dtype_of_eager(codegen):
+    def function(grad, output):
+        return torch.ops.aten._softmax_backward_data(grad, output, 1, torch.float32)
+
+    given = torch.randn(2, 3, 4).half()
+    torch.testing.assert_close(compiled(function, codegen)(*given), function(*given))
+
+
 NUMBERS = [complex(math.nan, 1), complex(1, math.nan), complex(math.inf, -math.inf), complex(-0.0, -0.0), 1 + 2j]
 
 
@@ -192,7 +215,8 @@ def test_torchs_own_table_stays_as_it_is():
     assert {op for op in before if table[op] is not before[op]} == {
         aten.addmm.default, aten.add.Tensor, aten.index_add.default, aten.max_unpool2d.default, aten.round.decimals,
         aten.soft_margin_loss_backward.default, aten.native_dropout.default, aten.index_fill.int_Scalar,
-        aten.index_fill.int_Tensor, aten.cat.default,
+        aten.index_fill.int_Tensor, aten.cat.default, aten.lerp.Scalar, aten.lerp.Tensor,
+        aten._softmax_backward_data.default,
     }  # fmt: skip
     assert _private.select_decomp_table() == before
     assert aten.add.Tensor not in portable_decompositions()

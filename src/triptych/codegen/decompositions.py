@@ -30,9 +30,12 @@ def corrected(table: Decompositions) -> Decompositions:
         aten.index_add.default: index_add_of_matching_shapes,
         aten.index_fill.int_Scalar: index_fill_in_strides_of_a_copy,
         aten.index_fill.int_Tensor: index_fill_in_strides_of_a_copy,
+        aten.lerp.Scalar: lerp_in_float32,
+        aten.lerp.Tensor: lerp_in_float32,
         aten.max_unpool2d.default: max_unpool2d_in_memory_format,
         aten.round.decimals: lambda _: round_decimals,
         aten.soft_margin_loss_backward.default: lambda _: soft_margin_loss_backward,
+        aten._softmax_backward_data.default: softmax_backward_of_its_dtype,
     }
     table = {op: corrections[op](fn) if op in corrections else fn for op, fn in table.items()}
     dropout = aten.native_dropout.default
@@ -127,6 +130,20 @@ def index_fill_in_strides_of_a_copy(decomposition: Decomposition) -> Decompositi
     return index_fill
 
 
+def lerp_in_float32(decomposition: Decomposition) -> Decomposition:
+    """On 16-bit numbers the operator computes in float32; the decomposition rounds at every step, and refuses a weight
+    that the dtype does not hold."""
+
+    @functools.wraps(decomposition)
+    def lerp(start: torch.Tensor, end: torch.Tensor, weight: Any) -> Any:
+        if start.dtype not in (torch.float16, torch.bfloat16):
+            return decomposition(start, end, weight)
+        wide = weight.float() if isinstance(weight, torch.Tensor) else weight
+        return decomposition(start.float(), end.float(), wide).to(start.dtype)
+
+    return lerp
+
+
 def max_unpool2d_in_memory_format(decomposition: Decomposition) -> Decomposition:
     """The operator keeps the memory format of its input; the decomposition returns a contiguous tensor."""
 
@@ -147,6 +164,18 @@ def round_decimals(x: torch.Tensor, decimals: int = 0) -> torch.Tensor:
     if decimals < 0:
         return torch.round(x / power) * power
     return torch.round(x * power) / power
+
+
+def softmax_backward_of_its_dtype(decomposition: Decomposition) -> Decomposition:
+    """The operator changes the dtype where a softmax of 16-bit numbers was computed in float32, and nowhere else; the
+    decomposition converts to whatever it is given."""
+
+    @functools.wraps(decomposition)
+    def softmax_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> Any:
+        narrows = grad.dtype is torch.float32 and input_dtype in (torch.float16, torch.bfloat16)
+        return decomposition(grad, output, dim, input_dtype if narrows else grad.dtype)
+
+    return softmax_backward
 
 
 MEAN = 1
