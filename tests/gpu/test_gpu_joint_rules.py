@@ -19,6 +19,7 @@ from tests.test_random_statistics import (
 )
 from triptych.cost import measure
 from triptych.cost.timing import seconds
+from triptych.joint import unaligned_linear
 from triptych.passes.session import watching
 
 pytestmark = [
@@ -118,6 +119,37 @@ def test_padding_in_training():
     assert sum(r.fired["pad_mm"] for r in records) >= 1
     for ours, theirs in zip(got, wanted, strict=True):
         assert (ours - theirs).float().norm() <= 2e-2 * theirs.float().norm()
+
+
+@pytest.mark.parametrize("dtype", [bf16, f16], ids=str)
+@pytest.mark.parametrize("sizes", [(300, 64, 1027), (1000, 768, 5001), (3, 16, 9)], ids=str)
+def test_rows_of_an_odd_length(sizes, dtype, monkeypatch):
+    monkeypatch.setattr(unaligned_linear, "_timed", lambda site: (1.0, 0.5))
+    m, k, n = sizes
+    x, w, b = (torch.randn(size, device="cuda", dtype=dtype) for size in ((m, k), (n, k), (n,)))
+    for program in (lambda x, w, b: x @ w.t(), lambda x, w, b: F.linear(x, w, b)):
+        run, records = compiled(program, x, w, b)
+        assert sum(r.fired["unaligned_linear"] for r in records) == 1
+        got, exact = run(x, w, b), program(x.double(), w.double(), b.double())
+        assert got.is_contiguous()
+        error = torch.finfo(dtype).eps * exact.abs().max().item()
+        torch.testing.assert_close(got.double(), exact, rtol=0, atol=error)
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("sizes", [(1024, 512, 51865), (4096, 768, 50257)], ids=str)
+def test_scores_of_a_vocabulary_of_an_odd_size(sizes, own_measurements, capsys):
+    m, k, n = sizes
+    x, w = (torch.randn(size, device="cuda", dtype=bf16) for size in ((m, k), (n, k)))
+    program = lambda x, w: x @ w.t()  # noqa: E731
+    with torch.no_grad():
+        ours, records = compiled(program, x, w)
+        padded, _ = compiled(program, x, w, **{"pad_mm.unaligned": False})
+        times = milliseconds(lambda: padded(x, w), lambda: ours(x, w))
+    with capsys.disabled():
+        decisions = [str(d) for r in records for d in r.decisions]
+        print(f"\n{sizes}: padded {times[0]:.4f} ms, ours {times[1]:.4f} ms; {decisions}")
+    assert times[1] <= 1.02 * times[0]
 
 
 def test_cross_entropy_without_a_scatter():

@@ -66,7 +66,7 @@ LAYER = """\
     first += tiles
 """
 
-CONFIGS = [
+FEW_ROWS = [
     ({"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 128}, 4, 4),
     ({"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 256}, 4, 4),
     ({"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 512}, 4, 3),
@@ -76,17 +76,26 @@ CONFIGS = [
     ({"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64}, 4, 4),
     ({"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 32}, 8, 3),
 ]
+MANY_ROWS = [
+    ({"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64}, 4, 4),
+    ({"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 32}, 8, 3),
+    ({"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64}, 8, 4),
+    ({"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64}, 8, 3),
+    ({"BLOCK_M": 256, "BLOCK_N": 128, "BLOCK_K": 64}, 8, 3),
+]
+"""Of 16-bit numbers: of float32 the larger tiles do not fit."""
+MANY = 256
 
 
 @functools.cache
-def kernel_for(count: int) -> Any:
+def kernel_for(count: int, many_rows: bool) -> Any:
     """The kernel of so many layers."""
     operands = [OPERANDS.format(i=i) for i in range(count)]
     layers = [LAYER.format(i=i, operands=operands[i]) for i in range(count)]
     source = SOURCE.replace("OPERANDS", "\n".join(f"    {line}," for line in operands))
     kernel = kernel_of(source.replace("LAYERS", "".join(layers)), "linears_kernel", linear_tile=linear_tile)
     keys = ["rows_bucket", "out_bucket", "inner_bucket"]
-    return triton.autotune(configs=configs(CONFIGS), key=keys)(kernel)
+    return triton.autotune(configs=configs(MANY_ROWS if many_rows else FEW_ROWS), key=keys)(kernel)
 
 
 def launch(
@@ -109,8 +118,9 @@ def launch(
         operands += (x, weight, vector, y, rows, out, inner, *x.stride(), *weight.stride())
     all_rows, inners, outs = zip(*sizes)
     buckets = (bucket(max(all_rows)), bucket(sum(outs)), bucket(max(inners)))
+    many_rows = max(all_rows) >= MANY and xs[0].dtype.itemsize == 2
     run_tuned(
-        kernel_for(len(ys)), (*buckets, xs[0].dtype, xs[0].device), grid, *operands, *buckets,
+        kernel_for(len(ys), many_rows), (*buckets, xs[0].dtype, xs[0].device), grid, *operands, *buckets,
         BIASED=sum(1 << i for i, bias in enumerate(biases) if bias is not None), PRECISION=dot_precision(xs[0].dtype),
     )  # fmt: skip
     return ys
