@@ -93,6 +93,16 @@ def test_gradients(own):
         torch.testing.assert_close(given.grad, want.grad, rtol=1e-9, atol=1e-10, msg=name)
 
 
+@pytest.mark.parametrize("codegen", ["eager", "inductor"])
+def test_gradients_lie_as_their_weights(codegen):
+    """Autograd would copy each of the others, one by one."""
+    model, x = Towers("sum", count=8), inputs(True, 8, torch.float32)
+    got, session = compile_and_watch(model, x, codegen=codegen)
+    assert any(r.fired["batch_linear"] for r in session.records)
+    for weight, gradient in zip(model.parameters(), torch.autograd.grad(got.sum(), list(model.parameters()))):
+        assert gradient.stride() == weight.stride()
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_inductor_makes_the_same_of_it(dynamic):
     model = Towers("cat", count=8)

@@ -20,7 +20,7 @@ from .fallback import Way, first_that_compiles, refuse_to_start_again, reproduct
 from .freezing import freeze, warn_of_training
 from .ir.graph_copies import Backup
 from .ir.origins import Origins
-from .ir.partitioned import BACKWARD, RESULTS, Backward
+from .ir.partitioned import BACKWARD, GRADIENTS, RESULTS, Backward
 from .ir.values.buffers import KnownBuffers, forget_changes
 from .options import Options
 from .partition import partition
@@ -193,6 +193,7 @@ def compile_flow(
         run_stage("after_partition", forward, session, graph="forward")
         del forward.meta[BACKWARD]
         forward.graph.output_node().meta[RESULTS] = facts["num_fwd_outputs"]
+        backward.graph.output_node().meta[GRADIENTS] = True
         return forward, backward
 
     def post_grad_stage(gm: GraphModule, inputs: Sequence[Any], graph: str) -> Compiled:

@@ -15,6 +15,15 @@ RESULTS = "triptych_results"
 backward."""
 
 
+GRADIENTS = "triptych_gradients"
+"""Where the output of a backward graph says that it is one."""
+
+
+def returns_gradients(graph: Graph) -> bool:
+    """Autograd takes a gradient with any strides: it copies one that does not lie as its tensor does."""
+    return bool(graph.output_node().meta.get(GRADIENTS))
+
+
 @dataclass
 class Backward:
     """The backward of a forward graph."""

@@ -21,6 +21,7 @@ from .partial_reduction import PartialReduction
 from .pointless_cumsum_replacement import PointlessCumsumReplacement
 from .prepare_softmax import PrepareSoftmax
 from .split_cat import CatSliceCat, CatSplitwithsizesReplace, SplitwithsizesCatReplace
+from .stacked_gradients import StackedGradients
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class PostGradPatterns(Pass):
 RULES: list[Rule] = [
     SplitwithsizesCatReplace(), CatSplitwithsizesReplace(), CatSliceCat(), CatOfCat(),
     PointlessCumsumReplacement(), PrepareSoftmax(), BinaryFolding(), MmPlusMm(), FusedIntMmMul(),
+    StackedGradients(),
     PartialReduction(),  # finds its sites itself, so what stands before it is done first
     DecomposeMemBoundMm(), Addmm(), UnfuseBiasAddToPointwise(),
 ]  # fmt: skip

@@ -15,6 +15,7 @@ from ..ir.calls import of_a_library
 from ..ir.effects import node_operands
 from ..ir.facts import difference, fact, known_equal, same_strides, sharing
 from ..ir.operations import with_trait
+from ..ir.partitioned import returns_gradients
 from ..ir.program import Program
 from ..ir.refusal import Refusal
 from ..ir.schema import packet_tags
@@ -44,7 +45,7 @@ def follow(program: Program, replaced: Mapping[Node, Any]) -> dict[Node, Any]:
         if difference(fact(node), new) and (aliasing.written(node) or aliasing.is_input(node)):
             raise Refused(_problem(node, new).blaming(node))
         _require_not_returned(node, new)
-    waiting = {u for n in replaced for u in n.users}
+    waiting = {u for n in replaced for u in n.users if u.op != "output"}
     work = list(waiting)
     heapq.heapify(work)
     while work:
@@ -65,7 +66,7 @@ def follow(program: Program, replaced: Mapping[Node, Any]) -> dict[Node, Any]:
         facts[node] = new
         _require_not_returned(node, new)
         for user in node.users:
-            if user not in waiting:
+            if user not in waiting and user.op != "output":
                 waiting.add(user)
                 heapq.heappush(work, user)
     return {n: f for n, f in facts.items() if n not in replaced}
@@ -77,8 +78,10 @@ def _is_computed_so_anyway(program: Program, node: Node, old: Any, new: Any) -> 
 
 
 def _require_not_returned(node: Node, new: Any) -> None:
-    """Before anything downstream is computed: the caller sees the strides of what is returned."""
-    if any(user.op == "output" for user in node.users):
+    """Before anything downstream is computed: the caller sees the strides of what is returned. A gradient may become
+    contiguous, as most tensors are that have one."""
+    is_free = returns_gradients(node.graph) and isinstance(new, torch.Tensor) and new.is_contiguous()
+    if any(user.op == "output" for user in node.users) and not is_free:
         raise Refused(_problem(node, new).blaming(node))
 
 
