@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.testing._internal.two_tensor import TwoTensor
 
 import triptych
 from triptych.ir.program import Program
@@ -94,13 +95,29 @@ def test_gradients(own):
 
 
 @pytest.mark.parametrize("codegen", ["eager", "inductor"])
-def test_gradients_lie_as_their_weights(codegen):
+@pytest.mark.parametrize("transposed", [False, True])
+def test_gradients_lie_as_their_weights(transposed, codegen):
     """Autograd would copy each of the others, one by one."""
     model, x = Towers("sum", count=8), inputs(True, 8, torch.float32)
+    for layer in model.modules() if transposed else ():
+        if isinstance(layer, nn.Linear):
+            layer.weight = nn.Parameter(layer.weight.detach().t().contiguous().t())
     got, session = compile_and_watch(model, x, codegen=codegen)
     assert any(r.fired["batch_linear"] for r in session.records)
     for weight, gradient in zip(model.parameters(), torch.autograd.grad(got.sum(), list(model.parameters()))):
         assert gradient.stride() == weight.stride()
+
+
+def test_gradients_made_of_two_tensors_lie_as_they_say():
+    model, x = Towers("sum", count=8), inputs(True, 8, torch.float32)
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            layer.weight = nn.Parameter(TwoTensor(layer.weight.detach(), layer.weight.detach()))
+    got, session = compile_and_watch(model, x, codegen="eager")
+    assert any(r.fired["batch_linear"] for r in session.records)
+    weights = [weight for weight in model.parameters() if isinstance(weight, TwoTensor)]
+    for gradient in torch.autograd.grad(got.sum(), weights):
+        assert gradient.stride() == gradient.a.stride() == gradient.b.stride()
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -18,9 +18,10 @@ from .codegen.inductor import InductorCodegen, reset_cuda_graphs
 from .codegen.program_cache import not_saved, program_cache
 from .fallback import Way, first_that_compiles, refuse_to_start_again, reproduction, require_eager_draws
 from .freezing import freeze, warn_of_training
+from .ir.facts import fact, is_tangent
 from .ir.graph_copies import Backup
 from .ir.origins import Origins
-from .ir.partitioned import BACKWARD, GRADIENTS, RESULTS, Backward
+from .ir.partitioned import BACKWARD, RESULTS, Backward, mark_gradients
 from .ir.values.buffers import KnownBuffers, forget_changes
 from .options import Options
 from .partition import partition
@@ -187,13 +188,15 @@ def compile_flow(
         if inputs:
             joint = joint_stage(joint, inputs)
         joint = run_stage("before_partition", joint, session, graph="joint", example_inputs=inputs)
+        given = [fact(n) for n in joint.graph.find_nodes(op="placeholder") if not is_tangent(n)]
         session.activity = "partitioning the joint graph"
         forward, backward = partition(joint, inputs, **facts)
         forward.meta[BACKWARD] = Backward(backward, facts["num_fwd_outputs"])
         run_stage("after_partition", forward, session, graph="forward")
         del forward.meta[BACKWARD]
         forward.graph.output_node().meta[RESULTS] = facts["num_fwd_outputs"]
-        backward.graph.output_node().meta[GRADIENTS] = True
+        if inputs and not any(hasattr(type(x), "__tensor_flatten__") for x in (*example_inputs, *gm.parameters())):
+            mark_gradients(backward.graph, given)  # a tensor made of others says itself what strides it has
         return forward, backward
 
     def post_grad_stage(gm: GraphModule, inputs: Sequence[Any], graph: str) -> Compiled:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.fx import Graph, GraphModule, Node
+
+from .facts import known, known_equal
 
 BACKWARD = "triptych_backward"
 """Where the module of a forward graph has its backward, as long as passes look at both."""
@@ -14,14 +18,38 @@ RESULTS = "triptych_results"
 """Where the output of a forward graph says how many of its values the program gets; those after them are kept for the
 backward."""
 
-
 GRADIENTS = "triptych_gradients"
-"""Where the output of a backward graph says that it is one."""
+"""Where the output of a backward graph has the strides of what its values are gradients of."""
+
+
+def mark_gradients(backward: Graph, given: Sequence[Any]) -> None:
+    """Say what a backward graph was given by the program: it returns a gradient for each of those, in order."""
+    output = backward.output_node()
+    if len(given) == len(output.args[0]):  # type: ignore[arg-type]
+        output.meta[GRADIENTS] = [tuple(x.stride()) if isinstance(x, torch.Tensor) else None for x in given]
 
 
 def returns_gradients(graph: Graph) -> bool:
-    """Autograd takes a gradient with any strides: it copies one that does not lie as its tensor does."""
-    return bool(graph.output_node().meta.get(GRADIENTS))
+    return GRADIENTS in graph.output_node().meta
+
+
+def is_gradient_that_fits(node: Node, tensor: Any) -> bool:
+    """Would a returned value be a gradient that lies as what it is the gradient of? Autograd takes any strides, and
+    copies the others."""
+    if not returns_gradients(node.graph) or not isinstance(tensor, torch.Tensor):
+        return False
+    output = node.graph.output_node()
+    returned: Any = output.args[0]
+    wanted = output.meta[GRADIENTS]
+    if len(wanted) != len(returned):
+        return False
+    return all(_lies(tensor, strides) for value, strides in zip(returned, wanted) if value is node)
+
+
+def _lies(tensor: torch.Tensor, strides: tuple[Any, ...] | None) -> bool:
+    if strides is None or len(strides) != tensor.dim():
+        return False
+    return all(known(n == 1) or known_equal(a, b) for n, a, b in zip(tensor.shape, tensor.stride(), strides))
 
 
 @dataclass

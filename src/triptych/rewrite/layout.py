@@ -15,7 +15,7 @@ from ..ir.calls import of_a_library
 from ..ir.effects import node_operands
 from ..ir.facts import difference, fact, known_equal, same_strides, sharing
 from ..ir.operations import with_trait
-from ..ir.partitioned import returns_gradients
+from ..ir.partitioned import is_gradient_that_fits
 from ..ir.program import Program
 from ..ir.refusal import Refusal
 from ..ir.schema import packet_tags
@@ -78,10 +78,9 @@ def _is_computed_so_anyway(program: Program, node: Node, old: Any, new: Any) -> 
 
 
 def _require_not_returned(node: Node, new: Any) -> None:
-    """Before anything downstream is computed: the caller sees the strides of what is returned. A gradient may become
-    contiguous, as most tensors are that have one."""
-    is_free = returns_gradients(node.graph) and isinstance(new, torch.Tensor) and new.is_contiguous()
-    if any(user.op == "output" for user in node.users) and not is_free:
+    """Before anything downstream is computed: the caller sees the strides of what is returned. A gradient may get
+    those of its tensor."""
+    if any(user.op == "output" for user in node.users) and not is_gradient_that_fits(node, new):
         raise Refused(_problem(node, new).blaming(node))
 
 
