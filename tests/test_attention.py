@@ -422,12 +422,22 @@ def test_half_precision_does_not_overflow_where_it_did_not():
     torch.testing.assert_close(gm(*args)[0], program(*inputs), atol=0.5, rtol=0.05)
 
 
-def test_experts_weighted_by_their_gates_stay_pointwise():
+EXPERTS = {
+    "a new axis": lambda p, experts: (p[:, :, None] * experts).sum(1),
+    "a view": lambda p, experts: (p.view(16, 4, 1) * experts).sum(1),
+    "an axis of one element in both": lambda p, experts: (p.view(16, 1, 4, 1) * experts[:, None]).sum(2),
+    "a new axis before one that is stretched": lambda p, e: (p.view(16, 4, 1).unsqueeze(1) * e[:, None]).sum(2),
+}
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_weighted_by_their_gates_stay_pointwise(name):
     """Scores and a weighted sum as in attention, but every row has values of its own, and the keys are a weight."""
 
     def program(x, gate, experts):
-        weights = torch.softmax(F.linear(x, gate), -1)
-        return (weights[:, :, None] * experts).sum(1)
+        return EXPERTS[name](torch.softmax(F.linear(x, gate), -1), experts)
 
-    gm, _, tally = fused(program, torch.randn(16, 8), torch.randn(4, 8), torch.randn(16, 4, 8))
+    inputs = torch.randn(16, 8), torch.randn(4, 8), torch.randn(16, 4, 8)
+    gm, args, tally = fused(program, *inputs)
     assert tally.fired["pointwise_again"] == 1 and "einsum" not in text(gm)
+    torch.testing.assert_close(gm(*args)[0], program(*inputs))

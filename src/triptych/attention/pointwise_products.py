@@ -52,8 +52,9 @@ class ContractionByHand(AttentionRule):
                 yield Match.at(program, total, covers=product.covered, product=product)
 
     def rewrite(self, op, product):
-        x = _without_ones(op, product.left, product.left_axes)
-        y = _without_ones(op, product.right, product.right_axes)
+        rank = len(product.result_axes) + 1
+        x = _without_ones(op, product.left, product.left_axes, rank)
+        y = _without_ones(op, product.right, product.right_axes, rank)
         return op.einsum(f"{product.left_axes},{product.right_axes}->{product.result_axes}", [x, y])
 
     examples = [
@@ -77,7 +78,8 @@ class PointwiseAgain(AttentionRule):
     """
 
     def sites_at(self, program: Program, node: Node) -> Iterator[Match]:
-        if node.meta.get(RULE) == ContractionByHand.rule_name() and not node._erased:
+        call = program.call(node) if node.meta.get(RULE) == ContractionByHand.rule_name() else None
+        if call is not None and call.op == "einsum":  # beside it there may be a reshape of an operand
             yield Match.at(program, node)
 
     def rewrite(self, op, m):
@@ -193,14 +195,16 @@ def _axes(operand: Any, whole: Any) -> tuple[Node, str] | None:
     return operand, letters
 
 
-def _without_ones(op: Emitter, operand: Node, axes: str) -> Any:
+def _without_ones(op: Emitter, operand: Node, axes: str, rank: int) -> Any:
+    """An operand without the axes that are stretched; others may have one element too."""
     tensor = tensor_fact(operand)
     assert tensor is not None
-    if tensor.dim() == len(axes):
+    letters = string.ascii_lowercase[rank - tensor.dim() : rank]
+    stretched = [place for place, letter in enumerate(letters) if letter not in axes]
+    if not stretched:
         return operand
     call = op.program.call(operand)
-    inner = call.args["self"] if call is not None and call.op == "unsqueeze" and not call.mutates else None
-    source = tensor_fact(inner)
-    if source is not None and source.dim() == len(axes):
-        return inner
-    return op.reshape(operand, [s for s in tensor.shape if not known(s == 1)])
+    if call is not None and call.op == "unsqueeze" and not call.mutates:
+        if [call.args["dim"] % tensor.dim()] == stretched:
+            return call.args["self"]
+    return op.reshape(operand, [size for size, letter in zip(tensor.shape, letters) if letter in axes])
