@@ -470,6 +470,21 @@ def test_training(model, codegen):
     )
 
 
+@pytest.mark.parametrize("codegen", CODEGENS)
+def test_complex_gradients_are_read_after_they_are_written(codegen):
+    """Inductor calls ATen for views of complex tensors, and would run a product before the write through a view."""
+
+    def function(x, weight):
+        return x @ weight.conj().T, (weight @ weight.mH).diagonal(), F.linear(x, weight).abs().pow(2)
+
+    x, weight = (torch.randn(n, 4, dtype=torch.complex64, requires_grad=True) for n in (2, 3))
+    compiled = torch.compile(function, backend=triptych.compile_fx, options={"codegen": codegen, "on_error": "raise"})
+    expected, results = function(x, weight), compiled(x, weight)
+    seeds = [torch.randn_like(result) for result in expected]
+    wanted, got = (torch.autograd.grad(r, (x, weight), seeds) for r in (expected, results))
+    torch.testing.assert_close(got, wanted)
+
+
 # ---- what must not be copied ----
 
 
