@@ -387,6 +387,8 @@ def overwrite(later: LaterUses, value: Node | None, destination: Any, operands: 
     if behind is not None and not goes:
         return Refusal("{at} is overwritten before {found} reads the new value", at=destination, found=behind)
     if behind is not None:
+        if aliasing.is_output(value) and aliasing.is_output(destination):
+            return Refusal("{at} is returned beside its new value, and both would be one memory", at=destination)
         writers = itertools.chain(aliasing.writers(destination), aliasing.writers(value))
         if (writer := next((w for w in writers if first < w), None)) is not None:
             return Refusal("{found} writes what was one of two copies", at=destination, found=writer)
