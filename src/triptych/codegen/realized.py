@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import torch
 from torch.fx import Graph, Node
 
 from .. import _private
@@ -26,6 +28,33 @@ def keep_gaps(returned: Sequence[Node]) -> None:
             base = aliases[0]
         if base is not node and base.op == "call_function":
             base.meta[REALIZE] = True
+
+
+def keep_copied(graph: Graph) -> None:
+    """Write what a copy reads as a view, where it is computed from the destination. Inductor would compute it inside
+    the kernel that copies, which may then read elements that it has written already."""
+    for copy in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+        destination, source = (_base(operand) for operand in copy.args[:2])
+        if source is not copy.args[1] and source.op == "call_function" and _is_computed_from(source, destination):
+            source.meta[REALIZE] = True
+
+
+def _base(node: Any) -> Node:
+    """What a view is a view of."""
+    while aliases := effects(node).aliases:
+        node = aliases[0]
+    return node
+
+
+def _is_computed_from(value: Node, operand: Node) -> bool:
+    work, seen = [value], {value}
+    while work:
+        further = [n for n in work.pop().all_input_nodes if n not in seen]
+        if operand in further:
+            return True
+        seen.update(further)
+        work += further
+    return False
 
 
 def keep_masks(graph: Graph) -> None:
