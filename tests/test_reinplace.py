@@ -353,6 +353,19 @@ def custom_operator_reads_what_it_writes(x):
     return write_rows(x, x[:2].clone(), I([2, 3]))
 
 
+def reshaped_transpose_onto_itself(x):
+    x.copy_(x.t().reshape(3, 4))
+    return x
+
+
+def copied_and_both_returned(x, y):
+    a = x * 2
+    b = a.clone()
+    b.copy_(y)
+    a.copy_(b)
+    return a, b
+
+
 ONE = (torch.randn(4, 4, generator=torch.Generator().manual_seed(0)),)
 TWO = (*ONE, torch.randn(4, 4, generator=torch.Generator().manual_seed(1)))
 CACHE = (torch.randn(2, 4, 8), torch.randn(1, 8))
@@ -375,6 +388,7 @@ SITUATIONS = {
     custom_operator_on_a_used_temporary: TWO, custom_operator_with_result: TWO, custom_operator_on_a_list: TWO,
     custom_operator_reads_what_it_writes: ONE, row_from_a_column: ONE, columns_from_rows_after_a_write: TWO,
     flip_added_after_a_write: TWO, flip_copied_after_writes: TWO, part_scaled_in_place: ONE,
+    copied_and_both_returned: TWO, reshaped_transpose_onto_itself: (torch.arange(12.0).view(3, 4),),
 }  # fmt: skip
 
 CASES = [
@@ -468,6 +482,21 @@ def test_training(model, codegen):
     check_training(
         model(), ONE, backend=triptych.compile_fx, options={"codegen": codegen}, input_gradients=model is not Buffered
     )
+
+
+@pytest.mark.parametrize("codegen", CODEGENS)
+def test_complex_gradients_are_read_after_they_are_written(codegen):
+    """Inductor calls ATen for views of complex tensors, and would run a product before the write through a view."""
+
+    def function(x, weight):
+        return x @ weight.conj().T, (weight @ weight.mH).diagonal(), F.linear(x, weight).abs().pow(2)
+
+    x, weight = (torch.randn(n, 4, dtype=torch.complex64, requires_grad=True) for n in (2, 3))
+    compiled = torch.compile(function, backend=triptych.compile_fx, options={"codegen": codegen, "on_error": "raise"})
+    expected, results = function(x, weight), compiled(x, weight)
+    seeds = [torch.randn_like(result) for result in expected]
+    wanted, got = (torch.autograd.grad(r, (x, weight), seeds) for r in (expected, results))
+    torch.testing.assert_close(got, wanted)
 
 
 # ---- what must not be copied ----

@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 
 from . import _private
 from .arguments import require_callable, require_graph, require_inputs
-from .calling_convention import compile_flat, has_negated_views, keep_identities, take_plain_tensors
+from .calling_convention import compile_flat, has_negated_views, keep_identities, returns_overlap, take_plain_tensors
 from .codegen.base import CodeGenerator, Compiled
 from .codegen.eager import CallableCodegen, EagerCodegen
 from .codegen.inductor import InductorCodegen, reset_cuda_graphs
@@ -115,6 +115,8 @@ def compile_program(
     """Compile a captured graph by the flow; if that fails, without passes, then by the last resorts in order."""
 
     def compile(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        if returns_overlap(gm):  # views of which AOTAutograd would make from other memory
+            return gm.forward
         return take_plain_tensors(compile_some_way(gm, example_inputs), example_inputs)
 
     def compile_some_way(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

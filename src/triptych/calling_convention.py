@@ -10,6 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.graph import CodeGen
 
 from . import _private
+from .ir.alias import Aliasing
 from .ir.calls import read
 from .ir.effects import effects, returned_operand
 from .ir.facts import is_static, storage, tensor_fact
@@ -55,6 +56,37 @@ def has_negated_views(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
     as `z.conj().imag`? Dynamo guards this."""
     given = [*_private.pytree.tree_leaves(example_inputs), *gm.parameters(), *gm.buffers()]
     return any(isinstance(value, Tensor) and value.is_neg() for value in given)
+
+
+def returns_overlap(gm: GraphModule) -> bool:
+    """Does the graph write inputs that overlap in memory, and return them or views of them? AOTAutograd makes one input
+    of several that overlap, and would repeat the views of one of them on that."""
+    by_storage: dict[int, list[Node]] = {}
+    for node in gm.graph.find_nodes(op="placeholder"):
+        if (key := storage(tensor_fact(node))) is not None:
+            by_storage.setdefault(key, []).append(node)
+    shared = [nodes for nodes in by_storage.values() if len(nodes) > 1]
+    if not shared:
+        return False
+    aliasing = Aliasing(gm.graph)
+    return any(
+        aliasing.written(nodes[0]) and aliasing.is_output(nodes[0]) and _may_overlap([tensor_fact(n) for n in nodes])
+        for nodes in shared
+    )
+
+
+def _may_overlap(tensors: Sequence[Any]) -> bool:
+    """May two tensors of one storage share an element? False only where each ends before the next one begins."""
+    if not all(is_static((*t.shape, *t.stride(), t.storage_offset())) for t in tensors):
+        return True
+    end = 0
+    for tensor in sorted(tensors, key=lambda t: t.storage_offset() * t.itemsize):
+        start = tensor.storage_offset() * tensor.itemsize
+        if tensor.numel() and start < end:
+            return True
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+        end = max(end, start + (last + 1) * tensor.itemsize if tensor.numel() else 0)
+    return False
 
 
 def take_plain_tensors(compiled: Callable[..., Any], example_inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ from .base import Compiled
 from .decompositions import Decompositions, corrected
 from .fallbacks import call_unknown_writes
 from .kernel_corrections import without_faulty_kernels
-from .realized import keep_gaps, keep_masks
+from .realized import keep_copied, keep_gaps, keep_masks
 from .write_order import keeping_write_order
 
 OWN_PASSES_OFF: Mapping[str, Any] = {
@@ -107,6 +107,7 @@ class InductorCodegen:
 
     def _compile(self, gm: GraphModule, example_inputs: Sequence[Any], **facts: Any) -> Compiled:
         config = _private.inductor_config
+        keep_copied(gm.graph)
         with contextlib.ExitStack() as stack:
             stack.enter_context(keeping_write_order())
             if self.session.observed:

@@ -30,6 +30,7 @@ def without_faulty_kernels(table: Decompositions) -> Decompositions:
             *(aten.amin.default, aten.amax.default, aten.min.default, aten.max.default),
             *(aten.argmin.default, aten.argmax.default, aten.min.dim, aten.max.dim, aten.aminmax.default),
         ),
+        scalar_of_default_dtype: (aten.scalar_tensor.default,),
         totals_in_bytes: (aten.sum.default, aten.sum.dim_IntList, aten.prod.default, aten.prod.dim_int),
     }
     corrected = {
@@ -93,6 +94,17 @@ def _rounded(value: Any, dtype: torch.dtype) -> Any:
         return value
     with _private.without_dispatch_modes():
         return rounded(value, dtype)
+
+
+def scalar_of_default_dtype(otherwise: Decomposition) -> Decomposition:
+    """Of a whole number without a dtype the kernel makes int64, the operator the default dtype."""
+
+    def scalar_tensor(op: Any, number: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+        if dtype is None:
+            return op(number, dtype=torch.get_default_dtype(), **kwargs)
+        return otherwise(number, dtype=dtype, **kwargs)
+
+    return scalar_tensor
 
 
 def extremes_of_bytes(otherwise: Decomposition) -> Decomposition:

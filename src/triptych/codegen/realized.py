@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
+from typing import Any
 
+import torch
 from torch.fx import Graph, Node
 
 from .. import _private
@@ -28,17 +32,40 @@ def keep_gaps(returned: Sequence[Node]) -> None:
             base.meta[REALIZE] = True
 
 
+def keep_copied(graph: Graph) -> None:
+    """Write what a copy reads as a view, where it is computed from the destination. Inductor would compute it inside
+    the kernel that copies, which may then read elements that it has written already."""
+    copies = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    if not copies:
+        return
+    bases = [tuple(_base(operand) for operand in copy.args[:2]) for copy in copies]
+    bit = {destination: 1 << number for number, destination in enumerate({destination for destination, _ in bases})}
+    computed_from: dict[Node, int] = {}
+    """The destinations that a value depends on, a bit for each: one walk over the graph for all copies."""
+    for node in graph.nodes:
+        computed_from[node] = functools.reduce(
+            operator.or_, (computed_from[n] | bit.get(n, 0) for n in node.all_input_nodes), 0
+        )
+    for copy, (destination, source) in zip(copies, bases):
+        is_view = source is not copy.args[1]
+        if is_view and source.op == "call_function" and computed_from[source] & bit[destination]:
+            source.meta[REALIZE] = True
+
+
+def _base(node: Any) -> Node:
+    """What a view is a view of."""
+    while aliases := effects(node).aliases:
+        node = aliases[0]
+    return node
+
+
 def keep_masks(graph: Graph) -> None:
     """Write the mask of an attention once. Inductor would compute it anew for every layer that reads it, at the same
     time for all of them, and with an element for each head and batch where one is enough for all."""
-    for node in graph.nodes:
-        base = _mask(node)
-        while base is not None and (aliases := effects(base).aliases):
-            base = aliases[0]
+    for mask in filter(None, map(_mask, graph.nodes)):
+        base = _base(mask)
         tensor = tensor_fact(base)
-        if base is None or tensor is None or base.op != "call_function" or tensor.dim() == 0:
-            continue
-        if known(tensor.stride(-1) == 1):
+        if base.op == "call_function" and tensor is not None and tensor.dim() and known(tensor.stride(-1) == 1):
             base.meta[REALIZE] = True
 
 

@@ -9,6 +9,7 @@
 - x is no input of the graph, unless there is such a copy, since the caller sees the value that an input ends with; and
   then y is not returned, since the result would share the caller's memory;
 - no other operand of f shares memory with x;
+- x is not complex, for Inductor: it calls ATen for views of complex tensors, and may move a read before a write;
 - y has the strides of x, unless only that copy reads it.
 
 Aliases are those of `ir.alias`: values that may share memory. What a value is a view of, and with which sizes, strides
@@ -347,6 +348,8 @@ def overwrite(later: LaterUses, value: Node | None, destination: Any, operands: 
     there = place(program, destination) if isinstance(destination, Node) else None
     if there is None or not _is_plain(there.tensor):
         return Refusal("where {at} lies in memory is not known", at=destination)
+    if later.inductor and there.tensor.is_complex():
+        return Refusal("{at} is complex: Inductor does not know which views share its memory", at=destination)
     if overlaps_itself(there.tensor):
         return Refusal("elements of {at} may overlap in memory", at=destination)
     if problem := operands.problem(destination):
@@ -384,6 +387,8 @@ def overwrite(later: LaterUses, value: Node | None, destination: Any, operands: 
     if behind is not None and not goes:
         return Refusal("{at} is overwritten before {found} reads the new value", at=destination, found=behind)
     if behind is not None:
+        if aliasing.is_output(value) and aliasing.is_output(destination):
+            return Refusal("{at} is returned beside its new value, and both would be one memory", at=destination)
         writers = itertools.chain(aliasing.writers(destination), aliasing.writers(value))
         if (writer := next((w for w in writers if first < w), None)) is not None:
             return Refusal("{found} writes what was one of two copies", at=destination, found=writer)

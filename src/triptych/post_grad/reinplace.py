@@ -163,6 +163,10 @@ class ReinplaceSliceAssignment(Rule):
             lambda x: (lambda y: (torch.select_scatter(y, x[0], 0, 1), y))(x.relu()),
             "f32[4, 8]", because="is used afterwards", **ATEN,
         ),
+        fires(lambda x, v: torch.diagonal_scatter(x.sin(), v), "c64[4, 4]", "c64[4]", **ATEN),
+        declines(
+            lambda x, v: torch.diagonal_scatter(x.sin(), v), "c64[4, 4]", "c64[4]", because="is complex", **KERNELS
+        ),
     ]  # fmt: skip
 
 
