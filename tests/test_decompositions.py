@@ -184,11 +184,12 @@ def test_interpolation_of_16_bit_numbers_is_rounded_once(dtype, codegen):
 
 
 @pytest.mark.parametrize("codegen", CODEGENS)
-def test_gradient_of_a_softmax_has_the_dtype_of_eager(codegen):
+@pytest.mark.parametrize("dtypes", [(torch.float16, torch.float32), (torch.float32, torch.bfloat16)], ids=str)
+def test_gradient_of_a_softmax_has_the_dtype_of_eager(dtypes, codegen):
     def function(grad, output):
-        return torch.ops.aten._softmax_backward_data(grad, output, 1, torch.float32)
+        return torch.ops.aten._softmax_backward_data(grad, output, 1, dtypes[1])
 
-    given = torch.randn(2, 3, 4).half()
+    given = torch.randn(2, 3, 4).to(dtypes[0])
     torch.testing.assert_close(compiled(function, codegen)(*given), function(*given))
 
 

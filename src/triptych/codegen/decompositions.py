@@ -167,12 +167,12 @@ def round_decimals(x: torch.Tensor, decimals: int = 0) -> torch.Tensor:
 
 
 def softmax_backward_of_its_dtype(decomposition: Decomposition) -> Decomposition:
-    """The operator changes the dtype where a softmax of 16-bit numbers was computed in float32, and nowhere else; the
+    """The operator changes the dtype where a softmax of float16 was computed in float32, and nowhere else; the
     decomposition converts to whatever it is given."""
 
     @functools.wraps(decomposition)
     def softmax_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> Any:
-        narrows = grad.dtype is torch.float32 and input_dtype in (torch.float16, torch.bfloat16)
+        narrows = grad.dtype is torch.float32 and input_dtype is torch.float16
         return decomposition(grad, output, dim, input_dtype if narrows else grad.dtype)
 
     return softmax_backward
