@@ -104,7 +104,7 @@ def _gradients(program: torch.nn.Module) -> list[Tensor]:
 
 
 def time_kernels_in_turn(lock: DeviceLock) -> None:
-    """Inductor and Triptych choose some kernels by timing them: one process at a time."""
+    """Inductor's code and Triptych's cost model choose by timing: one process at a time."""
 
     def alone(time: Callable[..., float]) -> Callable[..., float]:
         @functools.wraps(time)

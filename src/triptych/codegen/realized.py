@@ -70,7 +70,7 @@ def keep_masks(graph: Graph) -> None:
 
 
 def _mask(node: Node) -> Node | None:
-    """The mask that a kernel for attention reads; its backward reads it too."""
+    """The mask that a kernel for attention reads."""
     if not isinstance(node.target, _private.OpOverload) or "_scaled_dot_product_" not in node.target.name():
         return None
     names = [argument.name for argument in node.target._schema.arguments]

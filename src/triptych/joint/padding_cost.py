@@ -23,6 +23,7 @@ ALIGNMENT = {torch.float16: 8, torch.bfloat16: 8, torch.float32: 4}
 UNALIGNED_RATE = 0.5
 """What the model takes for the rate of tensor cores on operands that are loaded element by element."""
 
+
 @dataclass(frozen=True)
 class Padding:
     """How much each of the three sizes of a product grows."""

@@ -54,6 +54,7 @@ class UnalignedLinear(Rule):
             m.applies(is_launched(m.program.options, given))
         padding = needed_padding(m, x.tensor, w.tensor)
         m.applies(padding == Padding(n=padding.n) and padding.n > 0)
+        m.applies(all(not isinstance(s, int) or s > 0 for s in (*x.shape, *w.shape)))
         if not self.always:
             site = product_site(m, x, w, padding)
             measure = (lambda: _timed(site)) if self.measure else None
