@@ -296,7 +296,7 @@ def test_two_stages_share_a_name_and_each_its_options():
 
 def test_pad_mm_is_a_pass():
     (info,) = [p for p in list_passes("joint") if p.name == "pad_mm"]
-    assert info.default and set(info.options) == {"always", "measure"}
+    assert info.default and set(info.options) == {"always", "measure", "unaligned"}
 
 
 @pytest.mark.parametrize("name", ["addmm", "pointless_cumsum_replacement"])
