@@ -74,6 +74,9 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "prepare_softmax_online": "torch._inductor.inductor_prims:prepare_softmax_online",
         # where Inductor keeps kernels between processes
         "inductor_cache_dir": "torch._inductor.runtime.cache_dir_utils:cache_dir",
+        # the modules of generated code, and a Triton kernel in one
+        "PyCodeCache": "torch._inductor.codecache:PyCodeCache",
+        "CachingAutotuner": "torch._inductor.runtime.triton_heuristics:CachingAutotuner",
         # where Inductor notes which nodes a kernel computes
         "inductor_debug": "torch._inductor.debug",
         # logs that TORCH_LOGS turns on by what they show, and a graph as they print it
@@ -83,8 +86,9 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "dynamo_timed": "torch._dynamo.utils:dynamo_timed",
         # the log that TORCH_TRACE writes
         "trace_log": "torch._logging._internal:trace_log",
-        # does somebody profile?
+        # does somebody profile, or watch every operator and kernel?
         "profiler_enabled": "torch.autograd:_profiler_enabled",
+        "get_active_debug_mode": "torch.utils._debug_mode:get_active_debug_mode",
         # artifacts for TORCH_TRACE and tlparse
         "trace_structured": "torch._logging:trace_structured",
         # how the operands that a functionalised custom operator writes are views of the values given beside them

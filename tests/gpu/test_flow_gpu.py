@@ -9,6 +9,7 @@ import torch
 import torch._dynamo
 import torch.nn.functional as F
 
+from triptych import _private
 from triptych.backend import compile_fx
 from triptych.passes.session import watching
 
@@ -85,3 +86,26 @@ def test_channels_last_strides_are_kept():
         got = torch.compile(lambda x: conv(x).relu(), backend=compile_fx)(given)
         assert got.stride() == wanted.stride()
         torch.testing.assert_close(got, wanted, rtol=1e-2, atol=1e-2)
+
+
+def generated_kernels(first: int) -> list:
+    """The Triton kernels of the modules of generated code that were loaded since there were `first` of them."""
+    modules = _private.PyCodeCache.modules[first:]
+    return [k for module in modules for k in vars(module).values() if type(k) is _private.CachingAutotuner]
+
+
+@pytest.mark.skipif(hasattr(_private.CachingAutotuner, "_build_fast_launcher"), reason="this torch does so itself")
+def test_kernels_are_launched_directly_from_the_second_call_on():
+    first = len(_private.PyCodeCache.modules)
+    call = torch.compile(lambda x: (x.sin() + 1).softmax(-1).sum(), backend=compile_fx)
+    gradients, launches = [], []
+    for _ in range(3):
+        x = torch.ones(8, 64, device="cuda", requires_grad=True)
+        call(x).backward()
+        gradients.append(x.grad)
+        launches.append({kernel.run.__name__ for kernel in generated_kernels(first)})
+    assert all(torch.equal(gradient, gradients[0]) for gradient in gradients)
+    assert launches[1:] == [{"launch_directly"}] * 2
+    with torch.profiler.profile() as profiler:
+        call(x)
+    assert any(event.key.startswith("triton_") for event in profiler.key_averages())

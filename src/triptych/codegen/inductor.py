@@ -19,6 +19,7 @@ from .base import Compiled
 from .decompositions import Decompositions, corrected
 from .fallbacks import call_unknown_writes
 from .kernel_corrections import without_faulty_kernels
+from .launches import launching_directly
 from .realized import keep_copied, keep_gaps, keep_masks
 from .write_order import keeping_write_order
 
@@ -66,7 +67,7 @@ class InductorCodegen:
 
     def emit(self, gm: GraphModule, example_inputs: Sequence[Any], graph: str) -> Compiled:
         # The settings are set here, not around the whole compile: a backward is compiled at its first call.
-        with _private.inductor_config.patch(self.settings):
+        with _private.inductor_config.patch(self.settings), launching_directly():
             # Inductor's cache key reads the generated Python, so a stale one would serve a stale kernel.
             gm.recompile()
             call_unknown_writes(gm)

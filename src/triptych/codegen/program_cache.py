@@ -18,6 +18,7 @@ from ..passes.torch_bisector import bisector_runs
 from .base import CodeGenerator, Compiled
 from .eager import boxed
 from .inductor import InductorCodegen, cache_marker
+from .launches import launching_directly
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def program_cache(session: Session, codegen: CodeGenerator) -> Iterator[ProgramC
         yield ProgramCache()
         return
     marker = cache_marker(f"{codegen.key}/{codegen.known_buffers}")
-    with _private.inductor_config.patch(joint_custom_post_pass=marker):
+    with _private.inductor_config.patch(joint_custom_post_pass=marker), launching_directly():
         yield ProgramCache(True, _private.autograd_cache_arguments(codegen.shared))
 
 

@@ -1,0 +1,102 @@
+"""Kernels launched directly, on releases of torch that prepare each launch anew. The kernel here is a stand-in."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+import torch
+
+from triptych import _private
+from triptych.codegen.launches import launching_directly
+
+STREAM = 7
+
+
+class Kernel:
+    """What `launching_directly` knows of a kernel in generated code; `calls` says who was called with what."""
+
+    dump_launch_params = dump_launch_tensors = False
+
+    def __init__(self, configurations: int = 1, is_static: bool = True) -> None:
+        self.calls: list[tuple[str, tuple[int, ...]]] = []
+        self.launchers = [self._launcher(is_static) for _ in range(configurations)]
+
+    def _launcher(self, is_static):
+        def launch(*args, stream):
+            assert stream == STREAM
+            self.calls.append(("launch", args))
+
+        launch._is_static = is_static
+        return launch
+
+    def run(self, *args, stream, benchmark_run=False):
+        self.calls.append(("run", args))
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Load generated code that has one kernel."""
+    modules: list[types.ModuleType] = []
+    monkeypatch.setattr(_private, "CachingAutotuner", Kernel)
+    monkeypatch.setattr(_private, "PyCodeCache", types.SimpleNamespace(modules=modules))
+
+    def load(kernel: Kernel) -> Kernel:
+        module = types.ModuleType("generated")
+        module.kernel, module.call = kernel, lambda: None
+        modules.append(module)
+        return kernel
+
+    return load
+
+
+def launch(kernel: Kernel, times: int) -> list[tuple[str, tuple[int, ...]]]:
+    for number in range(times):
+        kernel.run(number, stream=STREAM)
+    return kernel.calls
+
+
+def test_the_first_launch_is_torchs_own(load):
+    with launching_directly():
+        with launching_directly():  # as the cache of programs does around a compile
+            kernel = load(Kernel())
+    assert launch(kernel, 3) == [("run", (0,)), ("launch", (1,)), ("launch", (2,))]
+
+
+@pytest.mark.parametrize("kernel", [Kernel(is_static=False), Kernel(configurations=2)], ids=["scratch", "not tuned"])
+def test_left_to_torch(load, kernel):
+    with launching_directly():
+        load(kernel)
+    assert launch(kernel, 2) == [("run", (0,)), ("run", (1,))]
+
+
+def test_dumped_launches_are_left_to_torch(load, monkeypatch):
+    monkeypatch.setattr(Kernel, "dump_launch_tensors", True)
+    with launching_directly():
+        kernel = load(Kernel())
+    assert launch(kernel, 2) == [("run", (0,)), ("run", (1,))]
+
+
+def test_code_loaded_by_somebody_else_is_not_touched(load):
+    kernel = load(Kernel())
+    with launching_directly():
+        pass
+    assert launch(kernel, 2) == [("run", (0,)), ("run", (1,))]
+
+
+def test_profiled_and_benchmarked_launches_are_torchs_own(load):
+    with launching_directly():
+        kernel = load(Kernel())
+    kernel.run(0, stream=STREAM)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        kernel.run(1, stream=STREAM)
+    kernel.run(2, stream=STREAM, benchmark_run=True)
+    kernel.run(3, stream=STREAM)
+    assert kernel.calls == [("run", (0,)), ("run", (1,)), ("run", (2,)), ("launch", (3,))]
+
+
+def test_releases_that_do_so_themselves(load, monkeypatch):
+    monkeypatch.setattr(Kernel, "_build_fast_launcher", None, raising=False)
+    with launching_directly():
+        kernel = load(Kernel())
+    assert "run" not in vars(kernel)
