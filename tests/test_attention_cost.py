@@ -9,6 +9,7 @@ import torch
 
 import triptych
 from triptych.attention import cost
+from triptych.cost.device import USUAL
 
 BOOLEAN, BIAS = ((2, 1, 6, 6), (36, 36, 6, 1), torch.bool), ((2, 4, 6, 6), (0, 0, 6, 1), torch.float32)
 
@@ -35,6 +36,22 @@ def test_the_model_counts_what_is_written():
     few, many = (site(BOOLEAN, rows=rows).modelled()[0] for rows in (1024, 2048))
     assert 3 < many / few < 5
     assert site(BOOLEAN, trains=True, rows=1024).modelled()[0] > 2 * few
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize(
+    "windows, heads, rows, width, is_fused",
+    [(4096, 3, 49, 32, False), (64, 24, 49, 32, False), (8, 12, 512, 64, True), (2, 4, 6, 8, True)],
+    ids=["Swin, first stage", "Swin, last stage", "T5", "tiny"],
+)
+def test_many_small_windows_are_not_fused(windows, heads, rows, width, is_fused, trains, monkeypatch):
+    """As modelled for an H200: a kernel spends a fixed time on each window and head."""
+    monkeypatch.setattr(cost, "device_model", lambda device: USUAL)
+    operands, mask = [(windows, heads, rows, width)] * 3, (windows, heads, rows, rows)
+    kind = {"dtype": torch.bfloat16, "device": torch.device("cuda"), "dropout": 0.0, "mask_trains": False}
+    modelled = cost._Site(*operands, mask, (0, rows * rows, rows, 1), torch.bfloat16, 0, **kind, trains=trains)
+    before, after = modelled.modelled()
+    assert (after < before) == is_fused
 
 
 @pytest.mark.parametrize("times, is_fused", [((9e-6, 3e-6), True), ((3e-6, 9e-6), False), (None, True)])

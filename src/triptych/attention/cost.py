@@ -26,6 +26,10 @@ FORWARD_RATE, BACKWARD_RATE = 0.3, 0.2
 BACKWARD_WORK = 2.5
 """Products in the backward of the kernel, for each in the forward: it computes the scores again."""
 
+BLOCK_ROWS, BLOCK_SECONDS = 64, 4e-6
+"""The kernel works on blocks of this many queries of one head, and a core needs at least this long for each, however
+few keys there are. In windows of 49 pixels (Swin) that is what an H200 spends its time on."""
+
 
 def require_quicker(m: Match, plan: AttentionPlan) -> None:
     """Leave an attention with an explicit mask as it is on a GPU where its kernel is slower."""
@@ -93,11 +97,13 @@ class _Site:
         before = gemm(rows, keys, width) + gemm(rows, columns, keys)
         before += model.copy(2 * self.score_bytes + self.mask_bytes)
         work = 2.0 * self.batch * rows * keys * (width + columns) / model.flops(self.dtype)
-        after = model.launch + work / FORWARD_RATE
+        blocks = self.batch * math.ceil(rows / BLOCK_ROWS)
+        least = BLOCK_SECONDS * max(1.0, blocks / model.cores)
+        after = model.launch + max(work / FORWARD_RATE, least)
         if self.trains:
             before += gemm(rows, keys, columns) + gemm(keys, columns, rows) + model.copy(3 * self.score_bytes)
             before += gemm(rows, width, keys) + gemm(keys, width, rows)
-            after += model.launch + BACKWARD_WORK * work / BACKWARD_RATE
+            after += model.launch + BACKWARD_WORK * max(work / BACKWARD_RATE, least)
         return before, after
 
     def timed(self) -> tuple[float, float] | None:
