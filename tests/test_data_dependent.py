@@ -19,6 +19,8 @@ PROGRAMS = {
     "where_alone": lambda x, r: torch.where(x > 0)[0].float().mean(),
     "masked_select": lambda x, r: torch.masked_select(x, x > 0).unsqueeze(0).squeeze(0).clone() + 0,
     "index_by_mask": lambda x, r: torch.cat([x[x > 0], x[x < 0]]).view(-1).view(-1, 1) * 1.0,
+    "cat_of_masked_rows": lambda x, r: (lambda y: torch.cat([y * 2, y, y + 1]))(x[r > 0]),
+    "cat_of_masked_rows_with_themselves": lambda x, r: (lambda y: torch.cat([y, y], 1))(x.t()[:, r > 0].sin()),
     "unique": lambda x, r: torch.unique(r) * 2,
     "bincount": lambda x, r: torch.bincount(r) + 1,
     "item": lambda x, r: x * r.sum().item(),
@@ -71,9 +73,30 @@ def test_sizes_from_data(name, grad):
     check(name, grad, codegen="eager")
 
 
-@pytest.mark.parametrize("name", ["repeat_interleave", "index_by_mask", "nonzero"])
+@pytest.mark.parametrize(
+    "name",
+    ["repeat_interleave", "index_by_mask", "nonzero", "cat_of_masked_rows_with_themselves", "cat_of_masked_rows"],
+)
 def test_sizes_from_data_through_kernels(name):
     check(name, True, codegen="inductor")
+
+
+def test_towers_over_masked_rows_through_kernels():
+    """Their gradients are put together along a number of rows that depends on data."""
+    tower = lambda: torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))  # noqa: E731
+    towers = torch.nn.ModuleList(tower() for _ in range(8))
+
+    def program(x, keep):
+        rows = x[keep]
+        return sum(tower(rows).sum() for tower in towers)
+
+    gradients = []
+    compiled = torch.compile(program, backend=triptych.compile_fx, options={"on_error": "raise"}, fullgraph=True)
+    for call in (program, compiled):
+        towers.zero_grad()
+        call(torch.linspace(-1, 1, 1024).reshape(64, 16), torch.arange(64) % 3 > 0).backward()
+        gradients.append([p.grad.clone() for p in towers.parameters()])
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])

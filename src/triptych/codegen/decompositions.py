@@ -14,7 +14,7 @@ import torch
 
 from .. import _private
 from ..errors import TriptychError
-from ..ir.facts import known_equal
+from ..ir.facts import is_contiguous, is_static, known_equal
 
 Decomposition = Callable[..., Any]
 Decompositions = dict[Any, Decomposition]
@@ -73,10 +73,11 @@ def repetition_in_memory_format(decomposition: Decomposition) -> Decomposition:
     @functools.wraps(decomposition)
     def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
         first, *others = tensors
-        contiguous = first.is_contiguous() and _private.memory_format_of(first) is torch.contiguous_format
-        if others and all(other is first for other in others) and not contiguous:
-            return NotImplemented
-        return decomposition(tensors, dim)
+        is_repetition = bool(others) and all(other is first for other in others)
+        return NotImplemented if is_repetition and not is_plain(first) else decomposition(tensors, dim)
+
+    def is_plain(x: torch.Tensor) -> bool:
+        return is_contiguous(x) and is_static(x.shape) and _private.memory_format_of(x) is torch.contiguous_format
 
     return cat
 

@@ -127,6 +127,13 @@ def numel(shape: Sequence[Any]) -> Any:
     return total
 
 
+def is_contiguous(tensor: torch.Tensor) -> bool:
+    """Provably contiguous. Adds no guard, and asks nothing of sizes that depend on data."""
+    if is_static(tensor.shape):
+        return tensor.is_contiguous()
+    return known_equal(tensor.stride(), [numel(tensor.shape[dim + 1 :]) for dim in range(tensor.dim())])
+
+
 def same_layout(left: torch.Tensor, right: torch.Tensor) -> bool:
     """The same places in memory: strides of size-1 dims do not count, unless a convolution would choose its memory
     format by them. Values computed from the two may still have different strides: see `same_strides`."""

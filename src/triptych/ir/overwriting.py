@@ -32,7 +32,7 @@ from torch.fx import Node
 from .. import _private
 from .collectives import awaited, is_wait
 from .effects import node_operands
-from .facts import fact, known, known_equal, same_strides, tensor_fact
+from .facts import fact, is_contiguous, known, known_equal, same_strides, tensor_fact
 from .program import Program
 from .refusal import Refusal
 from .traits import is_gemm, is_pointwise, is_reduction
@@ -235,7 +235,7 @@ def place(program: Program, node: Node) -> Place | None:
 
 def same_order(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Are both contiguous and of one size: do they differ in shape alone?"""
-    return known_equal(a.numel(), b.numel()) and known(a.is_contiguous()) and known(b.is_contiguous())
+    return known_equal(a.numel(), b.numel()) and is_contiguous(a) and is_contiguous(b)
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
