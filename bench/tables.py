@@ -18,6 +18,12 @@ Record = dict[str, Any]
 
 SLOW = 0.98
 """Below this speed relative to Inductor a model is listed."""
+COMPARED = [
+    *((title, pair, "ms") for title, pair in PAIRS.items()),
+    ("default, kernels alone", PAIRS["default"], "gpu_ms"),
+]
+"""The means of a summary: a title, ours and Inductor's counterpart, and the figure that is compared. What the kernels
+take does not depend on how quickly the host launches them."""
 TIMES_EAGER = 3
 """An error is suspicious beyond this multiple of eager's and a rounding."""
 
@@ -44,9 +50,9 @@ def load(path: Path) -> tuple[dict[str, Any], list[Record]]:
     return header, header.pop("cases")
 
 
-def speed(record: Record, ours: str, theirs: str = INDUCTOR) -> float | None:
+def speed(record: Record, ours: str, theirs: str = INDUCTOR, figure: str = "ms") -> float | None:
     """How many times as fast as the other: its time over ours."""
-    times = [record["variants"].get(name, {}).get("ms") for name in (ours, theirs)]
+    times = [record["variants"].get(name, {}).get(figure) for name in (ours, theirs)]
     return times[1] / times[0] if all(times) else None
 
 
@@ -59,8 +65,8 @@ def wrong(record: Record, variant: str) -> bool:
 def means(records: Sequence[Record]) -> Iterator[tuple[str, str, float, int]]:
     """Mode, what is compared, geometric mean of the speeds, number of models."""
     for mode in dict.fromkeys(record["mode"] for record in records):
-        for title, pair in PAIRS.items():
-            speeds = [s for r in records if r["mode"] == mode and (s := speed(r, *pair)) is not None]
+        for title, pair, figure in COMPARED:
+            speeds = [s for r in records if r["mode"] == mode and (s := speed(r, *pair, figure)) is not None]
             if speeds:
                 yield mode, title, math.exp(sum(map(math.log, speeds)) / len(speeds)), len(speeds)
 
