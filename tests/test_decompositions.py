@@ -47,6 +47,26 @@ def test_bias_is_not_read_at_beta_zero(sizes, codegen):
         torch.testing.assert_close(got, want)
 
 
+def pointwise_of_two_layouts(x, y):
+    """Of operands in different layouts; the last two are also broadcast."""
+    cross_entropy = torch.nn.functional.binary_cross_entropy
+    return (
+        *(torch.fmax(x, y), torch.fmin(y, x), torch.xlogy(x, y), torch.special.xlog1py(y, x), torch.lerp(x, x, y)),
+        *(torch.lerp(y, x, x), torch.lerp(x[:1], y, y), cross_entropy(x, y, x, reduction="none"), cross_entropy(x, y)),
+        *(torch.fmax(x[:1], y), torch.xlogy(y, x[:, :1])),
+    )
+
+
+@pytest.mark.parametrize("codegen", CODEGENS)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_results_have_the_layout_of_the_first_operand(codegen, dynamic):
+    inputs = torch.rand(4, 6), torch.rand(6, 4).t()
+    call = compiled(pointwise_of_two_layouts, codegen, dynamic)
+    for want, got in zip(pointwise_of_two_layouts(*inputs), call(*inputs)):
+        assert got.stride() == want.stride()
+        torch.testing.assert_close(got, want)
+
+
 @pytest.mark.parametrize("codegen", CODEGENS)
 def test_one_tensor_several_times_has_the_strides_of_eager(codegen):
     def function(image, turned):
@@ -215,7 +235,8 @@ def test_torchs_own_table_stays_as_it_is():
         aten.addmm.default, aten.add.Tensor, aten.index_add.default, aten.max_unpool2d.default, aten.round.decimals,
         aten.soft_margin_loss_backward.default, aten.native_dropout.default, aten.index_fill.int_Scalar,
         aten.index_fill.int_Tensor, aten.cat.default, aten.lerp.Scalar, aten.lerp.Tensor,
-        aten._softmax_backward_data.default,
+        aten._softmax_backward_data.default, aten.binary_cross_entropy.default, aten.fmax.default, aten.fmin.default,
+        aten.special_xlog1py.default, aten.xlogy.Tensor,
     }  # fmt: skip
     assert _private.select_decomp_table() == before
     assert aten.add.Tensor not in portable_decompositions()

@@ -26,16 +26,21 @@ def corrected(table: Decompositions) -> Decompositions:
     corrections: dict[Any, Callable[[Decomposition], Decomposition]] = {
         aten.addmm.default: bias_unread_at_beta_zero,
         aten.add.Tensor: complex_add_of_nothing,
+        aten.binary_cross_entropy.default: in_layout_of_operands,
         aten.cat.default: repetition_in_memory_format,
+        aten.fmax.default: in_layout_of_operands,
+        aten.fmin.default: in_layout_of_operands,
         aten.index_add.default: index_add_of_matching_shapes,
         aten.index_fill.int_Scalar: index_fill_in_strides_of_a_copy,
         aten.index_fill.int_Tensor: index_fill_in_strides_of_a_copy,
         aten.lerp.Scalar: lerp_in_float32,
-        aten.lerp.Tensor: lerp_in_float32,
+        aten.lerp.Tensor: lambda decomposition: in_layout_of_operands(lerp_in_float32(decomposition)),
         aten.max_unpool2d.default: max_unpool2d_in_memory_format,
         aten.round.decimals: lambda _: round_decimals,
         aten.soft_margin_loss_backward.default: lambda _: soft_margin_loss_backward,
         aten._softmax_backward_data.default: softmax_backward_of_its_dtype,
+        aten.special_xlog1py.default: in_layout_of_operands,
+        aten.xlogy.Tensor: in_layout_of_operands,
     }
     table = {op: corrections[op](fn) if op in corrections else fn for op, fn in table.items()}
     dropout = aten.native_dropout.default
@@ -101,6 +106,24 @@ def hardsigmoid_backward_in_double(decomposition: Decomposition) -> Decompositio
         return NotImplemented if x.dtype is torch.float64 else decomposition(grad_output, x)
 
     return hardsigmoid_backward
+
+
+def in_layout_of_operands(decomposition: Decomposition) -> Decomposition:
+    """The result of a pointwise operator has the layout of the first operand that has one, that of the decomposition the
+    layout of whichever operand it reads first."""
+
+    @functools.wraps(decomposition)
+    def pointwise(*args: Any, **kwargs: Any) -> Any:
+        result = decomposition(*args, **kwargs)
+        operands = [x for x in args if isinstance(x, torch.Tensor)]
+        if all(known_equal((x.shape, x.stride()), (result.shape, result.stride())) for x in operands):
+            return result
+        total = functools.reduce(torch.add, operands)  # nobody uses it: a sum has the layout that is wanted
+        if not known_equal(total.shape, result.shape) or known_equal(total.stride(), result.stride()):
+            return result  # a loss that is reduced to a number, or one that needs no copy
+        return torch.ops.prims.copy_strided(result, total.stride())
+
+    return pointwise
 
 
 def index_add_of_matching_shapes(decomposition: Decomposition) -> Decomposition:
