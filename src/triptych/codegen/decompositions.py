@@ -109,8 +109,8 @@ def hardsigmoid_backward_in_double(decomposition: Decomposition) -> Decompositio
 
 
 def in_layout_of_operands(decomposition: Decomposition) -> Decomposition:
-    """The result of a pointwise operator has the layout of the first operand that has one, that of the decomposition the
-    layout of whichever operand it reads first."""
+    """The result of a pointwise operator has the layout of the first operand that has one, that of the decomposition
+    the layout of whichever operand it reads first."""
 
     @functools.wraps(decomposition)
     def pointwise(*args: Any, **kwargs: Any) -> Any:
