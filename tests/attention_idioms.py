@@ -416,7 +416,7 @@ def additive_with_rows_cut(q, k, v, mask):
     return F.softmax(q @ k.mT * 0.35 + mask, -1) @ v
 
 
-@idiom(*QKV, ("sunk", (B, 1, S, S)), tags="sunk")
+@idiom(*QKV, ("sunk", (B, 1, S, S)))
 def additive_with_rows_sunk(q, k, v, mask):
     return F.softmax(q @ k.mT * 0.35 + mask, -1) @ v
 

@@ -70,8 +70,8 @@ BIASES = {
 @pytest.mark.parametrize("train", [False, True])
 def test_bias_in_float32(program, bias, train):
     """Fused, and as exact as before: rows that are masked out entirely are too."""
-    if train and bias.startswith("sunk"):
-        pytest.skip("the gradient of such rows is not eager's")
+    if train and bias == "sunk_less":
+        pytest.skip("in double precision, which it is compared with, scores are not lost in such numbers")
     torch._dynamo.reset()
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(B, H, S, D, generator=generator).requires_grad_(train) for _ in range(3)] + [BIASES[bias]]

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
+import triptych
 from triptych import _private
 from triptych.backend import compile_fx, make_backend
 from triptych.passes.session import watching
@@ -273,6 +274,28 @@ def test_unknown_option_names_the_near_one():
         torch.compile(torch.sin, backend=compile_fx, options={"codegn": "eager"})(torch.ones(2))
 
 
+@pytest.mark.parametrize(
+    "name, value, kind",
+    [
+        ("freeze", "yes", "True or False"),
+        ("fallback_random", "yes", "True or False"),
+        ("pad_mm.always", "no", "True or False"),
+        ("group_batch_fusion_passes.min_group", "four", "a whole number"),
+        ("group_batch_fusion_passes.min_group", True, "a whole number"),
+        ("fuse_attention.lowest_score", "low", "a number"),
+        ("bucket_all_reduce.by", 3, "a string"),
+        ("remove_passes", 5, "named by strings"),
+    ],
+)
+def test_options_of_another_kind(name, value, kind):
+    with pytest.raises(triptych.TriptychError, match=f"{kind}, not"):
+        triptych.Options.make({name: value})
+
+
+def test_an_option_that_is_a_number_takes_whole_ones():
+    assert triptych.Options.make({"fuse_attention.lowest_score": -4000}).pass_options
+
+
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"])
 def test_modes(mode):
     x = torch.randn(8, 8)
@@ -432,6 +455,30 @@ def test_make_backend_gets_the_optimised_aten_graphs():
     assert aten.convolution.default in targets and aten.convolution_backward.default in targets
     only_inductor = ("prims::_low_memory", "prims::fma", "prims::inductor")
     assert not [t for t in targets if t.name().startswith(only_inductor)]
+
+
+def test_a_made_backend_is_explained_with_its_own_compiler():
+    graphs = []
+
+    @make_backend
+    def mine(gm, inputs):
+        graphs.append(gm)
+        return gm.forward
+
+    assert mine.__name__ == "mine"
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
+    explanation = triptych.explain(torch.compile(model, backend=mine), torch.randn(2, 4), train=True)
+    assert len(graphs) == 2 and explanation.backend == "mine" and not explanation.kernels
+    assert "inductor" not in graphs[0].code
+
+
+def test_a_backend_that_returns_nothing_is_named():
+    def forgetful(gm, inputs):
+        pass
+
+    call = torch.compile(torch.sin, backend=make_backend(forgetful), options={"on_error": "raise"})
+    with pytest.raises(Exception, match="forgetful returned None"):
+        call(torch.ones(2))
 
 
 def test_make_backend_takes_options_and_mode():

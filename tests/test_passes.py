@@ -108,7 +108,7 @@ def test_a_user_pass_may_leave_the_order_to_the_sort():
 
 
 def forget_names():
-    for cached in (pipeline.pass_names, pipeline.option_names, pipeline.rule_names):
+    for cached in (pipeline.pass_names, pipeline.option_defaults, pipeline.rule_names):
         cached.cache_clear()
 
 

@@ -25,6 +25,7 @@ from .ir.partitioned import BACKWARD, RESULTS, Backward, mark_gradients
 from .ir.values.buffers import KnownBuffers, forget_changes
 from .options import Options
 from .partition import partition
+from .passes.custom_passes import name_of
 from .passes.manager import run_stage
 from .passes.session import Session, open_session
 from .passes.torch_tools import log_graph, provenance
@@ -102,6 +103,8 @@ def make_backend(compile_fn: CompileFn) -> Callable[..., Any]:
         made = replace(made, codegen="eager", remove_passes=removed)
         return compile_program(gm, example_inputs, made, lambda *_: CallableCodegen(compile_fn))
 
+    backend.__name__ = backend.__qualname__ = name_of(compile_fn)  # which Dynamo puts into its messages
+    backend.compile_fn = compile_fn  # type: ignore[attr-defined]
     return backend
 
 

@@ -208,10 +208,10 @@ def stage_names() -> list[str]:
 def option_names() -> list[str]:
     from dataclasses import fields
 
-    from .pipeline import Options, option_names
+    from .pipeline import Options, option_defaults
 
     plain = [field.name for field in fields(Options) if field.name not in ("pass_options", "inductor_options")]
-    return [f"{name}=" for name in (*plain, *sorted(option_names()))]
+    return [f"{name}=" for name in (*plain, *sorted(option_defaults()))]
 
 
 FILE = click.argument("file", metavar="FILE.py[:NAME]", shell_complete=python_files)

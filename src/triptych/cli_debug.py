@@ -61,8 +61,10 @@ def bisect_command(
     """
     from .explaining.bisect import EQUAL, bisect, bisect_command
 
-    if (file is None) == (shell_command is None):
+    if file is None and shell_command is None:
         raise TriptychError("give FILE.py[:NAME], or a command with --check")
+    if file is not None and shell_command is not None:
+        raise TriptychError("give FILE.py[:NAME] or a command with --check, not both")
     given = parse_options(options)
     if with_repro and file is not None:
         require_writable(out)

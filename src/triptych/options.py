@@ -40,7 +40,7 @@ OURS_INSTEAD_OF_INDUCTORS = {
 }  # fmt: skip
 """Inductor's settings that would run its passes over ours, or that are options here, and what to do instead."""
 
-NAMES: dict[str, Callable[[], frozenset[str]]] = {}
+NAMES: dict[str, Callable[[], Any]] = {}
 """The names of all passes, rules and pass options, by which of them; the pipeline, which knows them, fills it in."""
 
 
@@ -111,8 +111,9 @@ class Options:
         if self.mode is not None:
             _one_of("mode", self.mode, MODES)
         for switch in ("freeze", "known_buffers", "stabilize_relu"):
-            if not isinstance(getattr(self, switch), bool):
-                raise TriptychError(f"{switch} is True or False, not {getattr(self, switch)!r}")
+            _require_kind(switch, getattr(self, switch), False)
+        if self.fallback_random is not None:
+            _require_kind("fallback_random", self.fallback_random, False)
         if not isinstance(self.known_buffers_bytes, int) or self.known_buffers_bytes < 0:
             raise TriptychError(f"known_buffers_bytes is a number of bytes, not {self.known_buffers_bytes!r}")
         if isinstance(self.spmd_check, bool) or not isinstance(self.spmd_check, (int, float)) or self.spmd_check < 0:
@@ -177,7 +178,10 @@ class Options:
         for name in self.remove_passes:
             if name in NAMES["required"]():
                 raise TriptychError(f"{name} cannot be removed: what follows it cannot do without it")
-        _require_known("option", self.pass_options, NAMES["pass options"]())
+        defaults = NAMES["pass options"]()
+        _require_known("option", self.pass_options, defaults)
+        for name, value in self.pass_options.items():
+            _require_kind(name, value, defaults[name])
         if self.inductor_options:  # only then: the names are in a module of Inductor's
             _require_known("option of Inductor", self.inductor_options, NAMES["Inductor's settings"]())
         for name, instead in OURS_INSTEAD_OF_INDUCTORS.items():
@@ -204,7 +208,7 @@ def _unknown_option(name: str, known: set[str]) -> UnknownName:
     if name in settings:
         prefixed = INDUCTOR_PREFIX + name
         return UnknownName("option", name, [], hint=f"it is one of Inductor's, which are given as {prefixed!r}")
-    return UnknownName("option", name, known | NAMES["pass options"]())
+    return UnknownName("option", name, known | set(NAMES["pass options"]()))
 
 
 def _shown(value: Any) -> str:
@@ -217,10 +221,30 @@ def name_list(names: str | Sequence[str] | None) -> tuple[str, ...]:
         return ()
     if isinstance(names, str):
         names = names.split(",")
+    if not isinstance(names, Iterable):
+        raise TriptychError(f"passes are named by strings, not by {_shown(names)}: {names}")
     for name in names:
         if not isinstance(name, str):
             raise TriptychError(f"passes are named by strings, not by {_shown(name)}: {name}")
     return tuple(n.strip() for n in names if n.strip())
+
+
+KINDS: Mapping[type, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "True or False"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    str: ((str,), "a string"),
+}
+"""By the type of an option's default: the types that it takes, and how to say so."""
+
+
+def _require_kind(name: str, value: Any, default: Any) -> None:
+    """The value of an option must be of the kind of its default."""
+    if type(default) not in KINDS:
+        return
+    types, kind = KINDS[type(default)]
+    if not isinstance(value, types) or isinstance(value, bool) and bool not in types:
+        raise TriptychError(f"{name} is {kind}, not {value!r}")
 
 
 def _one_of(kind: str, value: Any, known: Sequence[str]) -> None:

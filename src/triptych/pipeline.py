@@ -314,15 +314,15 @@ def rule_names() -> frozenset[str]:
 
 
 @functools.cache
-def option_names() -> frozenset[str]:
-    """Every pass's own options, as `pass_name.option`."""
-    return frozenset(
-        f"{entry.name}.{option}"
+def option_defaults() -> dict[str, Any]:
+    """Every pass's own options, as `pass_name.option`, with their defaults."""
+    return {
+        f"{entry.name}.{option}": default
         for entries in STAGES.values()
         for entry in entries
         if not isinstance(entry, Hook)
-        for option in entry.option_fields()
-    )
+        for option, default in entry.option_fields().items()
+    }
 
 
 @functools.cache
@@ -347,7 +347,7 @@ NAMES.update(
     {
         "passes": pass_names,
         "rules": rule_names,
-        "pass options": option_names,
+        "pass options": option_defaults,
         "required": required_names,
         "Inductor's settings": inductor_settings,
         "stages of rules": stages_of_rules,

@@ -18,13 +18,15 @@ from .rule import is_decomposed
 
 def emit(op: Emitter, plan: AttentionPlan, same_strides: bool) -> Value:
     """What takes the place of the product with the values; `same_strides`: with strides as eager has them."""
-    q, k, wide, v, attn_mask, finite_rows, kept_rows, *factors = plan.draft.place(op, plan.values)
+    q, k, wide, v, attn_mask, finite_rows, kept_rows, key_gradient, *factors = plan.draft.place(op, plan.values)
     assert v is not None
     causal = {"is_causal": True} if plan.is_causal else {}
     how = {"attn_mask": attn_mask, "dropout_p": plan.dropout, **causal, "scale": plan.scale}
     attend = functools.partial(kernel, op) if is_decomposed(op.program) else op.scaled_dot_product_attention
     result = attend(q, k, wide, **how)
     result = result if known_equal(result.shape[-1], v.shape[-1]) else op.slice(result, 3, 0, v.shape[-1])
+    if key_gradient is not None:
+        result = op.add(result, _in_dtype_of(op, key_gradient, result))
     result = _rows_without_keys(op, plan, result, v, finite_rows, kept_rows)
     result = _with_batch(op, result, plan.batch)
     for factor in factors:
@@ -67,8 +69,11 @@ def _rows_without_keys(
 
 
 def _one_or_nan(op: Emitter, rows: Value, like: Value) -> Value:
-    factor = op.where(rows, 1.0, math.nan)
-    return factor if factor.dtype == like.dtype else op.to(factor, dtype=like.dtype)
+    return _in_dtype_of(op, op.where(rows, 1.0, math.nan), like)
+
+
+def _in_dtype_of(op: Emitter, value: Value, like: Value) -> Value:
+    return value if value.dtype == like.dtype else op.to(value, dtype=like.dtype)
 
 
 def _axes_as_before(op: Emitter, plan: AttentionPlan, result: Value) -> Value:

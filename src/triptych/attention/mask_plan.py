@@ -41,6 +41,8 @@ class MaskedCall:
     """Which queries have a key that the mask keeps."""
     without_keys: float = math.nan
     """What the others get."""
+    key_gradient: Value | None = None
+    """Zeros to add to the result: through them the keys get the gradient of rows that are low everywhere."""
 
     def covers(self, mask: Value) -> bool:
         """Are there as many queries as keys, and has the mask an element for each pair?"""
@@ -174,10 +176,27 @@ class MaskPlanner:
         draft = self.draft
         assert call.attn_mask is not None
         attn_mask = draft.sub(call.attn_mask, draft.where(sunk, self._highest(bias), 0.0))
-        idle: Any = 0.0
-        if gradient and self.sheet.is_training:  # no value, and yet a gradient, as eager has it
-            idle = draft.sub(call.q, draft.detach(call.q))
-        return replace(call, attn_mask=attn_mask, q=draft.where(sunk, idle, call.q))
+        if not gradient or not self.sheet.is_training:
+            return replace(call, attn_mask=attn_mask, q=draft.where(sunk, 0.0, call.q))
+        # no value, and yet a gradient, as eager has it
+        idle = draft.where(sunk, draft.sub(call.q, draft.detach(call.q)), call.q)
+        key_gradient = self._key_gradient(call, bias, sunk) if self.sink is None else None
+        return replace(call, attn_mask=attn_mask, q=idle, key_gradient=key_gradient)
+
+    def _key_gradient(self, call: MaskedCall, bias: Value, sunk: Value) -> Value:
+        """(q / n) (k - detach(k))^T (v - mean(v)), in rows whose n keys are all equally low
+
+        Their weights are 1 / n, whatever the products are, and the kernel, which sees no queries there, has no gradient
+        for the keys. Eager has one: of key j, q (v_j - mean(v)) / n times the gradient of the result.
+        """
+        draft = self.draft
+        lowest = draft.amin(self._detached(bias), dim=[-1], keepdim=True)
+        even = draft.logical_and(sunk, draft.eq(lowest, self._highest(bias)))
+        q, v = draft.detach(call.q), draft.detach(call.v)
+        apart = draft.sub(v, draft.mean(v, dim=[-2], keepdim=True))
+        keys = draft.permute(draft.sub(call.k, draft.detach(call.k)), [0, 1, 3, 2])
+        summed = draft.matmul(draft.mul(draft.where(even, q, 0.0), self.scores.scale), draft.matmul(keys, apart))
+        return draft.where(even, draft.div(summed, call.k.shape[-2]), 0.0)
 
     # ---- a mask ----
 

@@ -49,6 +49,8 @@ class AttentionPlan:
     kept_rows: Value | None
     """The queries that have a key; the others get `without_keys`."""
     without_keys: float
+    key_gradient: Value | None
+    """Zeros to add to the result of the kernel, through which the keys get a gradient."""
     nan_is_zero: bool
     factors: Sequence[Value]
     """Tensors that the result is multiplied with."""
@@ -61,8 +63,8 @@ class AttentionPlan:
     @property
     def values(self) -> list[Value | None]:
         """All expressions that are to be written into the graph."""
-        whole = [self.query, self.key, self.value, self.narrow_value, self.attn_mask, self.finite_rows, self.kept_rows]
-        return [*whole, *self.factors]
+        operands = [self.query, self.key, self.value, self.narrow_value, self.attn_mask]
+        return [*operands, self.finite_rows, self.kept_rows, self.key_gradient, *self.factors]
 
     @property
     def leaves(self) -> set[Node]:
@@ -247,6 +249,7 @@ def _call(
         call.finite_rows,
         call.kept_rows,
         call.without_keys,
+        call.key_gradient,
         below.nan_is_zero,
         outside,
         batch,

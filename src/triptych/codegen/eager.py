@@ -9,6 +9,7 @@ from torch.fx import GraphModule
 
 from .. import _private
 from ..errors import TriptychError
+from ..passes.custom_passes import name_of
 from .base import Compiled, portable_decompositions
 from .decompositions import Decompositions
 
@@ -47,7 +48,7 @@ class CallableCodegen(EagerCodegen):
         plain.meta.update(gm.meta)
         compiled = self.compile_fn(plain, example_inputs)
         if not callable(compiled):
-            raise TriptychError(f"compile_fn returned {compiled!r}, not a callable")
+            raise TriptychError(f"{name_of(self.compile_fn)} returned {compiled!r}, not a callable")
         return compiled if getattr(compiled, "_boxed_call", False) else _private.make_boxed_func(compiled)
 
 

@@ -102,7 +102,8 @@ class Bisection:
     def __str__(self) -> str:
         lines = []
         if self.verdict == EQUAL:
-            lines.append(f"no difference: all {self.rewrites} rewrites together give what eager gives")
+            together = f"all {self.rewrites} rewrites together give what eager gives"
+            lines.append(f"no difference: {together if self.rewrites else 'nothing was rewritten'}")
         elif self.verdict == NOT_OURS:
             lines += ["differs from eager even with no rewrites", f"  {self.failure}", SUGGESTIONS]
         elif self.verdict == CHANGING:
@@ -119,7 +120,7 @@ class Bisection:
         lines.append(f"{self.compiles} compile{'s' * (self.compiles != 1)}")
         lines += [f"note: {note}" for note in self.notes]
         if self.repro is not None:
-            lines.append(f"reproduction: {self.repro}, {self.repro_size} operations")
+            lines.append(f"reproduction: {self.repro}, {self.repro_size} operation{'s' * (self.repro_size != 1)}")
         return "\n".join(lines)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -32,6 +32,8 @@ class CompileSettings:
         """
         if own is None:
             return self
+        if callable(own.backend) and self.backend == CompileSettings.backend:  # a backend of the user's, by ours
+            return replace(self, backend=own.backend).over(own)
         options, mode = self.options, self.mode
         if self.backend == own.backend:
             if isinstance(own.options, Mapping) and (options is None or isinstance(options, Mapping)):
@@ -65,9 +67,13 @@ def _settings_of_function(function: Any) -> CompileSettings | None:
 def _settings(context: Any) -> CompileSettings:
     backend = _private.innermost_backend(context.callback)
     given = getattr(backend, "kwargs", {})
-    is_ours = getattr(backend, "compiler_fn", None) is compile_fx
+    compiler: Any = getattr(backend, "compiler_fn", backend)
+    if compiler is compile_fx:
+        compiler = "triptych"
+    elif not hasattr(compiler, "compile_fn"):  # which `make_backend` leaves on what it makes
+        compiler = getattr(backend, "compiler_name", "") or ""
     return CompileSettings(
-        backend="triptych" if is_ours else getattr(backend, "compiler_name", "") or "",
+        backend=compiler,
         # Inductor's wrapper has made options of the mode
         options=given.get("options") or getattr(backend, "config", None),
         mode=given.get("mode"),

@@ -24,11 +24,11 @@ class FuseAttention(Pass):
     so that training and inference are one problem and the choice of kernel is still open. Up to rounding.
 
     Rows of which all keys are masked keep what eager gives them: NaN where -inf was filled in or added, equal weights
-    where a finite number was. One thing is not kept: where a finite number that swallows the scores was *added* to
-    all keys of a row, eager hands the gradient of that row on to the keys as if nothing were lost; here it does not
-    reach them, nor the queries if scores were filled and scaled, or cut off below, besides. And where a result is
-    NaN, which of the gradients are NaN may differ if masks of several kinds meet. A softmax written with logsumexp or
-    with a bare exp is the one that rounding and overflow would have spoilt.
+    where a finite number was, with the gradients of eager. One gradient is not kept: where *different* finite numbers
+    that swallow the scores were added to the keys of one row, as -1e9 and -2e9, that of the keys; and if scores were
+    filled and scaled, or cut off below, besides, that of the queries. Where a result is NaN, which of the gradients are
+    NaN may differ if masks of several kinds meet. A softmax written with logsumexp or with a bare exp is the one that
+    rounding and overflow would have spoilt.
 
     A mask fills with -inf, with the lowest number of the dtype, or with another low number. The first two have no
     weight beside any score. The others have, if the scores are as low: `fuse_attention.lowest_score` says how low
