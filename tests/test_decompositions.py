@@ -68,6 +68,18 @@ def test_results_have_the_layout_of_the_first_operand(codegen, dynamic):
 
 
 @pytest.mark.parametrize("codegen", CODEGENS)
+def test_results_have_the_layout_of_the_operand(codegen):
+    def function(image, turned):
+        rolled = torch.roll(image, -1, 0)
+        put = turned.put(torch.tensor([0, 7]), torch.tensor([1.0, 2.0]))
+        return rolled, torch.roll(turned, (1, 2), (0, 1)), torch.roll(turned, 3), put
+
+    inputs = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.randn(6, 4).t()
+    for want, got in zip(function(*inputs), compiled(function, codegen)(*inputs)):
+        assert got.stride() == want.stride() and torch.equal(got, want)
+
+
+@pytest.mark.parametrize("codegen", CODEGENS)
 def test_one_tensor_several_times_has_the_strides_of_eager(codegen):
     def function(image, turned):
         return torch.cat([image] * 2, 1), torch.cat([image] * 3, 2), torch.cat([turned] * 2), torch.cat([turned] * 2, 1)
@@ -236,7 +248,7 @@ def test_torchs_own_table_stays_as_it_is():
         aten.soft_margin_loss_backward.default, aten.native_dropout.default, aten.index_fill.int_Scalar,
         aten.index_fill.int_Tensor, aten.cat.default, aten.lerp.Scalar, aten.lerp.Tensor,
         aten._softmax_backward_data.default, aten.binary_cross_entropy.default, aten.fmax.default, aten.fmin.default,
-        aten.special_xlog1py.default, aten.xlogy.Tensor,
+        aten.special_xlog1py.default, aten.xlogy.Tensor, aten.put.default, aten.roll.default,
     }  # fmt: skip
     assert _private.select_decomp_table() == before
     assert aten.add.Tensor not in portable_decompositions()

@@ -36,6 +36,8 @@ def corrected(table: Decompositions) -> Decompositions:
         aten.lerp.Scalar: lerp_in_float32,
         aten.lerp.Tensor: lambda decomposition: in_layout_of_operands(lerp_in_float32(decomposition)),
         aten.max_unpool2d.default: max_unpool2d_in_memory_format,
+        aten.put.default: in_strides_of_a_copy,
+        aten.roll.default: roll_in_memory_format,
         aten.round.decimals: lambda _: round_decimals,
         aten.soft_margin_loss_backward.default: lambda _: soft_margin_loss_backward,
         aten._softmax_backward_data.default: softmax_backward_of_its_dtype,
@@ -141,17 +143,24 @@ def index_add_of_matching_shapes(decomposition: Decomposition) -> Decomposition:
     return index_add
 
 
+def in_strides_of_a_copy(decomposition: Decomposition) -> Decomposition:
+    """The result of the operator has its elements in memory in the order of its operand's; that of the decomposition
+    is contiguous."""
+
+    @functools.wraps(decomposition)
+    def copy(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        result = decomposition(x, *args, **kwargs)
+        strides = torch.empty_like(x).stride()
+        return result if known_equal(result.stride(), strides) else torch.ops.prims.copy_strided(result, strides)
+
+    return copy
+
+
 def index_fill_in_strides_of_a_copy(decomposition: Decomposition) -> Decomposition:
     """The operator fills a copy of its operand, which keeps the order of its strides. The decomposition of torch 2.13
     loses that order where the operand has gaps; that of 2.11 makes it by a write, which AOTAutograd refuses."""
 
-    @functools.wraps(decomposition)
-    def index_fill(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        filled = decomposition(x.contiguous(), *args, **kwargs)
-        strides = torch.empty_like(x).stride()
-        return filled if known_equal(filled.stride(), strides) else torch.ops.prims.copy_strided(filled, strides)
-
-    return index_fill
+    return in_strides_of_a_copy(lambda x, *args, **kwargs: decomposition(x.contiguous(), *args, **kwargs))
 
 
 def lerp_in_float32(decomposition: Decomposition) -> Decomposition:
@@ -177,6 +186,19 @@ def max_unpool2d_in_memory_format(decomposition: Decomposition) -> Decomposition
         return unpooled.contiguous(memory_format=_private.memory_format_of(x))
 
     return max_unpool2d
+
+
+def roll_in_memory_format(decomposition: Decomposition) -> Decomposition:
+    """Along given dims, the operator for CPUs keeps the memory format of its operand; the decomposition returns a
+    contiguous tensor."""
+
+    @functools.wraps(decomposition)
+    def roll(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
+        rolled = decomposition(x, shifts, dims)
+        keeps_format = dims and x.device.type == "cpu" and is_static(x.shape)
+        return rolled.contiguous(memory_format=_private.memory_format_of(x)) if keeps_format else rolled
+
+    return roll
 
 
 def round_decimals(x: torch.Tensor, decimals: int = 0) -> torch.Tensor:

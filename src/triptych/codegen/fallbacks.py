@@ -1,8 +1,11 @@
-"""Writes in place that Inductor has no kernel for, such as `addmm_`: it calls ATen's, on operands laid out as in eager.
+"""Operators in a finished graph that Inductor has no kernel for: it calls ATen's, on operands laid out as in eager.
 
-Inductor does so of itself for any operator that it does not know, but less well: in a backward graph it first copies
-every operand that is not contiguous, such as the transposed one of a product. And where the environment sets `CI`, it
-raises, because it wants its developers to decompose the operator, which here would undo the write in place.
+These are writes in place, such as `addmm_`, and operators that AOTAutograd has decomposed wherever they were captured,
+but that one of our passes has put into the graph since, such as `flip`.
+
+Inductor calls ATen of itself for any operator that it does not know, but less well: in a backward graph it first copies
+every operand that is not contiguous, such as the transposed one of a product. And it raises where it knows a
+decomposition, which here comes too late, or would undo a write in place.
 """
 
 from __future__ import annotations
@@ -14,12 +17,12 @@ from torch.fx import GraphModule
 from .. import _private
 
 
-def call_unknown_writes(gm: GraphModule) -> None:
-    """Tell Inductor to call ATen for the writes in place of a graph, and of graphs inside it, that it does not know."""
+def call_what_has_no_kernel(gm: GraphModule) -> None:
+    """Tell Inductor to call ATen for the operators of a graph, and of graphs inside it, that it has no kernel for."""
     for module in gm.modules():
         if isinstance(module, GraphModule):
             for node in module.graph.nodes:
-                if isinstance(node.target, _private.OpOverload) and _is_unknown_write(node.target):
+                if isinstance(node.target, _private.OpOverload) and _has_no_kernel(node.target):
                     _private.make_fallback(
                         node.target,
                         layout_constraint=_private.constrain_to_fx_strides,
@@ -28,5 +31,7 @@ def call_unknown_writes(gm: GraphModule) -> None:
                     )
 
 
-def _is_unknown_write(overload: Any) -> bool:
-    return overload.namespace == "aten" and overload._schema.is_mutable and overload not in _private.lowerings
+def _has_no_kernel(overload: Any) -> bool:
+    if overload.namespace != "aten" or overload in _private.lowerings:
+        return False
+    return overload._schema.is_mutable or overload in _private.select_decomp_table()

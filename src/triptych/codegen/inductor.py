@@ -17,7 +17,7 @@ from ..ir.weights import FIXED
 from ..passes.session import Session
 from .base import Compiled
 from .decompositions import Decompositions, corrected
-from .fallbacks import call_unknown_writes
+from .fallbacks import call_what_has_no_kernel
 from .kernel_corrections import without_faulty_kernels
 from .launches import launching_directly
 from .realized import keep_copied, keep_gaps, keep_masks
@@ -70,7 +70,7 @@ class InductorCodegen:
         with _private.inductor_config.patch(self.settings), launching_directly():
             # Inductor's cache key reads the generated Python, so a stale one would serve a stale kernel.
             gm.recompile()
-            call_unknown_writes(gm)
+            call_what_has_no_kernel(gm)
             if graph == "backward":
                 compiled = _private.compile_fx_backward(
                     gm, example_inputs, compiler_config_extra=self.shared, inner_compile=self._compile
