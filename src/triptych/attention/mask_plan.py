@@ -184,10 +184,11 @@ class MaskPlanner:
         return replace(call, attn_mask=attn_mask, q=idle, key_gradient=key_gradient)
 
     def _key_gradient(self, call: MaskedCall, bias: Value, sunk: Value) -> Value:
-        """(q / n) (k - detach(k))^T (v - mean(v)), in rows whose n keys are all equally low
+        """scale / n * q (k - detach(k))^T (v - mean(v)), in rows whose n keys are all equally low
 
-        Their weights are 1 / n, whatever the products are, and the kernel, which sees no queries there, has no gradient
-        for the keys. Eager has one: of key j, q (v_j - mean(v)) / n times the gradient of the result.
+        Such a row weighs its keys by 1 / n each, whatever the products are, and the kernel gets zeros for its query, so
+        it has no gradient for the keys. Eager has one: for key j, scale / n * q (v_j - mean(v))^T times the gradient of
+        the row's result.
         """
         draft = self.draft
         lowest = draft.amin(self._detached(bias), dim=[-1], keepdim=True)

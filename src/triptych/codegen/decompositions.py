@@ -159,7 +159,6 @@ def in_strides_of_a_copy(decomposition: Decomposition) -> Decomposition:
 def index_fill_in_strides_of_a_copy(decomposition: Decomposition) -> Decomposition:
     """The operator fills a copy of its operand, which keeps the order of its strides. The decomposition of torch 2.13
     loses that order where the operand has gaps; that of 2.11 makes it by a write, which AOTAutograd refuses."""
-
     return in_strides_of_a_copy(lambda x, *args, **kwargs: decomposition(x.contiguous(), *args, **kwargs))
 
 
