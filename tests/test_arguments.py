@@ -92,7 +92,7 @@ def test_a_model_is_wanted(function, exported):
         (lambda gm: triptych.rule(lambda x: x, 3), "rule takes two functions, a pattern and a replacement, not an int"),
         (lambda gm: triptych.bisect(gm, X, check=3), "bisect takes as check a function of the compiled model, not an int"),
         (lambda gm: triptych.list_operations(3), "unknown operation '3'"),
-        (lambda gm: triptych.make_backend(lambda gm, inputs: None)(gm, [X]), "compile_fn returned None, not a callable"),
+        (lambda gm: triptych.make_backend(lambda gm, inputs: None)(gm, [X]), "<lambda> returned None, not a callable"),
         (lambda gm: triptych.make_backend(None), "make_backend takes a function .* not None"),
         (lambda gm: triptych.find(3, gm), "a rule, a pass or the name of one is wanted, not int"),
         (lambda gm: triptych.find(Net, gm), "a rule, a pass or the name of one is wanted, not Net"),
