@@ -25,14 +25,16 @@ def corrected(table: Decompositions) -> Decompositions:
     aten = torch.ops.aten
     corrections: dict[Any, Callable[[Decomposition], Decomposition]] = {
         aten.addmm.default: bias_unread_at_beta_zero,
+        aten.addr.default: outer_product_in_layout_of_bias,
         aten.add.Tensor: complex_add_of_nothing,
-        aten.binary_cross_entropy.default: in_layout_of_operands,
+        aten.binary_cross_entropy.default: lambda how: probabilities_checked_on_cpus(in_layout_of_operands(how)),
         aten.cat.default: repetition_in_memory_format,
         aten.fmax.default: in_layout_of_operands,
         aten.fmin.default: in_layout_of_operands,
         aten.index_add.default: index_add_of_matching_shapes,
         aten.index_fill.int_Scalar: index_fill_in_strides_of_a_copy,
         aten.index_fill.int_Tensor: index_fill_in_strides_of_a_copy,
+        aten.index_select.default: index_select_of_no_negatives,
         aten.lerp.Scalar: lerp_in_float32,
         aten.lerp.Tensor: lambda decomposition: in_layout_of_operands(lerp_in_float32(decomposition)),
         aten.max_unpool2d.default: max_unpool2d_in_memory_format,
@@ -44,9 +46,34 @@ def corrected(table: Decompositions) -> Decompositions:
         aten.special_xlog1py.default: in_layout_of_operands,
         aten.xlogy.Tensor: in_layout_of_operands,
     }
+    corrections.update({op: batch_norm_in_memory_format(op) for op in table if _is_batch_norm(op)})
     table = {op: corrections[op](fn) if op in corrections else fn for op, fn in table.items()}
     dropout = aten.native_dropout.default
     return {**table, dropout: dropout_of_everything(table.get(dropout))}
+
+
+def batch_norm_in_memory_format(op: Any) -> Callable[[Decomposition], Decomposition]:
+    """The operators for CPUs and cuDNN's return a tensor in the memory format of their input, forward and backward;
+    the decompositions one with its strides."""
+    is_cudnn = "cudnn" in op._schema.name
+    place = next(i for i, argument in enumerate(op._schema.arguments) if argument.name in ("input", "self"))
+
+    def correct(decomposition: Decomposition) -> Decomposition:
+        @functools.wraps(decomposition)
+        def batch_norm(*args: Any, **kwargs: Any) -> Any:
+            results = decomposition(*args, **kwargs)
+            x = args[place]
+            if results[0] is None or not is_static(x.shape) or not (is_cudnn or x.device.type == "cpu"):
+                return results
+            return results[0].contiguous(memory_format=_private.memory_format_of(x)), *results[1:]
+
+        return batch_norm
+
+    return correct
+
+
+def _is_batch_norm(op: Any) -> bool:
+    return isinstance(op, _private.OpOverload) and "batch_norm" in op._schema.name and not op._schema.is_mutable
 
 
 def bias_unread_at_beta_zero(decomposition: Decomposition) -> Decomposition:
@@ -116,16 +143,33 @@ def in_layout_of_operands(decomposition: Decomposition) -> Decomposition:
 
     @functools.wraps(decomposition)
     def pointwise(*args: Any, **kwargs: Any) -> Any:
-        result = decomposition(*args, **kwargs)
-        operands = [x for x in args if isinstance(x, torch.Tensor)]
-        if all(known_equal((x.shape, x.stride()), (result.shape, result.stride())) for x in operands):
-            return result
-        total = functools.reduce(torch.add, operands)  # nobody uses it: a sum has the layout that is wanted
-        if not known_equal(total.shape, result.shape) or known_equal(total.stride(), result.stride()):
-            return result  # a loss that is reduced to a number, or one that needs no copy
-        return torch.ops.prims.copy_strided(result, total.stride())
+        return _laid_out_by(decomposition(*args, **kwargs), [x for x in args if isinstance(x, torch.Tensor)])
 
     return pointwise
+
+
+def _laid_out_by(result: torch.Tensor, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+    """In the layout that a pointwise operator gives its result; a loss that is reduced to a number has none."""
+    if all(known_equal((x.shape, x.stride()), (result.shape, result.stride())) for x in operands):
+        return result
+    total = functools.reduce(torch.add, operands)  # nobody uses it: a sum has the layout that is wanted
+    if not known_equal(total.shape, result.shape) or known_equal(total.stride(), result.stride()):
+        return result
+    return torch.ops.prims.copy_strided(result, total.stride())
+
+
+def index_select_of_no_negatives(decomposition: Decomposition) -> Decomposition:
+    """The operator refuses negative places; the decomposition counts them from the end."""
+
+    @functools.wraps(decomposition)
+    def index_select(x: torch.Tensor, dim: int, index: torch.Tensor) -> Any:
+        if x.ndim == 0 or index.ndim != 1:
+            return decomposition(x, dim, index)
+        dim = dim % x.ndim
+        places = index.to(torch.int64)[(..., *[None] * (x.ndim - dim - 1))]
+        return torch.gather(x, dim, places.expand(*x.shape[:dim], -1, *x.shape[dim + 1 :]))
+
+    return index_select
 
 
 def index_add_of_matching_shapes(decomposition: Decomposition) -> Decomposition:
@@ -198,6 +242,28 @@ def roll_in_memory_format(decomposition: Decomposition) -> Decomposition:
         return rolled.contiguous(memory_format=_private.memory_format_of(x)) if keeps_format else rolled
 
     return roll
+
+
+def outer_product_in_layout_of_bias(decomposition: Decomposition) -> Decomposition:
+    """With beta=0 the operator does not read its bias, but its result has the layout of it; the decomposition forgets
+    the bias."""
+
+    @functools.wraps(decomposition)
+    def addr(bias: torch.Tensor, x: torch.Tensor, y: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
+        result = decomposition(bias, x, y, beta=beta, alpha=alpha)
+        return _laid_out_by(result, [bias, x.unsqueeze(1), y.unsqueeze(0)]) if beta == 0 else result
+
+    return addr
+
+
+def probabilities_checked_on_cpus(decomposition: Decomposition) -> Decomposition:
+    """The operator for CPUs refuses numbers outside 0 to 1; the decomposition computes with them."""
+
+    @functools.wraps(decomposition)
+    def binary_cross_entropy(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return NotImplemented if x.device.type == "cpu" else decomposition(x, *args, **kwargs)
+
+    return binary_cross_entropy
 
 
 def round_decimals(x: torch.Tensor, decimals: int = 0) -> torch.Tensor:

@@ -12,6 +12,7 @@ from ..errors import TriptychError
 from ..passes.custom_passes import name_of
 from .base import Compiled, portable_decompositions
 from .decompositions import Decompositions
+from .refused_calls import RefusedCalls
 
 
 class EagerCodegen:
@@ -21,7 +22,7 @@ class EagerCodegen:
     reuses_saved_tensors = False
 
     def decompositions(self) -> Decompositions:
-        return portable_decompositions()
+        return RefusedCalls().left_whole(portable_decompositions())
 
     def emit(self, gm: GraphModule, example_inputs: Sequence[Any], graph: str) -> Compiled:
         gm.graph.set_codegen(_private.BoxedCodeGen())

@@ -31,6 +31,7 @@ def without_faulty_kernels(table: Decompositions) -> Decompositions:
             *(aten.argmin.default, aten.argmax.default, aten.min.dim, aten.max.dim, aten.aminmax.default),
         ),
         scalar_of_default_dtype: (aten.scalar_tensor.default,),
+        truncated_quotients_of_integers: (aten.div.Tensor_mode, aten.div.Scalar_mode),
         totals_in_bytes: (aten.sum.default, aten.sum.dim_IntList, aten.prod.default, aten.prod.dim_int),
     }
     corrected = {
@@ -94,6 +95,21 @@ def _rounded(value: Any, dtype: torch.dtype) -> Any:
         return value
     with _private.without_dispatch_modes():
         return rounded(value, dtype)
+
+
+def truncated_quotients_of_integers(otherwise: Decomposition) -> Decomposition:
+    """The kernel for CPUs divides by 0, which ends the process; where it rounds down, it asks first, and raises."""
+
+    def div(op: Any, x: torch.Tensor, divisor: Any, *, rounding_mode: str | None = None) -> Any:
+        dtype = torch.result_type(x, divisor)
+        is_integer = not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+        if rounding_mode != "trunc" or not is_integer or x.device.type != "cpu":
+            return otherwise(x, divisor, rounding_mode=rounding_mode)
+        down = torch.div(x, divisor, rounding_mode="floor")
+        is_less = (x - down * divisor != 0) & ((x < 0) != (divisor < 0))
+        return down + is_less.to(dtype)
+
+    return div
 
 
 def scalar_of_default_dtype(otherwise: Decomposition) -> Decomposition:

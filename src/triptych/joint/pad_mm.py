@@ -5,9 +5,9 @@ dim both operands are padded, so each added term is 0 * 0 = 0, whatever infiniti
 adding 0 changes no sum but one that is -0.0, which becomes 0.0. The kernel is another one, so sums round otherwise.
 
 Which sizes matter depends on the layout: the inner dim of each operand and of the result, for these are loaded and
-stored in pieces of 16 bytes. Whether it pays is measured on the device, copies included, and remembered; where nothing
-can be measured, the model of the device answers. Padding costs nothing where an operand is made by a pointwise kernel
-that can as well write it padded, or is computed once.
+stored in pieces of 16 bytes. Whether it pays: the products are timed on the device, and remembered; the model of the
+device adds the copies, and answers alone where nothing can be timed. Padding costs nothing where an operand is made by
+a pointwise kernel that can as well write it padded, or is computed once.
 """
 
 from __future__ import annotations

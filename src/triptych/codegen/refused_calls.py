@@ -1,0 +1,140 @@
+"""Calls that eager refuses, such as `ceil` of booleans, or `clamp` with a bound that the dtype cannot hold.
+
+Fake tensors take them, and so do many decompositions and kernels: a program that raises in eager would return
+something. Whether eager refuses a call depends on the operator, the dtypes, the device and the numbers it is given, so
+it is asked once for each of these, with operands of a few elements. A refused call is left whole, and its graph is run
+operation by operation: it raises what it raises in eager.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import _private
+from ..ir.facts import known
+from .decompositions import Decomposition, Decompositions
+
+DEVICES = ("cpu", "cuda")
+FEW, TWO = 4, 2
+"""Elements along each dim of an operand that is made up, at most. One would be too few: eager fills a tensor of one
+element with infinity where it refuses to fill a larger one."""
+
+ABOUT_DTYPES = ("not implemented for", "cannot be converted to type")
+"""What errors about dtypes say; other errors may come from sizes that are not those of the program."""
+
+PLAIN = (bool, int, float, complex, str, torch.dtype, torch.layout, torch.memory_format, torch.device)
+
+_answers: dict[Any, bool] = {}
+
+
+class RefusedCalls:
+    """Watches the operators of one program as AOTAutograd traces it."""
+
+    def __init__(self) -> None:
+        self.found = False
+        self._inside = 0
+
+    def left_whole(self, table: Decompositions, watched: Iterable[Any] = ()) -> Decompositions:
+        """The decompositions, but for calls that eager refuses; `watched` are operators that have none."""
+        everything = {**dict.fromkeys(watched), **table}
+        return {op: functools.partial(self._decompose, op, how) for op, how in everything.items()}
+
+    def _decompose(self, op: Any, how: Decomposition | None, *args: Any, **kwargs: Any) -> Any:
+        # what a decomposition calls is not what eager would call
+        if not self._inside and refused_by_eager(op, args, kwargs):
+            self.found = True
+            return NotImplemented
+        if how is None:
+            return NotImplemented
+        self._inside += 1
+        try:
+            return how(*args, **kwargs)
+        finally:
+            self._inside -= 1
+
+
+@functools.cache
+def operators_with_kernels() -> Sequence[Any]:
+    """Operators that Inductor writes kernels for; it calls ATen for all others."""
+    return [op for op in _private.lowerings if isinstance(op, _private.OpOverload) and _is_asked_about(op)]
+
+
+@functools.cache
+def _is_asked_about(op: Any) -> bool:
+    """Are made-up operands harmless? Not to random generators, nor where the numbers are asserted to be others."""
+    schema = op._schema
+    if op.namespace != "aten" or schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags or op.is_view:
+        return False
+    operands = [argument for argument in schema.arguments if "Tensor" in str(argument.type)]
+    returns_tensors = bool(schema.returns) and all(str(r.type) == "Tensor" for r in schema.returns)
+    return returns_tensors and (_any_error_counts(op) or len(operands) == 1 or op is torch.ops.aten.full.default)
+
+
+def _any_error_counts(op: Any) -> bool:
+    """Operands that are broadcast to each other stay so when they shrink; the error must come from something else."""
+    return torch.Tag.pointwise in op.tags or op._schema.name.endswith("_loss")
+
+
+def refused_by_eager(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Does the operator itself raise, whatever values its operands have?"""
+    if not isinstance(op, _private.OpOverload) or not _is_asked_about(op):
+        return False
+    most = TWO if _any_error_counts(op) else FEW
+    if op is torch.ops.aten.full.default:
+        args = ([_made_up_size(size, most) for size in args[0]], *args[1:])
+    leaves, spec = _private.pytree.tree_flatten((args, kwargs))
+    if not all(map(_can_be_made_up, leaves)):
+        return False
+    leaves = [MadeUp.like(leaf, most) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    key = (op, spec, tuple((type(leaf), repr(leaf)) for leaf in leaves))
+    if key not in _answers:
+        _answers[key] = _raises(op, spec, leaves)
+    return _answers[key]
+
+
+def _can_be_made_up(leaf: Any) -> bool:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf is None or isinstance(leaf, PLAIN)
+    if leaf.device.type not in DEVICES or (leaf.device.type == "cuda" and not torch.cuda.is_available()):
+        return False
+    # of nothing, eager computes anything
+    return leaf.layout is torch.strided and not any(known(size == 0) for size in leaf.shape)
+
+
+def _made_up_size(size: Any, most: int) -> int:
+    return min(size, most) if isinstance(size, int) else most
+
+
+@dataclass(frozen=True)
+class MadeUp:
+    """An operand with few elements, all of them 1: an index that is there, a divisor that is not 0."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def like(cls, x: torch.Tensor, most: int) -> MadeUp:
+        return cls(tuple(_made_up_size(size, most) for size in x.shape), x.dtype, x.device)
+
+    def tensor(self) -> torch.Tensor:
+        return torch.ones(self.shape, dtype=self.dtype, device=self.device)
+
+
+def _raises(op: Any, spec: Any, leaves: list[Any]) -> bool:
+    with _private.without_dispatch_modes(), _private.without_autocast(), torch.no_grad():
+        try:
+            leaves = [leaf.tensor() if isinstance(leaf, MadeUp) else leaf for leaf in leaves]
+        except RuntimeError:  # of this dtype there are no ones
+            return False
+        args, kwargs = _private.pytree.tree_unflatten(leaves, spec)
+        try:
+            op(*args, **kwargs)
+        except Exception as error:
+            return _any_error_counts(op) or any(words in str(error) for words in ABOUT_DTYPES)
+    return False

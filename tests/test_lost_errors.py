@@ -1,0 +1,127 @@
+"""What raises in eager raises when compiled: kernels would compute something."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import triptych
+from triptych.codegen import refused_calls
+
+X, HALF, BOOL, INT = torch.randn(4, 6), torch.randn(4, 6).half(), torch.randn(4, 6) > 0, torch.arange(1, 7)
+BYTE, COMPLEX = INT.to(torch.uint8), torch.randn(6, dtype=torch.complex64)
+
+REFUSED = {
+    "ceil of bool": (torch.ceil, BOOL),
+    "round of bool": (torch.round, BOOL),
+    "fmod of bool": (lambda x: torch.fmod(x, x), BOOL),
+    "pow of bool": (lambda x: x**x, BOOL),
+    "glu of int8": (F.glu, INT.to(torch.int8)),
+    "logcumsumexp of uint8": (lambda x: torch.logcumsumexp(x, 0), BYTE),
+    "hardswish of int": (F.hardswish, INT),
+    "hypot of int": (lambda x: torch.hypot(x, x), INT),
+    "bitwise and of float": (lambda x: x & x, X),
+    "add of uint16": (lambda x: x + x, INT.to(torch.uint16)),
+    "maximum of uint16": (lambda x: x.max(), INT.to(torch.uint16)),
+    "floor of complex": (torch.floor, COMPLEX),
+    "clamp beyond float": (lambda x: x.clamp(max=3.4e39), X),
+    "clamp beyond half": (lambda x: x.clamp(-1e6), HALF),
+    "clamp below uint8": (lambda x: x.clamp(-5, 300), BYTE),
+    "fill beyond uint8": (lambda x: x.clone().fill_(300), BYTE),
+    "masked_fill beyond half": (lambda x: x.masked_fill(x > 0, -1e9), HALF),
+    "full beyond half": (lambda x: torch.full((4, 6), 1e6, dtype=torch.float16) + x, HALF),
+    "pad beyond float": (lambda x: F.pad(x, (1, 1), value=1e39), X),
+    "threshold beyond float": (lambda x: F.threshold(x, 0.0, 1e39), X),
+    "celu of alpha 0": (lambda x: F.celu(x, 0.0), X),
+    "smooth_l1_loss of negative beta": (lambda x: F.smooth_l1_loss(x, x + 1, beta=-1.0), X),
+}
+"""Whatever the values are."""
+
+REFUSED_VALUES = {
+    "targets of binary_cross_entropy": (lambda x: F.binary_cross_entropy(x, x + 1), torch.rand(4)),
+    "inputs of binary_cross_entropy": (lambda x: F.binary_cross_entropy(x + 1, x), torch.rand(4)),
+    "negative index_select": (lambda x: X.index_select(1, -x), INT),
+    "index_select beyond the end": (lambda x: X.index_select(1, x), INT),
+    "gather beyond the end": (lambda x: x.gather(0, x), INT),
+    "quotient rounded down": (lambda x: x // (x - 1), INT),
+    "remainder": (lambda x: x % (x - 1), INT),
+}
+
+TAKEN = {
+    "ceil of int": (torch.ceil, INT),
+    "clamp within uint8": (lambda x: x.clamp(2, 5), BYTE),
+    "infinite bound": (lambda x: x.clamp(max=float("inf")), HALF),
+    "one element filled": (lambda x: torch.full((1,), 1e6, dtype=torch.float16) + x, HALF),
+    "scalar beyond the dtype that promotes": (lambda x: x * 1e39, X),
+    "sum of uint16": (lambda x: x.sum(), INT.to(torch.uint16)),
+    "index_select": (lambda x: X.index_select(-1, x[:5]), INT),
+    "index_select by int32": (lambda x: X.index_select(0, x[:3].int()), INT),
+    "index_select of a number": (lambda x: x[0].index_select(0, x[:1] - 1), INT),
+    "binary_cross_entropy": (lambda x: F.binary_cross_entropy(x, 1 - x, reduction="none"), torch.rand(4)),
+    "truncated": (lambda x: torch.div(x - 4, x % 3 - 4, rounding_mode="trunc"), torch.arange(12)),
+    "truncated by a number": (lambda x: torch.div(x - 4, -3, rounding_mode="trunc"), torch.arange(12).int()),
+}
+
+
+def compiled(function, codegen):
+    return torch.compile(function, backend=triptych.compile_fx, options={"codegen": codegen, "on_error": "raise"})
+
+
+@pytest.mark.parametrize("codegen", ["inductor", "eager"])
+@pytest.mark.parametrize("name", REFUSED | REFUSED_VALUES)
+def test_raises_as_in_eager(name, codegen):
+    function, x = (REFUSED | REFUSED_VALUES)[name]
+    with pytest.raises(Exception) as in_eager:
+        function(x)
+    with pytest.raises(Exception) as error:
+        compiled(function, codegen)(x)
+    if name in REFUSED:
+        assert (error.type, str(error.value)) == (in_eager.type, str(in_eager.value))
+
+
+@pytest.mark.parametrize("codegen", ["inductor", "eager"])
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_eager_takes_is_computed(name, codegen):
+    function, x = TAKEN[name]
+    torch.testing.assert_close(compiled(function, codegen)(x), function(x), rtol=1e-6, atol=1e-6)
+
+
+def test_what_decompositions_call_is_not_asked_about(monkeypatch):
+    """They may compute with dtypes that eager has no kernel for."""
+    asked = []
+    answer = refused_calls.refused_by_eager
+    monkeypatch.setattr(refused_calls, "refused_by_eager", lambda op, *call: asked.append(op) or answer(op, *call))
+    calls = refused_calls.RefusedCalls()
+    aten = torch.ops.aten
+    table = calls.left_whole({aten.sigmoid.default: lambda x: table[aten.ceil.default](x)}, watched=[aten.ceil.default])
+    assert table[aten.sigmoid.default](BOOL) is NotImplemented and asked == [aten.sigmoid.default]
+    assert not calls.found
+    assert table[aten.ceil.default](BOOL) is NotImplemented and calls.found
+
+
+def test_each_call_is_asked_about_once(monkeypatch):
+    asked = []
+    monkeypatch.setattr(refused_calls, "_answers", {})
+    monkeypatch.setattr(refused_calls, "_raises", lambda *call: asked.append(call) or False)
+    ceil = torch.ops.aten.ceil.default
+    for x in (X, X[:3], X.half(), X):
+        refused_calls.refused_by_eager(ceil, (x,), {})
+    assert len(asked) == 2
+
+
+def test_division_by_zero_does_not_end_the_process():
+    program = (
+        "import torch, triptych\n"
+        "def f(x, y):\n"
+        "    return torch.div(x, y, rounding_mode='trunc')\n"
+        "try:\n"
+        "    torch.compile(f, backend='triptych')(torch.arange(8), torch.zeros(8, dtype=torch.int64))\n"
+        "except RuntimeError:\n"
+        "    print('raised')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout == "raised\n", done.stderr[-2000:]
