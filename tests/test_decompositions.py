@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import triptych
 from triptych import _private
@@ -239,12 +240,49 @@ def test_complex_constants_reach_the_program_as_they_are(number):
             assert torch.equal(torch.view_as_real(want).view(torch.int32), torch.view_as_real(got).view(torch.int32))
 
 
+LAYOUTS = {
+    "transposed matrix": torch.randn(6, 4).t(),
+    "transposed": torch.randn(2, 3, 4, 5).transpose(2, 3),
+    "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.parametrize("codegen", ["inductor", "eager"])
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_batch_norm_keeps_the_memory_format_not_the_strides(name, training, codegen):
+    x = LAYOUTS[name].clone().requires_grad_()
+    assert x.stride() == LAYOUTS[name].stride()
+    statistics = torch.zeros(x.shape[1]), torch.ones(x.shape[1])
+
+    def function(x):
+        return F.batch_norm(x, *(None, None) if training else statistics, training=training)
+
+    results = function(x), compiled(function, codegen)(x)
+    gradients = [torch.autograd.grad(result.square().sum(), x)[0] for result in results]
+    for want, got in (results, gradients):
+        torch.testing.assert_close(got, want)
+        assert got.stride() == want.stride()
+
+
+@pytest.mark.parametrize("codegen", ["inductor", "eager"])
+@pytest.mark.parametrize("beta", [0, 2])
+def test_addr_has_the_layout_of_its_bias(beta, codegen):
+    bias, x, y = torch.randn(5, 3).t(), torch.randn(3), torch.randn(5)
+    function = lambda *operands: torch.addr(*operands, beta=beta, alpha=3)  # noqa: E731
+    want, got = function(bias, x, y), compiled(function, codegen)(bias, x, y)
+    torch.testing.assert_close(got, want)
+    assert got.stride() == want.stride() == bias.stride()
+
+
 def test_torchs_own_table_stays_as_it_is():
     aten = torch.ops.aten
     before = dict(_private.select_decomp_table())
     table = corrected(before)
-    assert {op for op in before if table[op] is not before[op]} == {
-        aten.addmm.default, aten.add.Tensor, aten.index_add.default, aten.max_unpool2d.default, aten.round.decimals,
+    changed = {op for op in before if table[op] is not before[op]}
+    assert {op for op in changed if "batch_norm" not in op._schema.name} == {
+        aten.addmm.default, aten.add.Tensor, aten.addr.default, aten.index_select.default, aten.index_add.default,
+        aten.max_unpool2d.default, aten.round.decimals,
         aten.soft_margin_loss_backward.default, aten.native_dropout.default, aten.index_fill.int_Scalar,
         aten.index_fill.int_Tensor, aten.cat.default, aten.lerp.Scalar, aten.lerp.Tensor,
         aten._softmax_backward_data.default, aten.binary_cross_entropy.default, aten.fmax.default, aten.fmin.default,

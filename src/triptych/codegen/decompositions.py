@@ -27,7 +27,7 @@ def corrected(table: Decompositions) -> Decompositions:
         aten.addmm.default: bias_unread_at_beta_zero,
         aten.addr.default: outer_product_in_layout_of_bias,
         aten.add.Tensor: complex_add_of_nothing,
-        aten.binary_cross_entropy.default: lambda how: probabilities_checked_on_cpus(in_layout_of_operands(how)),
+        aten.binary_cross_entropy.default: lambda how: in_layout_of_operands(probabilities_checked_on_cpus(how)),
         aten.cat.default: repetition_in_memory_format,
         aten.fmax.default: in_layout_of_operands,
         aten.fmin.default: in_layout_of_operands,
@@ -143,7 +143,9 @@ def in_layout_of_operands(decomposition: Decomposition) -> Decomposition:
 
     @functools.wraps(decomposition)
     def pointwise(*args: Any, **kwargs: Any) -> Any:
-        return _laid_out_by(decomposition(*args, **kwargs), [x for x in args if isinstance(x, torch.Tensor)])
+        result = decomposition(*args, **kwargs)
+        operands = [x for x in args if isinstance(x, torch.Tensor)]
+        return result if result is NotImplemented else _laid_out_by(result, operands)
 
     return pointwise
 
@@ -166,7 +168,7 @@ def index_select_of_no_negatives(decomposition: Decomposition) -> Decomposition:
         if x.ndim == 0 or index.ndim != 1:
             return decomposition(x, dim, index)
         dim = dim % x.ndim
-        places = index.to(torch.int64)[(..., *[None] * (x.ndim - dim - 1))]
+        places = index.to(torch.int64).reshape(-1, *[1] * (x.ndim - dim - 1))
         return torch.gather(x, dim, places.expand(*x.shape[:dim], -1, *x.shape[dim + 1 :]))
 
     return index_select
@@ -257,11 +259,18 @@ def outer_product_in_layout_of_bias(decomposition: Decomposition) -> Decompositi
 
 
 def probabilities_checked_on_cpus(decomposition: Decomposition) -> Decomposition:
-    """The operator for CPUs refuses numbers outside 0 to 1; the decomposition computes with them."""
+    """The operator for CPUs refuses numbers outside 0 to 1; the decomposition computes with them. The operator is left
+    whole, on contiguous operands: of others, torch's fake tensors do not know how its result lies."""
 
     @functools.wraps(decomposition)
-    def binary_cross_entropy(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return NotImplemented if x.device.type == "cpu" else decomposition(x, *args, **kwargs)
+    def binary_cross_entropy(x: torch.Tensor, target: torch.Tensor, weight: Any = None, reduction: int = MEAN) -> Any:
+        operands = [operand for operand in (x, target, weight) if operand is not None]
+        if any(operand.device.type != "cpu" for operand in operands):
+            return decomposition(x, target, weight, reduction)
+        if all(map(is_contiguous, operands)):
+            return NotImplemented
+        x, target, *rest = (operand.contiguous() for operand in operands)
+        return torch.ops.aten.binary_cross_entropy(x, target, *(rest or [None]), reduction)
 
     return binary_cross_entropy
 
