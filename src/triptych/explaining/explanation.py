@@ -23,6 +23,7 @@ from ..rewrite.record import Decline
 from .frames import Frame, GraphBreak, frames_of, program_label
 from .kernel_costs import kernel_costs
 from .kernels import kernel_calls
+from .phrases import count
 from .saved import listing, saved_session
 
 if TYPE_CHECKING:
@@ -264,7 +265,8 @@ class Explanation:
         return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
 
     def __repr__(self) -> str:
-        return f"<Explanation: {len(self.passes)} passes, {self.rewrites} rewrites, backend {self.backend}>"
+        did = f"{count(len(self.passes), 'pass', 'passes')}, {count(self.rewrites, 'rewrite')}"
+        return f"<Explanation: {did}, backend {self.backend}>"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from .table import render
