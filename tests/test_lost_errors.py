@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 import triptych
 from triptych.codegen import refused_calls
+from triptych.releases import release_of
 
 X, HALF, BOOL, INT = torch.randn(4, 6), torch.randn(4, 6).half(), torch.randn(4, 6) > 0, torch.arange(1, 7)
 BYTE, COMPLEX = INT.to(torch.uint8), torch.randn(6, dtype=torch.complex64)
@@ -63,6 +64,8 @@ TAKEN = {
     "index_select of a number": (lambda x: x[0].index_select(0, x[:1] - 1), INT),
     "binary_cross_entropy": (lambda x: F.binary_cross_entropy(x, 1 - x, reduction="none"), torch.rand(4)),
     "truncated": (lambda x: torch.div(x - 4, x % 3 - 4, rounding_mode="trunc"), torch.arange(12)),
+    "truncated numbers": (lambda x: x + torch.div(1024, -300, rounding_mode="trunc"), INT),
+    "number truncated by a tensor": (lambda x: torch.div(torch.tensor(-7), x, rounding_mode="trunc"), INT),
     "truncated by a number": (lambda x: torch.div(x - 4, -3, rounding_mode="trunc"), torch.arange(12).int()),
 }
 
@@ -75,12 +78,17 @@ def compiled(function, codegen):
 @pytest.mark.parametrize("name", REFUSED | REFUSED_VALUES)
 def test_raises_as_in_eager(name, codegen):
     function, x = (REFUSED | REFUSED_VALUES)[name]
-    with pytest.raises(Exception) as in_eager:
+    try:
         function(x)
-    with pytest.raises(Exception) as error:
+    except Exception as error:
+        in_eager = error
+    else:
+        assert name == "clamp below uint8" and release_of(str(torch.__version__)) >= (2, 15)
+        return
+    with pytest.raises(Exception) as raised:
         compiled(function, codegen)(x)
     if name in REFUSED:
-        assert (error.type, str(error.value)) == (in_eager.type, str(in_eager.value))
+        assert str(in_eager) in str(raised.value)  # or of torch's fake tensors, which name the error
 
 
 @pytest.mark.parametrize("codegen", ["inductor", "eager"])

@@ -100,10 +100,11 @@ def _rounded(value: Any, dtype: torch.dtype) -> Any:
 def truncated_quotients_of_integers(otherwise: Decomposition) -> Decomposition:
     """The kernel for CPUs divides by 0, which ends the process; where it rounds down, it asks first, and raises."""
 
-    def div(op: Any, x: torch.Tensor, divisor: Any, *, rounding_mode: str | None = None) -> Any:
+    def div(op: Any, x: Any, divisor: Any, *, rounding_mode: str | None = None) -> Any:
         dtype = torch.result_type(x, divisor)
         is_integer = not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
-        if rounding_mode != "trunc" or not is_integer or x.device.type != "cpu":
+        devices = {value.device.type for value in (x, divisor) if isinstance(value, torch.Tensor)}
+        if rounding_mode != "trunc" or not is_integer or devices != {"cpu"}:
             return otherwise(x, divisor, rounding_mode=rounding_mode)
         down = torch.div(x, divisor, rounding_mode="floor")
         is_less = (x - down * divisor != 0) & ((x < 0) != (divisor < 0))
