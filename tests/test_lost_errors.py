@@ -11,6 +11,8 @@ import torch.nn.functional as F
 
 import triptych
 from triptych.codegen import refused_calls
+from triptych.options import Options
+from triptych.passes.session import Session
 from triptych.releases import release_of
 
 X, HALF, BOOL, INT = torch.randn(4, 6), torch.randn(4, 6).half(), torch.randn(4, 6) > 0, torch.arange(1, 7)
@@ -35,6 +37,10 @@ REFUSED = {
     "fill beyond uint8": (lambda x: x.clone().fill_(300), BYTE),
     "masked_fill beyond half": (lambda x: x.masked_fill(x > 0, -1e9), HALF),
     "full beyond half": (lambda x: torch.full((4, 6), 1e6, dtype=torch.float16) + x, HALF),
+    "fill beyond half": (lambda x: x.clone().fill_(1e9), HALF),
+    "full_like beyond half": (lambda x: torch.full_like(x, 1e9), HALF),
+    "new_full beyond half": (lambda x: x + x.new_full((4, 6), 1e9), HALF),
+    "where beyond int8": (lambda x: torch.where(x > 0, x, 1000), INT.to(torch.int8)),
     "pad beyond float": (lambda x: F.pad(x, (1, 1), value=1e39), X),
     "threshold beyond float": (lambda x: F.threshold(x, 0.0, 1e39), X),
     "celu of alpha 0": (lambda x: F.celu(x, 0.0), X),
@@ -46,6 +52,7 @@ REFUSED_VALUES = {
     "targets of binary_cross_entropy": (lambda x: F.binary_cross_entropy(x, x + 1), torch.rand(4)),
     "inputs of binary_cross_entropy": (lambda x: F.binary_cross_entropy(x + 1, x), torch.rand(4)),
     "negative index_select": (lambda x: X.index_select(1, -x), INT),
+    "index_select by int16": (lambda x: X.index_select(1, x.short() - 1), INT),
     "index_select beyond the end": (lambda x: X.index_select(1, x), INT),
     "gather beyond the end": (lambda x: x.gather(0, x), INT),
     "quotient rounded down": (lambda x: x // (x - 1), INT),
@@ -66,6 +73,8 @@ TAKEN = {
     "truncated": (lambda x: torch.div(x - 4, x % 3 - 4, rounding_mode="trunc"), torch.arange(12)),
     "truncated numbers": (lambda x: x + torch.div(1024, -300, rounding_mode="trunc"), INT),
     "number truncated by a tensor": (lambda x: torch.div(torch.tensor(-7), x, rounding_mode="trunc"), INT),
+    "truncated by a number beyond the dtype": (lambda x: torch.div(x, -3, rounding_mode="trunc"), BYTE * 40),
+    "truncated by a wider tensor": (lambda x: torch.div(x, torch.tensor(253), rounding_mode="trunc"), BYTE.to(torch.int8) * 20),
     "truncated by a number": (lambda x: torch.div(x - 4, -3, rounding_mode="trunc"), torch.arange(12).int()),
 }
 
@@ -98,17 +107,21 @@ def test_what_eager_takes_is_computed(name, codegen):
     torch.testing.assert_close(compiled(function, codegen)(x), function(x), rtol=1e-6, atol=1e-6)
 
 
-def test_what_decompositions_call_is_not_asked_about(monkeypatch):
+def test_gradient_of_index_select_by_a_number():
+    x, place = torch.randn(4, 5, requires_grad=True), torch.tensor(2)
+    function = lambda x: x.index_select(1, place).square().sum()  # noqa: E731
+    want, got = (torch.autograd.grad(run(x), x)[0] for run in (function, compiled(function, "inductor")))
+    torch.testing.assert_close(got, want)
+
+
+def test_what_decompositions_call_is_not_asked_about():
     """They may compute with dtypes that eager has no kernel for."""
-    asked = []
-    answer = refused_calls.refused_by_eager
-    monkeypatch.setattr(refused_calls, "refused_by_eager", lambda op, *call: asked.append(op) or answer(op, *call))
-    calls = refused_calls.RefusedCalls()
-    aten = torch.ops.aten
-    table = calls.left_whole({aten.sigmoid.default: lambda x: table[aten.ceil.default](x)}, watched=[aten.ceil.default])
-    assert table[aten.sigmoid.default](BOOL) is NotImplemented and asked == [aten.sigmoid.default]
-    assert not calls.found
-    assert table[aten.ceil.default](BOOL) is NotImplemented and calls.found
+    session = Session(Options())
+    calls = refused_calls.RefusedCalls(session)
+    ceil, sigmoid = torch.ops.aten.ceil.default, torch.ops.aten.sigmoid.default
+    table = calls.left_whole({sigmoid: lambda x: table[ceil](x)}, [ceil])
+    assert table[sigmoid](BOOL) is NotImplemented and not calls.found and not session.passes_off
+    assert table[ceil](BOOL) is NotImplemented and calls.found and session.passes_off
 
 
 def test_each_call_is_asked_about_once(monkeypatch):

@@ -16,6 +16,7 @@ from .codegen.base import CodeGenerator, Compiled
 from .codegen.eager import CallableCodegen, EagerCodegen
 from .codegen.inductor import InductorCodegen, reset_cuda_graphs
 from .codegen.program_cache import not_saved, program_cache
+from .codegen.refused_calls import RefusedCalls
 from .fallback import Way, first_that_compiles, refuse_to_start_again, reproduction, require_eager_draws
 from .freezing import freeze, warn_of_training
 from .ir.facts import fact, is_tangent
@@ -181,6 +182,7 @@ def compile_flow(
     log_graph("pre_grad_graphs", "AFTER PRE GRAD", gm)
     with_identities = keep_identities(gm)
     codegen = choose_codegen(session, gm, example_inputs)
+    refused = RefusedCalls(session)
 
     def joint_stage(joint: GraphModule, inputs: Any, is_inference: bool = False) -> GraphModule:
         leaves = _private.pytree.tree_leaves(inputs)
@@ -222,7 +224,7 @@ def compile_flow(
         session.activity = f"generating code for the {graph} graph"
         if not isinstance(codegen, InductorCodegen):  # which logs it itself
             log_graph("post_grad_graphs", "AFTER POST GRAD", gm)
-        return codegen.emit(gm, inputs, graph)
+        return (EagerCodegen() if refused.found else codegen).emit(gm, inputs, graph)
 
     def forward(gm: GraphModule, inputs: Sequence[Any]) -> Compiled:
         if options.freeze:
@@ -278,7 +280,7 @@ def compile_flow(
             fw_compiler=cache.compiler(forward),
             bw_compiler=cache.compiler(backward),
             inference_compiler=cache.compiler(inference),
-            decompositions=codegen.decompositions(),
+            decompositions=refused.left_whole(codegen.decompositions(), codegen.operators_with_kernels()),
             partition_fn=partition_joint,
             keep_inference_input_mutations=True,
             **cache.arguments,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -29,6 +29,10 @@ class CodeGenerator(Protocol):
 
     def decompositions(self) -> Decompositions:
         """Which operations are broken up, and how, before the joint stage."""
+        ...
+
+    def operators_with_kernels(self) -> Iterable[Any]:
+        """Operators that it computes by code of its own, not by calling them."""
         ...
 
     def emit(self, gm: GraphModule, example_inputs: Sequence[Any], graph: str) -> Compiled:

@@ -165,7 +165,7 @@ def index_select_of_no_negatives(decomposition: Decomposition) -> Decomposition:
 
     @functools.wraps(decomposition)
     def index_select(x: torch.Tensor, dim: int, index: torch.Tensor) -> Any:
-        if x.ndim == 0 or index.ndim != 1:
+        if x.ndim == 0 or index.ndim != 1 or index.dtype not in (torch.int32, torch.int64):
             return decomposition(x, dim, index)
         dim = dim % x.ndim
         places = index.to(torch.int64).reshape(-1, *[1] * (x.ndim - dim - 1))
@@ -184,7 +184,8 @@ def index_add_of_matching_shapes(decomposition: Decomposition) -> Decomposition:
         others = [axis for axis in range(x.ndim) if axis != dim % x.ndim]
         if not all(known_equal(x.shape[axis], source.shape[axis]) for axis in others):
             return NotImplemented
-        return decomposition(x, dim, index, source, alpha=alpha)
+        # of one place that is given as a number, the decomposition makes a result without that dim
+        return decomposition(x, dim, index.reshape(-1), source, alpha=alpha)
 
     return index_add
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch.fx import GraphModule
@@ -12,7 +12,6 @@ from ..errors import TriptychError
 from ..passes.custom_passes import name_of
 from .base import Compiled, portable_decompositions
 from .decompositions import Decompositions
-from .refused_calls import RefusedCalls
 
 
 class EagerCodegen:
@@ -22,7 +21,10 @@ class EagerCodegen:
     reuses_saved_tensors = False
 
     def decompositions(self) -> Decompositions:
-        return RefusedCalls().left_whole(portable_decompositions())
+        return portable_decompositions()
+
+    def operators_with_kernels(self) -> Iterable[Any]:
+        return ()
 
     def emit(self, gm: GraphModule, example_inputs: Sequence[Any], graph: str) -> Compiled:
         gm.graph.set_codegen(_private.BoxedCodeGen())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,12 +17,10 @@ from ..ir.weights import FIXED
 from ..passes.session import Session
 from .base import Compiled
 from .decompositions import Decompositions, corrected
-from .eager import EagerCodegen
 from .fallbacks import call_what_has_no_kernel
 from .kernel_corrections import without_faulty_kernels
 from .launches import launching_directly
 from .realized import keep_copied, keep_gaps, keep_masks
-from .refused_calls import RefusedCalls, operators_with_kernels
 from .write_order import keeping_write_order
 
 OWN_PASSES_OFF: Mapping[str, Any] = {
@@ -52,7 +50,6 @@ class InductorCodegen:
 
     def __init__(self, session: Session, gm: Any, example_inputs: Sequence[Any]) -> None:
         self.session = session
-        self.refused = RefusedCalls()
         # Inductor counts the inputs of a graph inside the backward as those of the backward itself
         self.reuses_saved_tensors = sum(isinstance(module, GraphModule) for module in gm.modules()) == 1
         self.key = cache_key(session.options)
@@ -66,12 +63,12 @@ class InductorCodegen:
             self.shared = _private.compiler_config_extra(gm)
 
     def decompositions(self) -> Decompositions:
-        table = without_faulty_kernels(corrected(_private.select_decomp_table()))
-        return self.refused.left_whole(table, watched=operators_with_kernels())
+        return without_faulty_kernels(corrected(_private.select_decomp_table()))
+
+    def operators_with_kernels(self) -> Iterable[Any]:
+        return _private.lowerings
 
     def emit(self, gm: GraphModule, example_inputs: Sequence[Any], graph: str) -> Compiled:
-        if self.refused.found:
-            return EagerCodegen().emit(gm, example_inputs, graph)
         # The settings are set here, not around the whole compile: a backward is compiled at its first call.
         with _private.inductor_config.patch(self.settings), launching_directly():
             # Inductor's cache key reads the generated Python, so a stale one would serve a stale kernel.

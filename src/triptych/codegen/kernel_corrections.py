@@ -106,11 +106,20 @@ def truncated_quotients_of_integers(otherwise: Decomposition) -> Decomposition:
         devices = {value.device.type for value in (x, divisor) if isinstance(value, torch.Tensor)}
         if rounding_mode != "trunc" or not is_integer or devices != {"cpu"}:
             return otherwise(x, divisor, rounding_mode=rounding_mode)
+        x, divisor = (_in_range(value, dtype) for value in (x, divisor))
         down = torch.div(x, divisor, rounding_mode="floor")
         is_less = (x - down * divisor != 0) & ((x < 0) != (divisor < 0))
         return down + is_less.to(dtype)
 
     return div
+
+
+def _in_range(value: Any, dtype: torch.dtype) -> Any:
+    """As an integer of this dtype: what is too large begins again at the other end."""
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype)
+    least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    return (value - least) % (most - least + 1) + least
 
 
 def scalar_of_default_dtype(otherwise: Decomposition) -> Decomposition:

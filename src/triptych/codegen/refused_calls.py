@@ -9,7 +9,7 @@ operation by operation: it raises what it raises in eager.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 
 from .. import _private
 from ..ir.facts import known
+from ..passes.session import Session
 from .decompositions import Decomposition, Decompositions
 
 DEVICES = ("cpu", "cuda")
@@ -35,19 +36,22 @@ _answers: dict[Any, bool] = {}
 class RefusedCalls:
     """Watches the operators of one program as AOTAutograd traces it."""
 
-    def __init__(self) -> None:
+    def __init__(self, session: Session) -> None:
+        self.session = session
         self.found = False
         self._inside = 0
 
-    def left_whole(self, table: Decompositions, watched: Iterable[Any] = ()) -> Decompositions:
-        """The decompositions, but for calls that eager refuses; `watched` are operators that have none."""
+    def left_whole(self, table: Decompositions, with_kernels: Iterable[Any]) -> Decompositions:
+        """The decompositions, but for calls that eager refuses. What a code generator has kernels for is watched too;
+        it calls ATen for all other operators."""
+        watched = [op for op in with_kernels if isinstance(op, _private.OpOverload) and _is_asked_about(op)]
         everything = {**dict.fromkeys(watched), **table}
         return {op: functools.partial(self._decompose, op, how) for op, how in everything.items()}
 
     def _decompose(self, op: Any, how: Decomposition | None, *args: Any, **kwargs: Any) -> Any:
         # what a decomposition calls is not what eager would call
         if not self._inside and refused_by_eager(op, args, kwargs):
-            self.found = True
+            self.found = self.session.passes_off = True  # passes would fold or drop what is to raise
             return NotImplemented
         if how is None:
             return NotImplemented
@@ -59,12 +63,6 @@ class RefusedCalls:
 
 
 @functools.cache
-def operators_with_kernels() -> Sequence[Any]:
-    """Operators that Inductor writes kernels for; it calls ATen for all others."""
-    return [op for op in _private.lowerings if isinstance(op, _private.OpOverload) and _is_asked_about(op)]
-
-
-@functools.cache
 def _is_asked_about(op: Any) -> bool:
     """Are made-up operands harmless? Not to random generators, nor where the numbers are asserted to be others."""
     schema = op._schema
@@ -72,7 +70,13 @@ def _is_asked_about(op: Any) -> bool:
         return False
     operands = [argument for argument in schema.arguments if "Tensor" in str(argument.type)]
     returns_tensors = bool(schema.returns) and all(str(r.type) == "Tensor" for r in schema.returns)
-    return returns_tensors and (_any_error_counts(op) or len(operands) == 1 or op is torch.ops.aten.full.default)
+    return returns_tensors and (_any_error_counts(op) or len(operands) == 1 or op in _factories())
+
+
+@functools.cache
+def _factories() -> tuple[Any, ...]:
+    """Operators without operands that are given a number."""
+    return torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default
 
 
 def _any_error_counts(op: Any) -> bool:

@@ -46,7 +46,7 @@ class Session:
     rewrite_limit: int | None = None
     """Stop rewriting after this many rewrites: what a bisection turns."""
     passes_off: bool = False
-    """Only required passes run: how a program is compiled when a compile with all of them has failed."""
+    """Only required passes run: how a program is compiled that raises in eager, or that failed to compile with all."""
     activity: str = "reading the captured graph"
     """What the compile is doing now: said where it fails."""
     origins: Origins | None = None
