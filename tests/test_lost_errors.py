@@ -79,6 +79,11 @@ TAKEN = {
 }
 
 
+RELEASE = release_of(str(torch.__version__))
+DIVIDES = {"quotient rounded down", "remainder"}
+"""By 0. Before torch 2.13, Inductor's kernels for CPUs do so, which ends the process."""
+
+
 def compiled(function, codegen):
     return torch.compile(function, backend=triptych.compile_fx, options={"codegen": codegen, "on_error": "raise"})
 
@@ -86,13 +91,15 @@ def compiled(function, codegen):
 @pytest.mark.parametrize("codegen", ["inductor", "eager"])
 @pytest.mark.parametrize("name", REFUSED | REFUSED_VALUES)
 def test_raises_as_in_eager(name, codegen):
+    if RELEASE < (2, 13) and codegen == "inductor" and name in {*DIVIDES, "negative index_select"}:
+        pytest.skip("not checked by the kernels of this release")
     function, x = (REFUSED | REFUSED_VALUES)[name]
     try:
         function(x)
     except Exception as error:
         in_eager = error
     else:
-        assert name == "clamp below uint8" and release_of(str(torch.__version__)) >= (2, 15)
+        assert name == "clamp below uint8" and RELEASE >= (2, 15)
         return
     with pytest.raises(Exception) as raised:
         compiled(function, codegen)(x)
@@ -134,6 +141,7 @@ def test_each_call_is_asked_about_once(monkeypatch):
     assert len(asked) == 2
 
 
+@pytest.mark.skipif(RELEASE < (2, 13), reason="the kernels of this release divide by 0")
 def test_division_by_zero_does_not_end_the_process():
     program = (
         "import torch, triptych\n"
