@@ -52,11 +52,11 @@ def corrected(table: Decompositions) -> Decompositions:
     return {**table, dropout: dropout_of_everything(table.get(dropout))}
 
 
-def batch_norm_in_memory_format(op: Any) -> Callable[[Decomposition], Decomposition]:
+def batch_norm_in_memory_format(overload: Any) -> Callable[[Decomposition], Decomposition]:
     """The operators for CPUs and cuDNN's return a tensor in the memory format of their input, forward and backward;
     the decompositions one with its strides."""
-    is_cudnn = "cudnn" in op._schema.name
-    place = next(i for i, argument in enumerate(op._schema.arguments) if argument.name in ("input", "self"))
+    is_cudnn = "cudnn" in overload._schema.name
+    place = next(i for i, argument in enumerate(overload._schema.arguments) if argument.name in ("input", "self"))
 
     def correct(decomposition: Decomposition) -> Decomposition:
         @functools.wraps(decomposition)
@@ -72,8 +72,10 @@ def batch_norm_in_memory_format(op: Any) -> Callable[[Decomposition], Decomposit
     return correct
 
 
-def _is_batch_norm(op: Any) -> bool:
-    return isinstance(op, _private.OpOverload) and "batch_norm" in op._schema.name and not op._schema.is_mutable
+def _is_batch_norm(overload: Any) -> bool:
+    if not isinstance(overload, _private.OpOverload):
+        return False
+    return "batch_norm" in overload._schema.name and not overload._schema.is_mutable
 
 
 def bias_unread_at_beta_zero(decomposition: Decomposition) -> Decomposition:

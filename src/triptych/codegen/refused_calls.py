@@ -44,13 +44,13 @@ class RefusedCalls:
     def left_whole(self, table: Decompositions, with_kernels: Iterable[Any]) -> Decompositions:
         """The decompositions, but for calls that eager refuses. What a code generator has kernels for is watched too;
         it calls ATen for all other operators."""
-        watched = [op for op in with_kernels if isinstance(op, _private.OpOverload) and _is_asked_about(op)]
+        watched = [overload for overload in with_kernels if _is_asked_about(overload)]
         everything = {**dict.fromkeys(watched), **table}
-        return {op: functools.partial(self._decompose, op, how) for op, how in everything.items()}
+        return {overload: functools.partial(self._decompose, overload, how) for overload, how in everything.items()}
 
-    def _decompose(self, op: Any, how: Decomposition | None, *args: Any, **kwargs: Any) -> Any:
+    def _decompose(self, overload: Any, how: Decomposition | None, *args: Any, **kwargs: Any) -> Any:
         # what a decomposition calls is not what eager would call
-        if not self._inside and refused_by_eager(op, args, kwargs):
+        if not self._inside and refused_by_eager(overload, args, kwargs):
             self.found = self.session.passes_off = True  # passes would fold or drop what is to raise
             return NotImplemented
         if how is None:
@@ -63,14 +63,16 @@ class RefusedCalls:
 
 
 @functools.cache
-def _is_asked_about(op: Any) -> bool:
+def _is_asked_about(overload: Any) -> bool:
     """Are made-up operands harmless? Not to random generators, nor where the numbers are asserted to be others."""
-    schema = op._schema
-    if op.namespace != "aten" or schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags or op.is_view:
+    if not isinstance(overload, _private.OpOverload):
+        return False
+    schema, draws = overload._schema, torch.Tag.nondeterministic_seeded in overload.tags
+    if overload.namespace != "aten" or schema.is_mutable or overload.is_view or draws:
         return False
     operands = [argument for argument in schema.arguments if "Tensor" in str(argument.type)]
     returns_tensors = bool(schema.returns) and all(str(r.type) == "Tensor" for r in schema.returns)
-    return returns_tensors and (_any_error_counts(op) or len(operands) == 1 or op in _factories())
+    return returns_tensors and (_any_error_counts(overload) or len(operands) == 1 or overload in _factories())
 
 
 @functools.cache
@@ -79,25 +81,25 @@ def _factories() -> tuple[Any, ...]:
     return torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default
 
 
-def _any_error_counts(op: Any) -> bool:
+def _any_error_counts(overload: Any) -> bool:
     """Operands that are broadcast to each other stay so when they shrink; the error must come from something else."""
-    return torch.Tag.pointwise in op.tags or op._schema.name.endswith("_loss")
+    return torch.Tag.pointwise in overload.tags or overload._schema.name.endswith("_loss")
 
 
-def refused_by_eager(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def refused_by_eager(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Does the operator itself raise, whatever values its operands have?"""
-    if not isinstance(op, _private.OpOverload) or not _is_asked_about(op):
+    if not _is_asked_about(overload):
         return False
-    most = TWO if _any_error_counts(op) else FEW
-    if op is torch.ops.aten.full.default:
+    most = TWO if _any_error_counts(overload) else FEW
+    if overload is torch.ops.aten.full.default:
         args = ([_made_up_size(size, most) for size in args[0]], *args[1:])
     leaves, spec = _private.pytree.tree_flatten((args, kwargs))
     if not all(map(_can_be_made_up, leaves)):
         return False
     leaves = [MadeUp.like(leaf, most) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    key = (op, spec, tuple((type(leaf), repr(leaf)) for leaf in leaves))
+    key = (overload, spec, tuple((type(leaf), repr(leaf)) for leaf in leaves))
     if key not in _answers:
-        _answers[key] = _raises(op, spec, leaves)
+        _answers[key] = _raises(overload, spec, leaves)
     return _answers[key]
 
 
@@ -130,7 +132,7 @@ class MadeUp:
         return torch.ones(self.shape, dtype=self.dtype, device=self.device)
 
 
-def _raises(op: Any, spec: Any, leaves: list[Any]) -> bool:
+def _raises(overload: Any, spec: Any, leaves: list[Any]) -> bool:
     with _private.without_dispatch_modes(), _private.without_autocast(), torch.no_grad():
         try:
             leaves = [leaf.tensor() if isinstance(leaf, MadeUp) else leaf for leaf in leaves]
@@ -138,7 +140,7 @@ def _raises(op: Any, spec: Any, leaves: list[Any]) -> bool:
             return False
         args, kwargs = _private.pytree.tree_unflatten(leaves, spec)
         try:
-            op(*args, **kwargs)
+            overload(*args, **kwargs)
         except Exception as error:
-            return _any_error_counts(op) or any(words in str(error) for words in ABOUT_DTYPES)
+            return _any_error_counts(overload) or any(words in str(error) for words in ABOUT_DTYPES)
     return False
