@@ -21,6 +21,7 @@ BYTE, COMPLEX = INT.to(torch.uint8), torch.randn(6, dtype=torch.complex64)
 REFUSED = {
     "ceil of bool": (torch.ceil, BOOL),
     "round of bool": (torch.round, BOOL),
+    "round of int to decimals": (lambda x: torch.round(x, decimals=1), INT),
     "fmod of bool": (lambda x: torch.fmod(x, x), BOOL),
     "pow of bool": (lambda x: x**x, BOOL),
     "glu of int8": (F.glu, INT.to(torch.int8)),

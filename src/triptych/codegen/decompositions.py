@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from .. import _private
-from ..errors import TriptychError
 from ..ir.facts import is_contiguous, is_static, known_equal
 
 Decomposition = Callable[..., Any]
@@ -279,10 +278,8 @@ def probabilities_checked_on_cpus(decomposition: Decomposition) -> Decomposition
 
 
 def round_decimals(x: torch.Tensor, decimals: int = 0) -> torch.Tensor:
-    """The operator refuses integers and divides by a power of ten; the decomposition takes them and multiplies by its
-    inverse. It cannot be left whole: Inductor has no other way to lower it."""
-    if not x.dtype.is_floating_point:
-        raise TriptychError(f"torch.round with decimals is not implemented for {x.dtype}")
+    """The operator divides by a power of ten; the decomposition multiplies by its inverse. It cannot be left whole:
+    Inductor has no other way to lower it."""
     power = 10.0 ** abs(decimals)
     if decimals < 0:
         return torch.round(x / power) * power
