@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from triptych import _private
-from triptych.codegen.launches import launching_directly
+from triptych.codegen.host_code import quick_host_code
 
 STREAM = 7
 
 
 class Kernel:
-    """What `launching_directly` knows of a kernel in generated code; `calls` says who was called with what."""
+    """What `quick_host_code` knows of a kernel in generated code; `calls` says who was called with what."""
 
     dump_launch_params = dump_launch_tensors = False
 
@@ -57,35 +57,35 @@ def launch(kernel: Kernel, times: int) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def test_the_first_launch_is_torchs_own(load):
-    with launching_directly():
-        with launching_directly():  # as the cache of programs does around a compile
+    with quick_host_code():
+        with quick_host_code():  # as the cache of programs does around a compile
             kernel = load(Kernel())
     assert launch(kernel, 3) == [("run", (0,)), ("launch", (1,)), ("launch", (2,))]
 
 
 @pytest.mark.parametrize("kernel", [Kernel(is_static=False), Kernel(configurations=2)], ids=["scratch", "not tuned"])
 def test_left_to_torch(load, kernel):
-    with launching_directly():
+    with quick_host_code():
         load(kernel)
     assert launch(kernel, 2) == [("run", (0,)), ("run", (1,))]
 
 
 def test_dumped_launches_are_left_to_torch(load, monkeypatch):
     monkeypatch.setattr(Kernel, "dump_launch_tensors", True)
-    with launching_directly():
+    with quick_host_code():
         kernel = load(Kernel())
     assert launch(kernel, 2) == [("run", (0,)), ("run", (1,))]
 
 
 def test_code_loaded_by_somebody_else_is_not_touched(load):
     kernel = load(Kernel())
-    with launching_directly():
+    with quick_host_code():
         pass
     assert launch(kernel, 2) == [("run", (0,)), ("run", (1,))]
 
 
 def test_profiled_and_benchmarked_launches_are_torchs_own(load):
-    with launching_directly():
+    with quick_host_code():
         kernel = load(Kernel())
     kernel.run(0, stream=STREAM)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
@@ -97,6 +97,6 @@ def test_profiled_and_benchmarked_launches_are_torchs_own(load):
 
 def test_releases_that_do_so_themselves(load, monkeypatch):
     monkeypatch.setattr(Kernel, "_build_fast_launcher", None, raising=False)
-    with launching_directly():
+    with quick_host_code():
         kernel = load(Kernel())
     assert "run" not in vars(kernel)

@@ -77,6 +77,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         # the modules of generated code, and a Triton kernel in one
         "PyCodeCache": "torch._inductor.codecache:PyCodeCache",
         "CachingAutotuner": "torch._inductor.runtime.triton_heuristics:CachingAutotuner",
+        # compares the layouts of many tensors with those of earlier ones in one call
+        "TensorGuards": "torch._C._dynamo.guards:TensorGuards",
         # where Inductor notes which nodes a kernel computes
         "inductor_debug": "torch._inductor.debug",
         # logs that TORCH_LOGS turns on by what they show, and a graph as they print it

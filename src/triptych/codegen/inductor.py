@@ -18,8 +18,8 @@ from ..passes.session import Session
 from .base import Compiled
 from .decompositions import Decompositions, corrected
 from .fallbacks import call_what_has_no_kernel
+from .host_code import quick_host_code
 from .kernel_corrections import without_faulty_kernels
-from .launches import launching_directly
 from .realized import keep_copied, keep_gaps, keep_masks
 from .write_order import keeping_write_order
 
@@ -70,7 +70,7 @@ class InductorCodegen:
 
     def emit(self, gm: GraphModule, example_inputs: Sequence[Any], graph: str) -> Compiled:
         # The settings are set here, not around the whole compile: a backward is compiled at its first call.
-        with _private.inductor_config.patch(self.settings), launching_directly():
+        with _private.inductor_config.patch(self.settings), quick_host_code():
             # Inductor's cache key reads the generated Python, so a stale one would serve a stale kernel.
             gm.recompile()
             call_what_has_no_kernel(gm)

@@ -7,26 +7,22 @@ kernels, and is often slowed down by the host rather than the GPU. Later release
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from .. import _private
 
 
-@contextlib.contextmanager
-def launching_directly() -> Iterator[None]:
-    """The kernels of generated code that is loaded inside are launched directly from their second launch on."""
+def launch_kernels_directly(module: types.ModuleType) -> None:
+    """The kernels of a module of generated code are launched directly from their second launch on."""
     if hasattr(_private.CachingAutotuner, "_build_fast_launcher"):
-        yield
         return
-    loaded = _private.PyCodeCache.modules
-    before = len(loaded)
-    yield
-    for module in loaded[before:]:
-        for kernel in vars(module).values():
-            if type(kernel) is _private.CachingAutotuner and "run" not in vars(kernel):
-                kernel.run = launch_once_then_directly(kernel)
+    for kernel in vars(module).values():
+        if type(kernel) is _private.CachingAutotuner and "run" not in vars(kernel):
+            kernel.run = launch_once_then_directly(kernel)
 
 
 def launch_once_then_directly(kernel: Any) -> Callable[..., Any]:
@@ -36,7 +32,7 @@ def launch_once_then_directly(kernel: Any) -> Callable[..., Any]:
     def first(*args: Any, **how: Any) -> Any:
         result = run(*args, **how)
         if may_be_launched_directly(kernel):
-            kernel.run = direct(kernel.launchers[0], run)
+            kernel.run = direct(without_preparation(kernel.launchers[0]), run)
         return result
 
     return first
@@ -46,6 +42,27 @@ def may_be_launched_directly(kernel: Any) -> bool:
     """One configuration is left, nothing is dumped, and the kernel needs no scratch memory, as static ones do not."""
     dumps = kernel.dump_launch_params or kernel.dump_launch_tensors
     return len(kernel.launchers) == 1 and getattr(kernel.launchers[0], "_is_static", False) and not dumps
+
+
+PREPARED = ("C_impl", "function", "num_warps", "shared", "arg_tys", "has_global_scratch", "has_profile_scratch")
+"""What a statically launched kernel reads of itself at each launch."""
+
+
+def without_preparation(launcher: types.FunctionType) -> Callable[..., Any]:
+    """The launcher, which computes the grid, with a `runner` that goes straight to the C++ launch."""
+    kernel = getattr(launcher.__globals__.get("runner"), "__self__", None)
+    if torch.version.hip or not all(hasattr(kernel, name) for name in PREPARED):
+        return launcher
+    implementation, function, num_warps, shared, types_of_arguments, *scratch = (getattr(kernel, n) for n in PREPARED)
+    if any(scratch):
+        return launcher
+    launch = implementation._launch_kernel
+
+    def runner(grid_x: int, grid_y: int, grid_z: int, stream: int, *args: Any) -> None:
+        launch(function, grid_x, grid_y, grid_z, num_warps, shared, types_of_arguments, args, stream)
+
+    names = {**launcher.__globals__, "runner": runner}
+    return types.FunctionType(launcher.__code__, names, closure=launcher.__closure__)
 
 
 def direct(launch: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,8 +17,8 @@ from ..passes.session import Session
 from ..passes.torch_bisector import bisector_runs
 from .base import CodeGenerator, Compiled
 from .eager import boxed
+from .host_code import quick_host_code
 from .inductor import InductorCodegen, cache_marker
-from .launches import launching_directly
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def program_cache(session: Session, codegen: CodeGenerator) -> Iterator[ProgramC
         yield ProgramCache()
         return
     marker = cache_marker(f"{codegen.key}/{codegen.known_buffers}")
-    with _private.inductor_config.patch(joint_custom_post_pass=marker), launching_directly():
+    with _private.inductor_config.patch(joint_custom_post_pass=marker), quick_host_code():
         yield ProgramCache(True, _private.autograd_cache_arguments(codegen.shared))
 
 

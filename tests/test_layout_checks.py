@@ -1,0 +1,118 @@
+"""Sizes and strides are checked once for each layout of the inputs, and a wrong one is noticed at any call."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from triptych import _private, compile_fx
+from triptych.codegen.layout_checks import layouts_of
+
+pytestmark = pytest.mark.fast
+
+
+@pytest.fixture
+def runners():
+    """The runners of the generated code that the test has loaded so far."""
+    torch._dynamo.reset()
+    first = len(_private.PyCodeCache.modules)
+    modules = _private.PyCodeCache.modules
+    return lambda: [m.runner for m in modules[first:] if hasattr(getattr(m, "runner", None), "call_unchecked")]
+
+
+def count_unchecked(runner) -> list[int]:
+    """Grows by one at each call without checks."""
+    calls: list[int] = []
+    unchecked = runner.call_unchecked
+
+    def counted(args):
+        calls.append(len(args))
+        return unchecked(args)
+
+    runner.call_unchecked = counted
+    return calls
+
+
+def compiled_directly(f, *args):
+    """What the backend returns, without Dynamo's guards in front of it."""
+    graphs = []
+    torch.compile(f, backend=lambda gm, inputs: graphs.append((gm, inputs)) or gm)(*args)
+    [(gm, inputs)] = graphs
+    return compile_fx(gm, inputs)
+
+
+def test_checked_at_the_first_call_only(runners):
+    call = torch.compile(lambda x: torch.cdist(x, x).relu() + 1, backend=compile_fx)
+    x = torch.randn(8, 4)
+    wanted = torch.cdist(x, x).relu() + 1
+    assert torch.equal(call(x), wanted)
+    (runner,) = runners()
+    unchecked = count_unchecked(runner)
+    for _ in range(3):
+        assert torch.equal(call(x.clone()), wanted)
+    assert len(unchecked) == 3
+
+
+def test_another_layout_is_refused_at_any_call(runners):
+    x = torch.randn(4, 4)
+    call = compiled_directly(lambda x: x.relu() + 1, x)
+    for _ in range(2):
+        assert torch.equal(call(x)[0], x.relu() + 1)
+    assert runners()[0].layouts is not None
+    with pytest.raises(AssertionError, match="expected size|stride"):
+        call(x.t())
+    with pytest.raises(AssertionError, match="expected size"):
+        call(torch.randn(3, 4))
+    assert torch.equal(call(x)[0], x.relu() + 1)
+
+
+def test_saved_tensors_of_another_layout_are_refused(runners):
+    """Hooks can hand the backward other tensors than the forward saved, at any step."""
+    call = torch.compile(lambda x: (x.sin() * x.t()).cos().sum(), backend=compile_fx)
+    x = torch.randn(4, 4).t().requires_grad_()
+    for _ in range(2):
+        call(x).backward()
+    assert all(runner.layouts is not None for runner in runners())
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t.clone(memory_format=torch.contiguous_format)):
+        loss = call(x)
+    with pytest.raises(AssertionError, match="stride"):
+        loss.backward()
+
+
+def test_inputs_that_are_not_plain_tensors_are_checked_at_each_call(runners):
+    call = torch.compile(lambda x: x.relu() + x.shape[0], backend=compile_fx, dynamic=True)
+    for size in (3, 4, 5):
+        x = torch.randn(size, 2)
+        assert torch.equal(call(x), x.relu() + size)
+    assert all(runner.layouts is None for runner in runners())
+    assert layouts_of([torch.ones(2), 3]) is None
+    assert layouts_of([torch.ones(2).to_sparse()]) is None
+
+
+def test_layouts_hold_no_tensor():
+    x = torch.randn(3, 4)
+    layouts, alive = layouts_of([x]), weakref.ref(x)
+    assert layouts.check(torch.randn(3, 4)) and not layouts.check(torch.randn(4, 3).t())
+    del x
+    gc.collect()
+    assert alive() is None
+
+
+def test_several_graphs_and_grad_modes(runners):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    call = torch.compile(model, backend=compile_fx)
+    x = torch.randn(3, 4)
+    for _ in range(3):
+        with torch.inference_mode():
+            torch.testing.assert_close(call(x), model(x))
+        with torch.no_grad():
+            torch.testing.assert_close(call(x), model(x))
+        call(x).sum().backward()
+        gradients = [p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        model(x).sum().backward()
+        torch.testing.assert_close(gradients, [p.grad for p in model.parameters()])
+        model.zero_grad()
