@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import triptych
 from triptych.codegen import refused_calls
@@ -155,3 +156,32 @@ def test_division_by_zero_does_not_end_the_process():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout == "raised\n", done.stderr[-2000:]
+
+
+def test_nothing_is_made_up_where_values_matter(monkeypatch):
+    """On a GPU an operator that asserts other values would end all work of the process with that GPU."""
+    asked = []
+    monkeypatch.setattr(refused_calls, "_answers", {})
+    monkeypatch.setattr(refused_calls, "_raises", lambda overload, *call: asked.append(overload) or False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    aten = torch.ops.aten
+    with FakeTensorMode():
+        there, here = torch.ones(3, dtype=torch.int64, device="cuda"), torch.ones(3, dtype=torch.int64)
+        refused_calls.refused_by_eager(aten.repeat_interleave.Tensor, (here,), {"output_size": 12})
+        for integers in (there, there > 0):
+            refused_calls.refused_by_eager(aten.cumsum.default, (integers, 0), {})
+        assert asked == []
+        refused_calls.refused_by_eager(aten.cumsum.default, (here, 0), {})
+        refused_calls.refused_by_eager(aten.cumsum.default, (there.float(), 0), {})
+        refused_calls.refused_by_eager(aten.ceil.default, (there,), {})
+    assert asked == [aten.cumsum.default, aten.cumsum.default, aten.ceil.default]
+
+
+@pytest.mark.parametrize("operands", [(), (X,)], ids=["full", "new_full"])
+def test_made_up_tensors_are_small(monkeypatch, operands):
+    made = []
+    monkeypatch.setattr(refused_calls, "_answers", {})
+    monkeypatch.setattr(refused_calls, "_raises", lambda overload, spec, leaves: made.extend(leaves) or False)
+    overload = torch.ops.aten.new_full.default if operands else torch.ops.aten.full.default
+    refused_calls.refused_by_eager(overload, (*operands, [10**6, 10**6], 1.0), {})
+    assert max(leaf for leaf in made if isinstance(leaf, int)) <= refused_calls.FEW

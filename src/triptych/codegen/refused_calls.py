@@ -28,6 +28,12 @@ element with infinity where it refuses to fill a larger one."""
 ABOUT_DTYPES = ("not implemented for", "cannot be converted to type")
 """What errors about dtypes say; other errors may come from sizes that are not those of the program."""
 
+VALUES_MATTER = {
+    torch.Tag.nondeterministic_seeded,
+    torch.Tag.dynamic_output_shape,
+    torch.Tag.data_dependent_output,
+}
+
 PLAIN = (bool, int, float, complex, str, torch.dtype, torch.layout, torch.memory_format, torch.device)
 
 _answers: dict[Any, bool] = {}
@@ -64,11 +70,11 @@ class RefusedCalls:
 
 @functools.cache
 def _is_asked_about(overload: Any) -> bool:
-    """Are made-up operands harmless? Not to random generators, nor where the numbers are asserted to be others."""
+    """Are made-up operands harmless? Not to random generators, nor where the size of the result depends on them."""
     if not isinstance(overload, _private.OpOverload):
         return False
-    schema, draws = overload._schema, torch.Tag.nondeterministic_seeded in overload.tags
-    if overload.namespace != "aten" or schema.is_mutable or overload.is_view or draws:
+    schema = overload._schema
+    if overload.namespace != "aten" or schema.is_mutable or overload.is_view or VALUES_MATTER & set(overload.tags):
         return False
     operands = [argument for argument in schema.arguments if "Tensor" in str(argument.type)]
     returns_tensors = bool(schema.returns) and all(str(r.type) == "Tensor" for r in schema.returns)
@@ -81,9 +87,18 @@ def _factories() -> tuple[Any, ...]:
     return torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default
 
 
+def _place_of_size(overload: Any) -> int | None:
+    """Which argument of `full` and `new_full` is a size; a tensor as large as the program's would take too long."""
+    return {torch.ops.aten.full.default: 0, torch.ops.aten.new_full.default: 1}.get(overload)
+
+
+def _is_pointwise(overload: Any) -> bool:
+    return torch.Tag.pointwise in overload.tags
+
+
 def _any_error_counts(overload: Any) -> bool:
     """Operands that are broadcast to each other stay so when they shrink; the error must come from something else."""
-    return torch.Tag.pointwise in overload.tags or overload._schema.name.endswith("_loss")
+    return _is_pointwise(overload) or overload._schema.name.endswith("_loss")
 
 
 def refused_by_eager(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -91,10 +106,13 @@ def refused_by_eager(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     if not _is_asked_about(overload):
         return False
     most = TWO if _any_error_counts(overload) else FEW
-    if overload is torch.ops.aten.full.default:
-        args = ([_made_up_size(size, most) for size in args[0]], *args[1:])
+    if (place := _place_of_size(overload)) is not None and place < len(args):
+        small = [_made_up_size(size, most) for size in args[place]]
+        args = (*args[:place], small, *args[place + 1 :])
     leaves, spec = _private.pytree.tree_flatten((args, kwargs))
     if not all(map(_can_be_made_up, leaves)):
+        return False
+    if not _is_pointwise(overload) and any(map(_may_be_indices_on_a_gpu, leaves)):
         return False
     leaves = [MadeUp.like(leaf, most) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     key = (overload, spec, tuple((type(leaf), repr(leaf)) for leaf in leaves))
@@ -110,6 +128,12 @@ def _can_be_made_up(leaf: Any) -> bool:
         return False
     # of nothing, eager computes anything
     return leaf.layout is torch.strided and not any(known(size == 0) for size in leaf.shape)
+
+
+def _may_be_indices_on_a_gpu(leaf: Any) -> bool:
+    """An index that is not there raises on a CPU; on a GPU it ends all work of the process with that GPU."""
+    on_gpu = isinstance(leaf, torch.Tensor) and leaf.device.type == "cuda"
+    return on_gpu and not (leaf.is_floating_point() or leaf.is_complex())
 
 
 def _made_up_size(size: Any, most: int) -> int:
