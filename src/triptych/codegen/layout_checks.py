@@ -54,7 +54,7 @@ def call(self: Any, args: list[Any]) -> Any:
 
 
 def without_checks(function: types.FunctionType) -> types.FunctionType | None:
-    """The function without its checks, every line at its place; None if it has no checks or its source is gone."""
+    """The method without its checks, every line at its place; None if it has no checks or its source is gone."""
     code = function.__code__
     try:
         lines = Path(code.co_filename).read_text().splitlines(keepends=True)
@@ -67,10 +67,10 @@ def without_checks(function: types.FunctionType) -> types.FunctionType | None:
     body, checks = CHECK.subn(r"\1pass", "".join(lines[first:last]))
     if not checks:
         return None
-    # a block around an indented definition
-    source = "\n" * (first - 1) + f"if True:\n{body}" if first and indent else "\n" * first + body
+    # a method's definition is indented: the line above it opens a block
+    source = "\n" * (first - 1) + f"if True:\n{body}"
     names: dict[str, Any] = {}
-    exec(compile(source, code.co_filename, "exec"), names)
+    exec(compile(source, code.co_filename, "exec"), names)  # defines the method, and runs nothing of it
     return types.FunctionType(names[function.__name__].__code__, function.__globals__)
 
 
