@@ -1,4 +1,4 @@
-"""Sizes and strides are checked once for each layout of the inputs, and a wrong one is noticed at any call."""
+"""Layouts of inputs are compared in one call, and a wrong one is noticed at any call."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def compiled_directly(f, *args):
     return compile_fx(gm, inputs)
 
 
-def test_checked_at_the_first_call_only(runners):
+def test_inputs_are_checked_one_by_one_at_the_first_call_only(runners):
     call = torch.compile(lambda x: torch.cdist(x, x).relu() + 1, backend=compile_fx)
     x = torch.randn(8, 4)
     wanted = torch.cdist(x, x).relu() + 1
@@ -54,6 +54,24 @@ def test_checked_at_the_first_call_only(runners):
     for _ in range(3):
         assert torch.equal(call(x.clone()), wanted)
     assert len(unchecked) == 3
+
+
+def test_results_of_operators_are_checked_at_every_call():
+    """They may change with a setting of torch that nothing guards."""
+    order = [0, 1]
+
+    @torch.library.custom_op("triptych_test::laid_out", mutates_args=())
+    def laid_out(x: torch.Tensor) -> torch.Tensor:
+        return x.permute(order).contiguous().permute(order).clone()
+
+    laid_out.register_fake(lambda x: x.new_empty(x.shape))
+    call = torch.compile(lambda x: laid_out(x) + x, backend=compile_fx)
+    x = torch.randn(4, 4)
+    for _ in range(2):
+        assert torch.equal(call(x), x + x)
+    order.reverse()
+    with pytest.raises(AssertionError, match="stride"):
+        call(x)
 
 
 def test_another_layout_is_refused_at_any_call(runners):

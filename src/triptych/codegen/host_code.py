@@ -1,7 +1,7 @@
 """Makes the Python code that Inductor generates for the host quicker. It is often the host that slows a program down.
 
-Nothing here changes what is computed: kernels are launched directly (`launches.py`), and sizes and strides are checked
-once for each layout of the inputs (`layout_checks.py`).
+Nothing here changes what is computed: kernels are launched directly (`launches.py`), and the layouts of all inputs are
+compared in one call (`layout_checks.py`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Check sizes and strides once for each layout of the inputs, not at every call.
+"""Compare the layouts of all inputs in one call of C++ code, not in one call for each input.
 
-At every call, generated code compares sizes and strides of each input, and of each result of an operator that it calls,
-with those that it was compiled for: hundreds of small calls in a training step. If no size is symbolic, the inputs'
-layouts decide all of them. So after a call has passed the checks, calls with inputs of the same layouts skip them. The
-inputs' layouts are still compared at every call, all of them in one call of C++ code.
+At every call, generated code compares sizes and strides of each input with those that it was compiled for: hundreds of
+small calls in a training step. Once a call has passed these checks, the inputs of later calls are compared with its
+inputs, all together. If one of them differs, that call is checked as before. The results of operators that generated
+code calls are checked at every call: they may depend on more than the layouts of the inputs.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import torch
 
 from .. import _private
 
+INPUTS = re.compile(r"^ +([\w, ]+) = args$", re.MULTILINE)
 # Only numbers: a check of a symbolic size stays.
-CHECK = re.compile(r"^( +)assert_(?:size_stride|alignment)\(\w+, [\d(), ]+(?:, '[^'\n]*')?\)$", re.MULTILINE)
+CHECK = re.compile(r"^( +)assert_size_stride\((\w+), [\d(), ]+(?:, '[^'\n]*')?\)$", re.MULTILINE)
 
 
 def check_layouts_once(module: types.ModuleType) -> None:
-    """Let a module of generated code skip the checks for inputs whose layouts have passed them."""
+    """Let a module of generated code skip the checks of inputs whose layouts have passed them."""
     runner: Any = getattr(vars(module).get("call"), "__self__", None)
     if not hasattr(runner, "call") or hasattr(runner, "layouts"):
         return
@@ -54,7 +55,7 @@ def call(self: Any, args: list[Any]) -> Any:
 
 
 def without_checks(function: types.FunctionType) -> types.FunctionType | None:
-    """The method without its checks, every line at its place; None if it has no checks or its source is gone."""
+    """The method without checks of inputs, every line at its place; None if there are none or the source is gone."""
     code = function.__code__
     try:
         lines = Path(code.co_filename).read_text().splitlines(keepends=True)
@@ -64,8 +65,10 @@ def without_checks(function: types.FunctionType) -> types.FunctionType | None:
     indent = len(lines[first]) - len(lines[first].lstrip())
     inside = re.compile(rf"\s*$|\s{{{indent + 1}}}")
     last = next((i for i, line in enumerate(lines) if i > first and not inside.match(line)), len(lines))
-    body, checks = CHECK.subn(r"\1pass", "".join(lines[first:last]))
-    if not checks:
+    text = "".join(lines[first:last])
+    inputs = {name for unpacked in INPUTS.findall(text) for name in re.findall(r"\w+", unpacked)}
+    body = CHECK.sub(lambda check: f"{check[1]}pass" if check[2] in inputs else check[0], text)
+    if body == text:
         return None
     # a method's definition is indented: the line above it opens a block
     source = "\n" * (first - 1) + f"if True:\n{body}"
