@@ -104,6 +104,10 @@ def same_twice(x):
     return y, y, x, x
 
 
+def computed_twice(x):
+    return [f(x) for f in (torch.sort, torch.linalg.qr, torch.exp, torch.aminmax) for _ in range(2)]
+
+
 def constants_out(x):
     return x.relu(), 3, None, (x.shape[0], "s")
 
@@ -158,6 +162,7 @@ PROGRAMS = {
     "alias_intermediate": (alias_intermediate, rand((4, 4), grad=True), True),
     "alias_input": (alias_input, rand((4, 4), grad=True), True),
     "same_twice": (same_twice, rand((4, 4)), False),
+    "computed_twice": (computed_twice, rand((4, 4)), False),
     "constants_out": (constants_out, rand((4, 4)), False),
     "strides_out": (strides_out, rand((4, 4), (4, 4), grad=True), True),
     "pool_and_softmax": (pool_and_softmax, rand((2, 3, 8, 8), (4, 3, 3, 3), grad=True), True),

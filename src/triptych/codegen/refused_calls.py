@@ -25,7 +25,7 @@ FEW, TWO = 4, 2
 """Elements along each dim of an operand that is made up, at most. One would be too few: eager fills a tensor of one
 element with infinity where it refuses to fill a larger one."""
 
-ABOUT_DTYPES = ("not implemented for", "cannot be converted to type")
+ABOUT_DTYPES = ("not implemented for", "cannot be converted to type", "same dtype")
 """What errors about dtypes say; other errors may come from sizes that are not those of the program."""
 
 VALUES_MATTER = {
@@ -78,13 +78,22 @@ def _is_asked_about(overload: Any) -> bool:
         return False
     operands = [argument for argument in schema.arguments if "Tensor" in str(argument.type)]
     returns_tensors = bool(schema.returns) and all(str(r.type) == "Tensor" for r in schema.returns)
-    return returns_tensors and (_any_error_counts(overload) or len(operands) == 1 or overload in _factories())
+    is_listed = _any_error_counts(overload) or overload in (*_factories(), *_products())
+    return returns_tensors and (is_listed or len(operands) == 1)
 
 
 @functools.cache
 def _factories() -> tuple[Any, ...]:
     """Operators without operands that are given a number."""
     return torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default
+
+
+@functools.cache
+def _products() -> tuple[Any, ...]:
+    """Matrix products: their operands fit each other when every size of them shrinks to at most the same."""
+    aten = torch.ops.aten
+    matrices = aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default
+    return *matrices, aten.mv.default, aten.addmv.default, aten.dot.default, aten.vdot.default
 
 
 def _place_of_size(overload: Any) -> int | None:
@@ -112,7 +121,8 @@ def refused_by_eager(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     leaves, spec = _private.pytree.tree_flatten((args, kwargs))
     if not all(map(_can_be_made_up, leaves)):
         return False
-    if not _is_pointwise(overload) and any(map(_may_be_indices_on_a_gpu, leaves)):
+    takes_numbers = _is_pointwise(overload) or overload in _products()
+    if not takes_numbers and any(map(_may_be_indices_on_a_gpu, leaves)):
         return False
     leaves = [MadeUp.like(leaf, most) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     key = (overload, spec, tuple((type(leaf), repr(leaf)) for leaf in leaves))

@@ -69,6 +69,7 @@ class MergeEqualValues(Rule):
         fires(lambda x: x.max(0)[0] + x.max(0)[0].exp(), "f32[4, 8]", **ATEN),
         declines(lambda x: (x.exp(), x.exp()), "f32[4, 8]", because="both are returned", **ATEN),
         declines(lambda x: (x.exp(), x.exp().t()), "f32[4, 8]", because="both are returned", **ATEN),
+        declines(lambda x: (x.sort()[0], x.sort()[0]), "f32[4, 8]", because="both are returned", **ATEN),
         declines(lambda x: torch.rand_like(x) + torch.rand_like(x), "f32[4, 8]", **ATEN),
         declines(lambda x: x + torch.ones(4) + torch.ones(4).exp(), "f32[4]", **ATEN),
         declines(lambda x: torch.zeros_like(x).cos() + torch.zeros_like(x).exp(), "f32[4]", **ATEN),
@@ -101,12 +102,17 @@ def _problem(program: Program, earlier: Node, again: Node) -> Refusal | None:
     if are_views:  # of one memory, whatever it holds
         both_returned = all(any(u.op == "output" for u in n.users) for n in (earlier, again))
     else:
-        if (writer := aliasing.first_writer(earlier, again)) is not None:
+        if (writer := aliasing.first_writer(*_tensors(earlier), *_tensors(again))) is not None:
             return Refusal("{found} writes one of the two", found=writer)
         if (writer := aliasing.written_between(again.all_input_nodes, earlier, again)) is not None:
             return Refusal("{found} writes an operand in between", found=writer)
-        both_returned = aliasing.is_output(earlier) and aliasing.is_output(again)
+        both_returned = all(any(map(aliasing.is_output, _tensors(n))) for n in (earlier, again))
     return Refusal("both are returned, and {at} would be the same tensor", at=again) if both_returned else None
+
+
+def _tensors(node: Node) -> list[Node]:
+    """The value, and the pieces that are taken from it if it is a tuple, as the two of `sort` are."""
+    return [node, *(user for user in node.users if user.target is operator.getitem)]
 
 
 @dataclass(frozen=True)

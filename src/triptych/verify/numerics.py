@@ -16,6 +16,7 @@ from ..errors import VerificationError
 from ..ir.alias import Aliasing
 from ..ir.facts import fact
 from ..ir.graph_copies import copy_graph
+from ..ir.modules import attribute
 from ..ir.origins import given_tensor
 from ..ir.program import ATEN, dialect_of
 from ..ir.text import target_name
@@ -83,10 +84,18 @@ class NumericCheck:
             return f"numbers were not compared: {error}"
         except Exception as error:
             raise VerificationError(f"the graph runs no more: {type(error).__name__}: {error}") from error
+        self._add_unread_attributes(reference.result, after)
         compare(reference.result, after, reference.exact, self._from_floats())
         if self.dialect != ATEN:  # later, some outputs are what the backward reads, and their layout is free
             compare_strides(reference.result, after)
         return reference.note
+
+    def _add_unread_attributes(self, before: Result, after: Result) -> None:
+        """An attribute that the graph no longer reads has the value that it had: constants are folded, then dropped."""
+        for name in before.written.keys() - after.written.keys():
+            kind, _, path = name.partition(" ")
+            if kind == "attribute" and isinstance(value := attribute(self.gm, path), torch.Tensor):
+                after.written[name] = value.detach()
 
     def _reference(self, writes: bool) -> _Reference | str:
         """The results of the graph before the pass, or the reason why it cannot be run."""
