@@ -28,9 +28,9 @@ class FuseAttention(Pass):
     that swallow the scores were added to the keys of one row, as -1e9 and -2e9, that of the keys; and if scores were
     filled and scaled, or cut off below, besides, that of the queries. Where a number from -1e5 to -8e7 was added to all
     keys of a row in float32, eager rounds its scores to the spacing of such numbers, and the backward of the kernel
-    rounds their sum as coarsely: the gradients of that row are off from eager's by about as much as eager's are off from
-    those of float64. Where a result is NaN, which of the gradients are NaN may differ if masks of several kinds meet. A
-    softmax written with logsumexp or with a bare exp is the one that rounding and overflow would have spoilt.
+    rounds their sum as coarsely: the gradients of that row are off from eager's by about as much as eager's are off
+    from those of float64. Where a result is NaN, which of the gradients are NaN may differ if masks of several kinds
+    meet. A softmax written with logsumexp or with a bare exp is the one that rounding and overflow would have spoilt.
 
     A mask fills with -inf, with the lowest number of the dtype, or with another low number. The first two have no
     weight beside any score. The others have, if the scores are as low: `fuse_attention.lowest_score` says how low
