@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 
@@ -20,19 +21,19 @@ def runners():
     torch._dynamo.reset()
     first = len(_private.PyCodeCache.modules)
     modules = _private.PyCodeCache.modules
-    return lambda: [m.runner for m in modules[first:] if hasattr(getattr(m, "runner", None), "call_unchecked")]
+    return lambda: [m.runner for m in modules[first:] if hasattr(getattr(m, "runner", None), "call_without_checks")]
 
 
-def count_unchecked(runner) -> list[int]:
+def count_without_checks(runner) -> list[int]:
     """Grows by one at each call without checks."""
     calls: list[int] = []
-    unchecked = runner.call_unchecked
+    unchecked = runner.call_without_checks
 
     def counted(args):
         calls.append(len(args))
         return unchecked(args)
 
-    runner.call_unchecked = counted
+    runner.call_without_checks = counted
     return calls
 
 
@@ -50,7 +51,7 @@ def test_inputs_are_checked_one_by_one_at_the_first_call_only(runners):
     wanted = torch.cdist(x, x).relu() + 1
     assert torch.equal(call(x), wanted)
     (runner,) = runners()
-    unchecked = count_unchecked(runner)
+    unchecked = count_without_checks(runner)
     for _ in range(3):
         assert torch.equal(call(x.clone()), wanted)
     assert len(unchecked) == 3
@@ -79,7 +80,7 @@ def test_another_layout_is_refused_at_any_call(runners):
     call = compiled_directly(lambda x: x.relu() + 1, x)
     for _ in range(2):
         assert torch.equal(call(x)[0], x.relu() + 1)
-    assert runners()[0].layouts is not None
+    assert runners()[0].known_layouts.guards is not None
     with pytest.raises(AssertionError, match="expected size|stride"):
         call(x.t())
     with pytest.raises(AssertionError, match="expected size"):
@@ -93,7 +94,7 @@ def test_saved_tensors_of_another_layout_are_refused(runners):
     x = torch.randn(4, 4).t().requires_grad_()
     for _ in range(2):
         call(x).backward()
-    assert all(runner.layouts is not None for runner in runners())
+    assert all(runner.known_layouts.guards is not None for runner in runners())
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t.clone(memory_format=torch.contiguous_format)):
         loss = call(x)
     with pytest.raises(AssertionError, match="stride"):
@@ -105,7 +106,7 @@ def test_inputs_that_are_not_plain_tensors_are_checked_at_each_call(runners):
     for size in (3, 4, 5):
         x = torch.randn(size, 2)
         assert torch.equal(call(x), x.relu() + size)
-    assert all(runner.layouts is None for runner in runners())
+    assert all(runner.known_layouts.guards is None for runner in runners())
     assert layouts_of([torch.ones(2), 3]) is None
     assert layouts_of([torch.ones(2).to_sparse()]) is None
 
@@ -134,3 +135,25 @@ def test_several_graphs_and_grad_modes(runners):
         model(x).sum().backward()
         torch.testing.assert_close(gradients, [p.grad for p in model.parameters()])
         model.zero_grad()
+
+
+def test_a_copy_starts_anew(runners):
+    call = torch.compile(lambda x: x.relu() + 1, backend=compile_fx)
+    x = torch.randn(4, 4)
+    call(x), call(x)
+    (runner,) = runners()
+    copied = copy.deepcopy(runner)
+    assert runner.known_layouts.guards is not None and copied.known_layouts.guards is None
+    assert torch.equal(copied.call([x])[0], x.relu() + 1) and copied.known_layouts.guards is not None
+    assert copied.call_with_checks.__self__ is copied
+
+
+def test_the_layouts_of_an_odd_first_call_are_replaced(runners):
+    odd, plain = torch.randn(308).as_strided((1, 4), (77, 1)), torch.randn(1, 4)
+    call = compiled_directly(lambda x: x.relu() + 1, plain)
+    call(odd), call(plain)
+    (runner,) = runners()
+    without_checks = count_without_checks(runner)
+    for _ in range(3):
+        assert torch.equal(call(plain)[0], plain.relu() + 1)
+    assert len(without_checks) == 3

@@ -30,8 +30,7 @@ def corrected(table: Decompositions) -> Decompositions:
         aten.cat.default: repetition_in_memory_format,
         aten.fmax.default: in_layout_of_operands,
         aten.fmin.default: in_layout_of_operands,
-        aten.index_add.default: lambda fn: index_add_of_matching_shapes(of_no_negative_places(fn)),
-        aten.index_copy.default: of_no_negative_places,
+        aten.index_add.default: index_add_of_matching_shapes,
         aten.index_fill.int_Scalar: index_fill_in_strides_of_a_copy,
         aten.index_fill.int_Tensor: index_fill_in_strides_of_a_copy,
         aten.index_select.default: index_select_of_no_negatives,
@@ -190,19 +189,6 @@ def index_add_of_matching_shapes(decomposition: Decomposition) -> Decomposition:
         return decomposition(x, dim, index.reshape(-1), source, alpha=alpha)
 
     return index_add
-
-
-def of_no_negative_places(decomposition: Decomposition) -> Decomposition:
-    """The operator refuses negative places; `index_put`, which the decomposition calls, counts them from the end. So
-    they become a place that is not there."""
-
-    @functools.wraps(decomposition)
-    def written_at(x: Any, dim: int, index: Any, source: Any, **kwargs: Any) -> Any:
-        if x.ndim:
-            index = index.masked_fill(index < 0, x.shape[dim])
-        return decomposition(x, dim, index, source, **kwargs)
-
-    return written_at
 
 
 def in_strides_of_a_copy(decomposition: Decomposition) -> Decomposition:

@@ -11,15 +11,15 @@ from collections.abc import Iterator
 
 from .. import _private
 from .launches import launch_kernels_directly
-from .layout_checks import check_layouts_once
+from .layout_checks import join_layout_checks
 
 
 @contextlib.contextmanager
 def quick_host_code() -> Iterator[None]:
-    """Applies to the modules of generated code that are loaded inside, each of them once."""
+    """Applies to the modules of generated code that are loaded inside."""
     loaded = _private.PyCodeCache.modules
     before = len(loaded)
     yield
     for module in loaded[before:]:
         launch_kernels_directly(module)
-        check_layouts_once(module)
+        join_layout_checks(module)

@@ -25,7 +25,13 @@ FEW, TWO = 4, 2
 """Elements along each dim of an operand that is made up, at most. One would be too few: eager fills a tensor of one
 element with infinity where it refuses to fill a larger one."""
 
-ABOUT_DTYPES = ("not implemented for", "cannot be converted to type", "same dtype")
+ABOUT_DTYPES = (
+    "not implemented for",
+    "cannot be converted to type",
+    "expected scalar type",
+    "same dtype",
+    "dtypes must be the same",
+)
 """What errors about dtypes say; other errors may come from sizes that are not those of the program."""
 
 VALUES_MATTER = {
@@ -33,6 +39,7 @@ VALUES_MATTER = {
     torch.Tag.dynamic_output_shape,
     torch.Tag.data_dependent_output,
 }
+"""Operators with such a tag draw random numbers, or what they return depends on more than sizes and dtypes."""
 
 PLAIN = (bool, int, float, complex, str, torch.dtype, torch.layout, torch.memory_format, torch.device)
 
@@ -90,14 +97,14 @@ def _factories() -> tuple[Any, ...]:
 
 @functools.cache
 def _products() -> tuple[Any, ...]:
-    """Matrix products: their operands fit each other when every size of them shrinks to at most the same."""
+    """Matrix products: their operands still fit when every size is cut to the same maximum."""
     aten = torch.ops.aten
     matrices = aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default
     return *matrices, aten.mv.default, aten.addmv.default, aten.dot.default, aten.vdot.default
 
 
 def _place_of_size(overload: Any) -> int | None:
-    """Which argument of `full` and `new_full` is a size; a tensor as large as the program's would take too long."""
+    """Which argument of `full` and `new_full` is a size: asking with the program's size would allocate it."""
     return {torch.ops.aten.full.default: 0, torch.ops.aten.new_full.default: 1}.get(overload)
 
 

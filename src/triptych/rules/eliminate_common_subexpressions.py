@@ -11,6 +11,7 @@ import torch
 from torch.fx import Node
 
 from .. import _private
+from ..ir.alias import Aliasing
 from ..ir.facts import gives_symbols, symbols_would_merge
 from ..ir.program import Program
 from ..ir.refusal import Refusal
@@ -67,6 +68,7 @@ class MergeEqualValues(Rule):
         fires(lambda x: x.t().relu() + x.t().exp(), "f32[4, 8]", **ATEN),
         fires(lambda x: x.sum(0, keepdim=True).relu() + x.sum(0, keepdim=True), "f32[4, 8]", dynamic=True, **ATEN),
         fires(lambda x: x.max(0)[0] + x.max(0)[0].exp(), "f32[4, 8]", **ATEN),
+        fires(lambda x: (x.sort()[0], x.sort()[1]), "f32[4, 8]", **ATEN),
         declines(lambda x: (x.exp(), x.exp()), "f32[4, 8]", because="both are returned", **ATEN),
         declines(lambda x: (x.exp(), x.exp().t()), "f32[4, 8]", because="both are returned", **ATEN),
         declines(lambda x: (x.sort()[0], x.sort()[0]), "f32[4, 8]", because="both are returned", **ATEN),
@@ -106,13 +108,18 @@ def _problem(program: Program, earlier: Node, again: Node) -> Refusal | None:
             return Refusal("{found} writes one of the two", found=writer)
         if (writer := aliasing.written_between(again.all_input_nodes, earlier, again)) is not None:
             return Refusal("{found} writes an operand in between", found=writer)
-        both_returned = all(any(map(aliasing.is_output, _tensors(n))) for n in (earlier, again))
+        both_returned = bool(_returned(aliasing, earlier) & _returned(aliasing, again))
     return Refusal("both are returned, and {at} would be the same tensor", at=again) if both_returned else None
 
 
 def _tensors(node: Node) -> list[Node]:
     """The value, and the pieces that are taken from it if it is a tuple, as the two of `sort` are."""
-    return [node, *(user for user in node.users if user.target is operator.getitem)]
+    return [node, *(user for user in node.users if user.target is operator.getitem and user.args[0] is node)]
+
+
+def _returned(aliasing: Aliasing, node: Node) -> set[Any]:
+    """Which pieces of the value leave the graph; None stands for the value itself."""
+    return {None if n is node else n.args[1] for n in _tensors(node) if aliasing.is_output(n)}
 
 
 @dataclass(frozen=True)

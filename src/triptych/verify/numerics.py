@@ -91,11 +91,12 @@ class NumericCheck:
         return reference.note
 
     def _add_unread_attributes(self, before: Result, after: Result) -> None:
-        """An attribute that the graph no longer reads has the value that it had: constants are folded, then dropped."""
+        """A constant that was folded is read no more; it counts as unchanged."""
         for name in before.written.keys() - after.written.keys():
             kind, _, path = name.partition(" ")
-            if kind == "attribute" and isinstance(value := attribute(self.gm, path), torch.Tensor):
-                after.written[name] = value.detach()
+            with contextlib.suppress(AttributeError):  # the module has it no more: what it held is lost
+                if kind == "attribute" and isinstance(value := attribute(self.gm, path), torch.Tensor):
+                    after.written[name] = value.detach()
 
     def _reference(self, writes: bool) -> _Reference | str:
         """The results of the graph before the pass, or the reason why it cannot be run."""
