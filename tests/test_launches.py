@@ -9,6 +9,7 @@ import torch
 
 from triptych import _private
 from triptych.codegen.host_code import quick_host_code
+from triptych.codegen.launches import without_preparation
 
 STREAM = 7
 
@@ -48,6 +49,32 @@ def load(monkeypatch):
         return kernel
 
     return load
+
+
+class Compiled:
+    """What is known of a statically launched kernel: its `run` prepares, then calls the C++ launch."""
+
+    function, num_warps, shared, arg_tys = 11, 4, 0, "Oi"
+    has_profile_scratch = False
+
+    def __init__(self, has_global_scratch: bool = False) -> None:
+        self.has_global_scratch = has_global_scratch
+        self.launched: list[tuple[object, ...]] = []
+        self.C_impl = types.SimpleNamespace(_launch_kernel=lambda *args: self.launched.append(args))
+
+    def run(self, grid_x, grid_y, grid_z, stream, *args):
+        self.launched.append(("prepared",))
+
+
+@pytest.mark.parametrize("has_scratch", [False, True])
+def test_the_launch_goes_straight_to_cpp(has_scratch):
+    compiled = Compiled(has_scratch)
+    names = {"runner": compiled.run}
+    exec("def launcher(x, n, stream): runner(-(n // -4), 1, 1, stream, x, n)", names)
+    without_preparation(names["launcher"])("x", 10, stream=STREAM)
+    direct = (11, 3, 1, 1, 4, 0, "Oi", ("x", 10), STREAM)
+    assert compiled.launched == [("prepared",) if has_scratch else direct]
+    assert names["runner"] == compiled.run  # torch's own launcher stays as it is
 
 
 def launch(kernel: Kernel, times: int) -> list[tuple[str, tuple[int, ...]]]:
