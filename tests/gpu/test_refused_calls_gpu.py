@@ -12,6 +12,8 @@ from tests.conformance.worker import provide_expecttest
 from triptych import _private, compile_fx
 from triptych.codegen.refused_calls import refused_by_eager
 
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
 PARTS = 8
 
 
