@@ -52,7 +52,10 @@ def load(monkeypatch):
 
 
 class Compiled:
-    """What is known of a statically launched kernel: its `run` prepares, then calls the C++ launch."""
+    """What is known of a statically launched kernel: its `run` prepares, then calls the C++ launch.
+
+    With scratch memory, the kernel takes one more pointer, which is null: the memory has size 0.
+    """
 
     function, num_warps, shared, arg_tys = 11, 4, 0, "Oi"
     has_profile_scratch = False
@@ -72,8 +75,8 @@ def test_the_launch_goes_straight_to_cpp(has_scratch):
     names = {"runner": compiled.run}
     exec("def launcher(x, n, stream): runner(-(n // -4), 1, 1, stream, x, n)", names)
     without_preparation(names["launcher"])("x", 10, stream=STREAM)
-    direct = (11, 3, 1, 1, 4, 0, "Oi", ("x", 10), STREAM)
-    assert compiled.launched == [("prepared",) if has_scratch else direct]
+    arguments = ("OiO", ("x", 10, None)) if has_scratch else ("Oi", ("x", 10))
+    assert compiled.launched == [(11, 3, 1, 1, 4, 0, *arguments, STREAM)]
     assert names["runner"] == compiled.run  # torch's own launcher stays as it is
 
 

@@ -22,6 +22,7 @@ from .joint.remove_noop_ops import RemoveNoopOps
 from .joint.replace_random_passes import ReplaceRandomPasses
 from .options import ADD_RULES, NAMES, Options
 from .post_grad.b2b_gemm_pass import B2bGemmPass
+from .post_grad.batch_gradient_sums import BatchGradientSumsPass
 from .post_grad.bucket_all_gather import BucketAllGather
 from .post_grad.bucket_all_reduce import BucketAllReduce
 from .post_grad.bucket_reduce_scatter import BucketReduceScatter
@@ -243,6 +244,7 @@ POST_GRAD: list[Entry] = [
     PostGradPatterns,  # by the name of the joint stage's: the rules are others
     SliceScatterChunking,
     ReducedAtomicContention,
+    BatchGradientSumsPass,  # after the patterns: one of them lets a sum begin with another
     *POST_GRAD_FUSIONS,
     B2bGemmPass,  # after the patterns, which settle products and biases
     DeduplicateWaitTensors,  # before what joins collectives: it takes those that are waited for once

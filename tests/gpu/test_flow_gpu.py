@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 
 import pytest
 import torch
@@ -50,6 +51,27 @@ def test_kernels_are_triton():
     with watching() as sessions:
         torch.compile(lambda x: F.gelu(x @ x).sum(), backend=compile_fx)(x).backward()
     assert all("triton" in source and "tl.load" in source for source in sessions[0].kernels.values())
+
+
+def test_later_launches_go_straight_to_cpp():
+    """Torch prepares the first launch of a kernel. Newer releases do not prepare the others."""
+    x = torch.randn(64, 64, device="cuda")
+    call = torch.compile(lambda x: (x.softmax(1), x.sin().sum()), backend=compile_fx)
+    call(x), call(x)
+    prepared = []
+
+    def note(frame, event, _):
+        code = frame.f_code
+        if event == "call" and code.co_filename.endswith(("static_triton_launcher.py", "triton_heuristics.py")):
+            prepared.append(code.co_name)
+
+    sys.setprofile(note)
+    try:
+        y = call(x)
+    finally:
+        sys.setprofile(None)
+    assert "run" not in prepared
+    torch.testing.assert_close(y, (x.softmax(1), x.sin().sum()), atol=1e-3, rtol=1e-4)
 
 
 def test_cuda_graphs_are_recorded_in_inference():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -55,6 +57,31 @@ def test_sums_of_products(dtype):
     assert fired["mm_plus_mm"] == 1
     exact = a.to(f64) @ b.to(f64) + c.to(f64) @ d.to(f64)
     assert (made.to(f64) - exact).abs().max() <= 2 * (a @ b + c @ d - exact).abs().max() + 1e-4
+
+
+@pytest.mark.parametrize("shape", [(4, 1024), (64, 197)])
+def test_gradients_that_are_sums_over_rows(shape):
+    """The rows of the second shape have no parts of 128 each. Both end in one kernel."""
+    layer = torch.nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
+    exact = torch.nn.Sequential(layer, copy.deepcopy(layer)).cuda()
+    eager = copy.deepcopy(exact).to(bf16)
+    x = torch.randn(*shape, 256, device="cuda")
+    ours, kernels = copy.deepcopy(eager), {}
+    for removed in ([], ["batch_gradient_sums"]):
+        torch._dynamo.reset()
+        options = {"on_error": "raise", "remove_passes": removed}
+        call = torch.compile(ours, backend=triptych.compile_fx, options=options)
+        ours.zero_grad()
+        with watching() as sessions:
+            call(x.to(bf16)).float().square().mean().backward()
+        kernels[not removed] = sessions[0].kernels["backward"].count(".run(")
+        for model in (exact, eager):
+            model.zero_grad()
+            model(x.to(next(model.parameters()).dtype)).float().square().mean().backward()
+        for got, theirs, want in zip(*([p.grad.to(f32) for p in m.parameters()] for m in (ours, eager, exact))):
+            assert (got - want).norm() <= 1.5 * (theirs - want).norm() + 1e-2 * want.norm()
+        assert all(p.grad.stride() == p.stride() for p in ours.parameters())
+    assert kernels[True] <= kernels[False] - 12
 
 
 def test_nested_reductions():

@@ -54,12 +54,13 @@ def without_preparation(launcher: types.FunctionType) -> Callable[..., Any]:
     if torch.version.hip or not all(hasattr(kernel, name) for name in PREPARED):
         return launcher
     implementation, function, num_warps, shared, types_of_arguments, *scratch = (getattr(kernel, n) for n in PREPARED)
-    if any(scratch):
-        return launcher
+    # kernels of newer releases of Triton take pointers to scratch memory, and those launched so have none
+    no_scratch = (None,) * sum(scratch)
+    types_of_arguments += "O" * sum(scratch)
     launch = implementation._launch_kernel
 
     def runner(grid_x: int, grid_y: int, grid_z: int, stream: int, *args: Any) -> None:
-        launch(function, grid_x, grid_y, grid_z, num_warps, shared, types_of_arguments, args, stream)
+        launch(function, grid_x, grid_y, grid_z, num_warps, shared, types_of_arguments, args + no_scratch, stream)
 
     names = {**launcher.__globals__, "runner": runner}
     return types.FunctionType(launcher.__code__, names, closure=launcher.__closure__)

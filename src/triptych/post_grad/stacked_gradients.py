@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch.fx import Graph, Node
 
 from ..ir.facts import tensor_of
 from ..ir.partitioned import mark_gradients, returns_gradients
 from ..ir.program import Program
 from ..match.pattern import Tensor
-from ..rewrite.examples import declines, fires
+from ..rewrite.examples import declines, fires, mark_as_gradients
 from ..rewrite.rule import Rule
-
-
-def _of_contiguous(graph: Graph) -> None:
-    returned: Any = graph.output_node().args[0]
-    mark_gradients(graph, [torch.empty(tensor_of(node).shape, device="meta") for node in returned])
 
 
 def _of_the_same(graph: Graph) -> None:
@@ -25,7 +19,7 @@ def _of_the_same(graph: Graph) -> None:
     mark_gradients(graph, [tensor_of(node) for node in returned])
 
 
-BACKWARD: dict[str, Any] = {"dialects": ("aten",), "prepare": _of_contiguous}
+BACKWARD: dict[str, Any] = {"dialects": ("aten",), "prepare": mark_as_gradients}
 
 
 class StackedGradients(Rule):

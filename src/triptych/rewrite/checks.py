@@ -13,6 +13,7 @@ from torch.fx import Node
 from ..ir.effects import Effects, node_operands
 from ..ir.facts import difference, fact, known_equal, same_strides, sharing, symbols_would_merge
 from ..ir.operations import with_trait
+from ..ir.partitioned import returns_gradients
 from ..ir.program import ATEN, Program, Value
 from ..ir.traits import is_gemm, is_pointwise
 from .emit import Emitter
@@ -132,9 +133,10 @@ class Checks:
         return not same_strides(old, new)
 
     def _check_offset(self, was: Node, now: Node) -> None:
-        """Of a result that is a view of an input, AOTAutograd uses sizes, strides and offset alone."""
+        """Of a result that is a view of an input, AOTAutograd uses sizes, strides and offset alone. Of a gradient it
+        uses the tensor itself."""
         old, new = fact(was), fact(now)
-        is_returned = was.graph.output_node() in was.users
+        is_returned = was.graph.output_node() in was.users and not returns_gradients(was.graph)
         if self.program.dialect != ATEN or not is_returned or not isinstance(old, torch.Tensor):
             return
         if not known_equal(old.storage_offset(), new.storage_offset()):
@@ -182,7 +184,10 @@ class Checks:
         return is_read or call is None or call.op in SAVED_FOR_BACKWARD
 
     def _returned_beside(self, was: Node) -> bool:
-        """Is memory of the value also returned by a way that does not go through it?"""
+        """Is memory of the value also returned by a way that does not go through it? Nobody is promised that gradients
+        share memory."""
+        if returns_gradients(was.graph):
+            return False
         return self._returned_through(was) < self.program.aliasing.output_uses(was)
 
     def _returned_through(self, was: Node) -> int:

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from ..ir.facts import tensor_of
+from ..ir.partitioned import mark_gradients
 from ..ir.text import DTYPES, type_of
 from ..ir.weights import FIXED
 
@@ -103,6 +105,12 @@ def others_are_weights(graph: torch.fx.Graph) -> None:
     """A `prepare` of examples: all inputs but the first are weights."""
     for node in graph.find_nodes(op="placeholder")[1:]:
         node.meta[FIXED] = True
+
+
+def mark_as_gradients(graph: torch.fx.Graph) -> None:
+    """A `prepare` of examples: what the graph returns are gradients of contiguous weights."""
+    returned: Any = graph.output_node().args[0]
+    mark_gradients(graph, [torch.empty(tensor_of(node).shape, device="meta") for node in returned])
 
 
 def _one_expression(text: str) -> str:

@@ -1,0 +1,216 @@
+"""`batch_gradient_sums`: gradients that are sums over many rows, those of biases and norms, end in one kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from operator import getitem
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..cost import bytes_of, device_model
+from ..ir.calls import Call
+from ..ir.facts import is_contiguous, is_static, tensor_fact, tensor_of
+from ..ir.partitioned import returns_gradients
+from ..ir.program import Program
+from ..ir.traits import is_view
+from ..rewrite.examples import declines, fires, mark_as_gradients
+from ..rewrite.passes import Pass
+from ..rewrite.rule import Match, Rule
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+ROWS_OF_A_PART = 128
+"""As many as Inductor itself gives to a thread. Up to 64 rows it would load all at once: on an H200 that took twice as
+long, or longer."""
+MOST_PARTS = 128
+ENOUGH_RESULTS = 64
+"""For each core of a GPU. Inductor splits no sum that has more results."""
+ALIGNMENT = 16
+"""Bytes: kernels read gradients in pieces of this size."""
+
+ON_CPU: dict[str, Any] = {"dialects": ("aten",), "prepare": mark_as_gradients, "settings": {"device": "cpu"}}
+
+
+@dataclass(frozen=True)
+class _GradientSum:
+    """sum(x, all dims but the last), cast or reshaped, and returned, whole or in parts."""
+
+    x: Node
+    chain: tuple[Node, ...]
+    """The sum, and what casts and reshapes make of it."""
+    views: tuple[Node, ...]
+    """Views of the last one, and of each other."""
+    dtypes: tuple[torch.dtype, ...]
+    """What the sum, added up in float32, is rounded to, in this order."""
+    parts: int
+
+    @property
+    def result(self) -> Node:
+        return self.chain[-1]
+
+    @property
+    def returned(self) -> list[Node]:
+        return [node for node in (self.result, *self.views) if node.graph.output_node() in node.users]
+
+    @property
+    def columns(self) -> int:
+        return tensor_of(self.x).shape[-1]
+
+
+@dataclass(frozen=True)
+class BatchGradientSums(Rule):
+    """sum(x, 0), sum(y, 0) -> sum(cat([parts of x summed, parts of y summed], 1), 0), sliced; up to rounding
+
+    A sum of many rows into few columns takes Inductor two kernels: one that adds up each of many parts of the rows, and
+    one that adds up the parts. The second is small, and there is one for each bias and for each weight of a norm. Here
+    the first kernels write their results side by side, and one kernel adds up all of them. So the gradients are
+    returned as parts of one tensor, as DistributedDataParallel returns them as parts of a bucket.
+    """
+
+    device: str = "cuda"
+
+    exact = False
+
+    def sites(self, program: Program) -> Iterator[Match]:
+        if not returns_gradients(program.graph) or program.options.codegen != "inductor":
+            return
+        groups: dict[Any, list[_GradientSum]] = {}
+        for node in program.graph.nodes:
+            if (found := self._read(program, node)) is not None:
+                groups.setdefault((tensor_of(node).device, found.dtypes, found.parts), []).append(found)
+        for sums in groups.values():
+            yield Match.at(
+                program, *(node for s in sums for node in s.returned), before=program.graph.output_node(),
+                covers=[node for s in sums for node in (*s.chain, *s.views)], sums=sums,
+            )  # fmt: skip
+
+    def _read(self, program: Program, node: Node) -> _GradientSum | None:
+        call = program.call(node)
+        if call is None or call.op != "sum" or call.mutates:
+            return None
+        x, total = tensor_fact(call.args["self"]), tensor_fact(node)
+        if x is None or total is None or x.device.type != self.device or not _adds_rows(call, x):
+            return None
+        if x.dtype not in DTYPES or total.dtype not in DTYPES or not is_static(x.shape) or not is_contiguous(x):
+            return None
+        parts = parts_of(math.prod(x.shape[:-1]))
+        chain = _casts_and_reshapes(program, node)
+        views = _views_that_are_returned(program, chain[-1])
+        enough = ENOUGH_RESULTS * device_model(x.device).cores
+        if parts is None or views is None or not x.shape[-1] < enough <= parts * x.shape[-1]:
+            return None
+        dtypes = [tensor_of(n).dtype for n in chain]
+        if x.shape[-1] * dtypes[-1].itemsize % ALIGNMENT:
+            return None
+        changes = tuple(now for was, now in zip([torch.float32, *dtypes], dtypes) if was != now)
+        return _GradientSum(call.args["self"], chain, views, changes, parts)
+
+    def check(self, m, sums):
+        m.require(len(sums) > 1, "no other gradient is such a sum")
+        model = device_model(tensor_of(sums[0].x).device)
+        ends = [_last_step(s) for s in sums]
+        m.pays(sum(map(model.copy, ends)), model.copy(sum(ends)), sure=True)
+
+    def rewrite(self, op, m, sums):
+        begun = []
+        for s in sums:  # where the sum stands: what it reads may not be needed any longer
+            there, x = op.at(s.chain[0]), tensor_of(s.x)
+            rows = there.reshape(s.x, [s.parts, math.prod(x.shape[:-1]) // s.parts, s.columns])
+            how = {} if x.dtype == torch.float32 else {"dtype": torch.float32}
+            begun.append(there.sum(rows, [1], **how))
+        total = op.sum(op.cat(begun, 1), [0])
+        for dtype in sums[0].dtypes:
+            total = op.to(total, dtype=dtype)
+        gradients: dict[Node, Any] = {}
+        start = 0
+        for s in sums:
+            gradient = op.slice(total, 0, start, start + s.columns)
+            shape = list(tensor_of(s.result).shape)
+            gradients[s.result] = (gradient if len(shape) == 1 else op.reshape(gradient, shape)).node
+            for view in s.views:
+                gradients[view] = op.again(view, gradients).node
+            start += s.columns
+        return tuple(gradients[root.node] for root in m.roots)
+
+    examples = [
+        fires(lambda x, y: (x.sum(0), y.sum(0)), "f32[1024, 8]", "f32[1024, 16]", **ON_CPU),
+        fires(lambda x, y: (x.sum(0, keepdim=True), y.sum([0, 1])), "bf16[1024, 8]", "bf16[8, 128, 16]", **ON_CPU),
+        fires(lambda x, y: (x.sum(0).bfloat16(), y.sum(0)), "f32[1024, 8]", "bf16[1024, 8]", **ON_CPU),
+        fires(lambda x, y: (x.sum(0).view(2, 4), y.sum(0), x @ x.t()), "f32[1024, 8]", "f32[1024, 16]", **ON_CPU),
+        fires(lambda x, y: (*x.sum(0).split([4, 4]), y.sum(0)[:2]), "f32[1024, 8]", "f32[1024, 16]", **ON_CPU),
+        declines(lambda x, y: (x.sum(0), y.sin()), "f32[1024, 8]", "f32[1024, 16]", **ON_CPU, because="no other"),
+        declines(lambda x, y: (x.sum(0), y.sum(0)), "f32[1024, 8]", "f32[1024, 16]", dialects=("aten",),
+                 prepare=mark_as_gradients),
+        declines(lambda x, y: (x.sum(0), y.sum(0)), "f32[1024, 8]", "f32[1024, 16]", dialects=("aten",),
+                 settings={"device": "cpu"}),
+        declines(lambda x, y: (x.sum(0), y.sum(0)), "f64[1024, 8]", "f64[1024, 16]", **ON_CPU),
+        declines(lambda x, y: (x.sum(0), y.sum(0)), "f32[64, 8]", "f32[64, 16]", **ON_CPU),
+        declines(lambda x, y: (x.sum(0), y.sum(0)), "f32[1031, 8]", "f32[1031, 16]", **ON_CPU),
+        declines(lambda x, y: (x.sum(0), y.sum(0)), "f32[1024, 9]", "f32[1024, 10]", **ON_CPU),
+        declines(lambda x, y: (x.sum(0), y.sum(0)), "f32[1024, 64]", "f32[1024, 4]", **ON_CPU),
+        declines(lambda x, y: (x.sum(1), y.sum(1)), "f32[1024, 8]", "f32[1024, 16]", **ON_CPU),
+        declines(lambda x, y: (x.sum(0).sin(), y.sum(0).cos()), "f32[1024, 8]", "f32[1024, 16]", **ON_CPU),
+        declines(lambda x, y: (x.t().sum(0), y.t().sum(0)), "f32[8, 1024]", "f32[16, 1024]", **ON_CPU),
+        declines(lambda x, y: (x.sum(0), y.sum(0)), "f32[1024, 8]", "f32[1024, 16]", **ON_CPU, dynamic=True),
+    ]  # fmt: skip
+
+
+def parts_of(rows: int) -> int | None:
+    """The number of equal parts that so many rows are added up in; None if they are few, or have no such parts."""
+    ideal = min(rows // ROWS_OF_A_PART, MOST_PARTS)
+    fitting = [p for p in range(max(ideal // 2, 2), 2 * ideal) if rows % p == 0 and rows // p > ROWS_OF_A_PART // 2]
+    return min(fitting, key=lambda parts: abs(math.log(parts / ideal)), default=None)
+
+
+def _adds_rows(call: Call, x: torch.Tensor) -> bool:
+    """Does a sum go over all dims but the last?"""
+    dim = call.args.get("dim")
+    dims = [dim] if isinstance(dim, int) else dim or []
+    return x.dim() > 1 and {d % x.dim() for d in dims} == set(range(x.dim() - 1))
+
+
+def _casts_and_reshapes(program: Program, node: Node) -> tuple[Node, ...]:
+    """The node and what casts and reshapes make of it, as long as nobody else uses any of it."""
+    chain = [node]
+    while len(chain[-1].users) == 1:
+        (user,) = chain[-1].users
+        call, value = program.call(user), tensor_fact(user)
+        if call is None or call.op not in ("reshape", "to") or value is None or value.dtype not in DTYPES:
+            break
+        if value.device != tensor_of(node).device:
+            break
+        chain.append(user)
+    return tuple(chain)
+
+
+def _views_that_are_returned(program: Program, node: Node) -> tuple[Node, ...] | None:
+    """The views of a value and the views of these, in order; None if it is used for anything but to return it."""
+    values, views = [node], []
+    for value in values:
+        for user in value.users:
+            if user.op == "output":
+                continue
+            call = program.call(user)
+            if user.target is not getitem and (call is None or not is_view(call.op)):
+                return None
+            values.append(user)
+            views.append(user)
+    return tuple(views)
+
+
+def _last_step(s: _GradientSum) -> float:
+    """The bytes that the second kernel of a sum reads and writes."""
+    return s.parts * s.columns * torch.float32.itemsize + bytes_of(tensor_of(s.result))
+
+
+@dataclass(frozen=True)
+class BatchGradientSumsPass(Pass):
+    """Adds up the parts of all gradients that are sums over rows, such as those of biases, in one kernel on a GPU."""
+
+    name = "batch_gradient_sums"
+
+    def rules(self) -> Sequence[Rule]:
+        return (BatchGradientSums(),)
