@@ -61,11 +61,11 @@ def test_sums_of_products(dtype):
 
 @pytest.mark.parametrize("shape", [(4, 1024), (64, 197)])
 def test_gradients_that_are_sums_over_rows(shape):
-    """The rows of the second shape have no parts of 128 each. Both end in one kernel."""
+    """The rows of the second shape have no parts of 128 each."""
     layer = torch.nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
     exact = torch.nn.Sequential(layer, copy.deepcopy(layer)).cuda()
     eager = copy.deepcopy(exact).to(bf16)
-    x = torch.randn(*shape, 256, device="cuda")
+    x, weight = torch.randn(2, *shape, 256, device="cuda")
     ours, kernels = copy.deepcopy(eager), {}
     for removed in ([], ["batch_gradient_sums"]):
         torch._dynamo.reset()
@@ -73,13 +73,15 @@ def test_gradients_that_are_sums_over_rows(shape):
         call = torch.compile(ours, backend=triptych.compile_fx, options=options)
         ours.zero_grad()
         with watching() as sessions:
-            call(x.to(bf16)).float().square().mean().backward()
+            call(x.to(bf16)).float().mul(weight).mean().backward()
         kernels[not removed] = sessions[0].kernels["backward"].count(".run(")
         for model in (exact, eager):
             model.zero_grad()
-            model(x.to(next(model.parameters()).dtype)).float().square().mean().backward()
-        for got, theirs, want in zip(*([p.grad.to(f32) for p in m.parameters()] for m in (ours, eager, exact))):
-            assert (got - want).norm() <= 1.5 * (theirs - want).norm() + 1e-2 * want.norm()
+            model(x.to(next(model.parameters()).dtype)).float().mul(weight).mean().backward()
+        gradients = [[p.grad.to(f32) for p in model.parameters()] for model in (ours, eager, exact)]
+        largest = max(want.norm() for want in gradients[-1])  # that of a bias of keys is nothing but rounding
+        for got, theirs, want in zip(*gradients):
+            assert (got - want).norm() <= 1.5 * (theirs - want).norm() + 1e-3 * largest
         assert all(p.grad.stride() == p.stride() for p in ours.parameters())
     assert kernels[True] <= kernels[False] - 12
 
