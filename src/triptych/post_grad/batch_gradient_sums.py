@@ -196,8 +196,10 @@ def _casts_and_reshapes(program: Program, node: Node) -> tuple[Node, ...]:
 
 def _views_that_are_returned(program: Program, node: Node) -> tuple[Node, ...] | None:
     """The views of a value and the views of these, in order; None if it is used for anything but to return it."""
-    values, views = [node], []
+    values = [node]
     for value in values:
+        if not value.users:
+            return None
         for user in value.users:
             if user.op == "output":
                 continue
@@ -205,8 +207,7 @@ def _views_that_are_returned(program: Program, node: Node) -> tuple[Node, ...] |
             if user.target is not getitem and (call is None or not is_view(call.op)):
                 return None
             values.append(user)
-            views.append(user)
-    return tuple(views)
+    return tuple(values[1:])
 
 
 def _last_step(s: _GradientSum) -> float:
