@@ -91,6 +91,11 @@ def test_it_is_removed_by_its_name():
     assert not fired["batch_gradient_sums"]
 
 
+def test_large_sums_are_left_to_inductor(monkeypatch):
+    monkeypatch.setattr(batch_gradient_sums, "MOST_ELEMENTS", 1024 * 64 - 1)
+    assert not trained(layers(64, 64, 64), torch.randn(1024, 64))["batch_gradient_sums"]
+
+
 def test_inputs_that_are_kept_for_the_sums_are_freed_as_early_as_before():
     """What a sum reads is read where the sum stood: at the end of the graph it would stay in memory until then."""
     model, x = layers(*[64] * 6), torch.randn(1024, 64)

@@ -28,6 +28,9 @@ long, or longer."""
 MOST_PARTS = 128
 ENOUGH_RESULTS = 64
 """For each core of a GPU. Inductor splits no sum that has more results."""
+MOST_ELEMENTS = 1 << 25
+"""What is larger does not stay in a GPU's cache. Inductor then adds up rows in a kernel that reads them for another
+reason too, such as the gradient of a norm's input, and what a second kernel takes does not count."""
 ALIGNMENT = 16
 """Bytes: kernels read gradients in pieces of this size."""
 
@@ -95,6 +98,8 @@ class BatchGradientSums(Rule):
         if x is None or total is None or x.device.type != self.device or not _adds_rows(call, x):
             return None
         if x.dtype not in DTYPES or total.dtype not in DTYPES or not is_static(x.shape) or not is_contiguous(x):
+            return None
+        if x.numel() > MOST_ELEMENTS:
             return None
         parts = _parts_by_inductor(x)
         chain = _casts_and_reshapes(program, node)
