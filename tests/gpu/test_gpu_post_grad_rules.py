@@ -83,6 +83,7 @@ def test_gradients_that_are_sums_over_rows(shape):
         for got, theirs, want in zip(*gradients):
             assert (got - want).norm() <= 1.5 * (theirs - want).norm() + 1e-3 * largest
         assert all(p.grad.stride() == p.stride() for p in ours.parameters())
+        assert all(p.grad.untyped_storage().nbytes() == p.grad.nbytes for p in ours.parameters())
     assert kernels[True] <= kernels[False] - 12
 
 

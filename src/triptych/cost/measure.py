@@ -52,7 +52,7 @@ def measured(question: str, device: torch.device, prepare: Callable[[], Work]) -
         try:
             with _private.without_dispatch_modes(), torch.no_grad(), torch.cuda.device(device):
                 _known[key] = seconds(prepare())
-        except RuntimeError as error:  # no memory after all, or no such kernel
+        except Exception as error:  # no memory after all, no such kernel, or one that Triton does not compile
             log.info("not measured: %s: %s", question, error)
             return None
         add_to_store(MEASURED, key, _known[key])

@@ -246,19 +246,6 @@ def storage(value: Any) -> int | None:
     return _private.storage_id(value) if isinstance(value, torch.Tensor) else None
 
 
-def lie_apart(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Do all elements of one tensor surely come after those of the other, in memory that the two may share?"""
-    (first, end), (other_first, other_end) = _bytes_spanned(left), _bytes_spanned(right)
-    return known(end <= other_first) or known(other_end <= first)
-
-
-def _bytes_spanned(tensor: torch.Tensor) -> tuple[Any, Any]:
-    """Where the elements begin and end in the storage; strides are never negative."""
-    elements = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
-    first = tensor.storage_offset()
-    return first * tensor.itemsize, (first + elements) * tensor.itemsize
-
-
 def sharing(value: Any, operands: Sequence[Any]) -> list[list[str]]:
     """How a value, or each of several, lies to its operands: the very same tensor, the same memory, or apart."""
     made = value if isinstance(value, (list, tuple)) else (value,)

@@ -5,7 +5,16 @@ Importing this registers the operators; Triton itself is imported when the first
 
 from __future__ import annotations
 
-from . import after, b2b_gemm, cat, dot_compress, group_linear, lce, parallel_linear  # noqa: F401  (registers them)
+from . import (  # noqa: F401  (registers them)
+    after,
+    b2b_gemm,
+    cat,
+    dot_compress,
+    group_linear,
+    lce,
+    parallel_linear,
+    sum_parts,
+)
 from .registry import on_gpu, triton_is_there
 
 __all__ = ["on_gpu", "triton_is_there"]

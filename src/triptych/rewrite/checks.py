@@ -133,10 +133,9 @@ class Checks:
         return not same_strides(old, new)
 
     def _check_offset(self, was: Node, now: Node) -> None:
-        """Of a result that is a view of an input, AOTAutograd uses sizes, strides and offset alone. Of a gradient it
-        uses the tensor itself."""
+        """Of a result that is a view of an input, AOTAutograd uses sizes, strides and offset alone."""
         old, new = fact(was), fact(now)
-        is_returned = was.graph.output_node() in was.users and not returns_gradients(was.graph)
+        is_returned = was.graph.output_node() in was.users
         if self.program.dialect != ATEN or not is_returned or not isinstance(old, torch.Tensor):
             return
         if not known_equal(old.storage_offset(), new.storage_offset()):

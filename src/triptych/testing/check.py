@@ -12,7 +12,7 @@ import torch
 from torch.fx import GraphModule
 
 from .. import _private, joint, post_grad
-from ..ir.facts import lie_apart, storage
+from ..ir.facts import storage
 from ..ir.partitioned import backward_of, returns_gradients
 from ..ir.program import Program
 from ..ir.text import text
@@ -167,10 +167,10 @@ def compare_graphs(
     expected = before(*first)
     torch.manual_seed(0)
     actual = after(*second)
-    of_gradients = isinstance(after, GraphModule) and returns_gradients(after.graph)
-    compare(list(_tensors(expected)), list(_tensors(actual)), exact, values, strides=not of_gradients)
+    strides = not (isinstance(after, GraphModule) and returns_gradients(after.graph))
+    compare(list(_tensors(expected)), list(_tensors(actual)), exact, values, strides)
     compare(list(_tensors(first)), list(_tensors(second)), exact, values)
-    want, got = (_sharing(*both, of_gradients) for both in ((first, expected), (second, actual)))
+    want, got = _sharing(first, expected), _sharing(second, actual)
     assert want == got, f"memory is shared otherwise: {want} became {got}"
 
 
@@ -266,17 +266,11 @@ def _tensors(value: Any) -> Any:
             yield from _tensors(item)
 
 
-def _sharing(inputs: Any, outputs: Any, of_gradients: bool) -> list[int]:
-    """For each tensor, the first one with the same memory; one without elements has none to share, and gradients may be
-    separate parts of one tensor."""
+def _sharing(inputs: Any, outputs: Any) -> list[int]:
+    """For each tensor, the first one with the same memory; one without elements has none to share."""
     tensors = (*_tensors(inputs), *_tensors(outputs))
-
-    def shares(left: torch.Tensor, right: torch.Tensor) -> bool:
-        if storage(left) != storage(right) or not left.numel() or not right.numel():
-            return left is right
-        return not (of_gradients and lie_apart(left, right))
-
-    return [next(i for i, other in enumerate(tensors) if shares(other, tensor)) for tensor in tensors]
+    ids = [storage(t) if t.numel() else -i - 1 for i, t in enumerate(tensors)]
+    return [ids.index(i) for i in ids]
 
 
 def compare(

@@ -9,8 +9,7 @@ from torch.fx import GraphModule, Node
 
 from ..errors import VerificationError
 from ..ir.effects import node_operands
-from ..ir.facts import difference, fact, lie_apart, sizes_from_data, tensor_of
-from ..ir.partitioned import returns_gradients
+from ..ir.facts import difference, fact, sizes_from_data
 from ..ir.program import ATEN, Program
 from ..ir.refusal import Refusal
 from ..ir.text import lines
@@ -24,7 +23,7 @@ class Contract:
     outputs: int
     dialect: str
     sharing: frozenset[tuple[str, str]]
-    """Pairs of inputs and outputs that may share memory. Gradients may be separate parts of one tensor."""
+    """Pairs of inputs and outputs that may share memory."""
 
 
 def contract(gm: GraphModule) -> Contract:
@@ -34,13 +33,11 @@ def contract(gm: GraphModule) -> Contract:
     aliasing = program.aliasing
     ends = [(f"input {i}", n) for i, n in enumerate(inputs)] + [(f"output {i}", n) for i, n in enumerate(returned)]
     tensors = [(name, n) for name, n in ends if fact(n) is None or isinstance(fact(n), torch.Tensor)]
-    gradients = set(returned) if returns_gradients(gm.graph) else set()
     sharing = {
         (a, b)
         for i, (a, left) in enumerate(tensors)
         for b, right in tensors[i + 1 :]
         if b.startswith("output") and aliasing.same(left, right)
-        if not ({left, right} <= gradients and lie_apart(tensor_of(left), tensor_of(right)))
     }
     return Contract(len(inputs), len(returned), program.dialect, frozenset(sharing))
 
