@@ -1,12 +1,19 @@
-"""Tensors of other kinds: subclasses whose `__torch_function__` Dynamo traces, views with the other sign, dual numbers."""
+"""Tensors of other kinds: subclasses whose `__torch_function__` Dynamo traces, views with the other sign, dual numbers,
+sparse tensors."""
 
 from __future__ import annotations
+
+import copy
 
 import pytest
 import torch
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import triptych
+from triptych.ir.program import Program
+from triptych.post_grad.reinplace import Reinplace
+from triptych.testing.check import run_pass
 
 
 class Swapping(torch.Tensor):
@@ -117,3 +124,35 @@ def test_results_with_gaps_keep_their_strides():
     x = torch.randint(0, 5, (2, 3))
     compiled = torch.compile(program, backend=triptych.compile_fx, options={"on_error": "raise"})
     assert [t.stride() for t in compiled(x)] == [t.stride() for t in program(x)]
+
+
+@pytest.mark.parametrize("codegen", ["eager", "inductor"])
+def test_a_sparse_gradient_keeps_the_memory_of_its_values(codegen):
+    """Inductor computes another gradient into the memory of the values: a sparse tensor shares it, and no schema says so."""
+    model = torch.nn.Sequential(torch.nn.Embedding(10, 8, sparse=True), torch.nn.Linear(8, 8))
+    eager, indices = copy.deepcopy(model), torch.arange(8)
+    compiled = torch.compile(model, backend=triptych.compile_fx, options={"codegen": codegen, "on_error": "raise"})
+    for run in (eager, compiled):
+        run(indices).sin().sum().backward()
+    for got, want in zip(model.parameters(), eager.parameters(), strict=True):
+        assert got.grad.layout == want.grad.layout
+        torch.testing.assert_close(got.grad.to_dense(), want.grad.to_dense())
+
+
+def test_a_product_is_not_added_to_the_values_of_a_sparse_tensor():
+    def program(indices, a, b, c):
+        values = a @ b
+        sparse = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
+            1, 1, [10, 8], indices, values, dtype=values.dtype, layout=torch.sparse_coo, device=values.device
+        )
+        return sparse, torch.addmm(values, a, c)
+
+    inputs = (torch.arange(8)[None], *(torch.randn(8, 8) for _ in range(3)))
+    gm = make_fx(program, tracing_mode="fake")(*inputs)
+    (values,), (sparse,) = (
+        [n for n in gm.graph.nodes if str(n.target).startswith(f"aten.{name}")] for name in ("mm", "_sparse_coo")
+    )
+    assert Program(gm).aliasing.same(values, sparse)
+    want = [tensor.to_dense() for tensor in program(*inputs)]
+    run_pass(Reinplace, gm)
+    torch.testing.assert_close([tensor.to_dense() for tensor in gm(*inputs)], want)

@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 
 from .. import _private
 from ..cache import cache_key
+from ..ir.facts import tensor_fact
 from ..ir.weights import FIXED
 from ..passes.session import Session
 from .base import Compiled
@@ -44,6 +45,13 @@ ON_A_GPU: Mapping[str, Any] = {
     "max_pointwise_cat_inputs": 64,
 }
 
+WITH_SPARSE_TENSORS: Mapping[str, Any] = {
+    # a sparse tensor keeps the memory of the indices and values that it is made of. Inductor does not know that, and
+    # would compute other values into that memory
+    "allow_buffer_reuse": False,
+    "inplace_buffers": False,
+}
+
 
 class InductorCodegen:
     """Inductor's lowering, scheduling and kernels for the graphs of one program."""
@@ -70,7 +78,8 @@ class InductorCodegen:
 
     def emit(self, gm: GraphModule, example_inputs: Sequence[Any], graph: str) -> Compiled:
         # The settings are set here, not around the whole compile: a backward is compiled at its first call.
-        with _private.inductor_config.patch(self.settings), quick_host_code():
+        settings = {**self.settings, **(WITH_SPARSE_TENSORS if has_sparse_tensors(gm) else {})}
+        with _private.inductor_config.patch(settings), quick_host_code():
             # Inductor's cache key reads the generated Python, so a stale one would serve a stale kernel.
             gm.recompile()
             call_what_has_no_kernel(gm)
@@ -142,6 +151,13 @@ def inductor_settings(session: Session, cacheable: bool) -> dict[str, Any]:
     if session.observed:
         settings.update(_private.TRACK_NODES_OF_KERNELS)
     return settings
+
+
+def has_sparse_tensors(gm: GraphModule) -> bool:
+    """Is a value of the graph, or of a graph inside it, a sparse tensor of any kind?"""
+    graphs = [module.graph for module in gm.modules() if isinstance(module, GraphModule)]
+    tensors = (tensor_fact(node) for graph in graphs for node in graph.nodes)
+    return any(tensor is not None and tensor.layout != torch.strided for tensor in tensors)
 
 
 def fixed_inputs(gm: GraphModule) -> list[int]:

@@ -4,6 +4,7 @@ random numbers, and whether it must stay although nobody uses it."""
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -110,6 +111,9 @@ SYMMETRIC_MEMORY = "symm_mem"
 """The namespace of operators through which ranks read and write each other's memory, some while they compute: all ranks
 must call these in the same order."""
 
+SPARSE_TENSOR_OF = re.compile(r"_?sparse_(coo|csr|csc|bsr|bsc|compressed)_tensor")
+"""Operators that make a sparse tensor of indices and values. It keeps their memory, which no schema says."""
+
 KEEPS_STATISTICS = ("aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm", "aten::cudnn_batch_norm")
 
 
@@ -137,7 +141,10 @@ def _schema_effects(overload: _private.OpOverload) -> _SchemaEffects:
         aliased = [0]  # the tensor itself, which the schema does not say
     if name == RESIZE_STORAGE:
         written = [0]  # nor does it say this: what the memory held is gone
-    may_copy = vague or _private.is_composite(overload)
+    makes_sparse = SPARSE_TENSOR_OF.match(name.partition("::")[2]) is not None
+    if makes_sparse:
+        aliased = [i for i, argument in enumerate(schema.arguments) if "Tensor" in str(argument.type)]
+    may_copy = vague or makes_sparse or _private.is_composite(overload)
     plain = not (written or aliased or may_copy or random or kept or barrier or name in KEEPS_STATISTICS)
     return _SchemaEffects(tuple(written), tuple(aliased), may_copy, random, kept, barrier, plain)
 
