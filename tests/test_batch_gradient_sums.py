@@ -12,7 +12,7 @@ from torch import nn
 import triptych
 from triptych.passes.session import watching
 from triptych.post_grad import batch_gradient_sums
-from triptych.post_grad.batch_gradient_sums import BatchGradientSums, BatchGradientSumsPass, parts_of
+from triptych.post_grad.batch_gradient_sums import BatchGradientSums, BatchGradientSumsPass, is_quicker, parts_of
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +90,20 @@ def test_weights_in_float32_under_autocast():
 def test_it_is_removed_by_its_name():
     fired = trained(layers(64, 64, 64), torch.randn(1024, 64), remove_passes="batch_gradient_sums")
     assert not fired["batch_gradient_sums"]
+
+
+@pytest.mark.parametrize("tune, fires", [("unsure", False), ("off", True)])
+def test_what_the_device_says_decides(tune, fires, monkeypatch):
+    monkeypatch.setattr(batch_gradient_sums, "is_quicker", lambda device: False)
+    assert bool(trained(layers(64, 64, 64), torch.randn(1024, 64), tune=tune)["batch_gradient_sums"]) is fires
+
+
+@pytest.mark.parametrize("times, quicker", [((2.0, 1.0), True), ((1.0, 2.0), False), ((1.0, None), False)])
+def test_a_kernel_that_is_slower_or_does_not_run_is_not_used(times, quicker, monkeypatch):
+    answers = iter(times)
+    monkeypatch.setattr(batch_gradient_sums, "can_measure", lambda *_: True)
+    monkeypatch.setattr(batch_gradient_sums, "measured", lambda *_: next(answers))
+    assert is_quicker(torch.device("cpu")) is quicker
 
 
 def test_large_sums_are_left_to_inductor(monkeypatch):
