@@ -26,14 +26,14 @@ from ..rewrite.rule import Match, Rule
 SUM_PARTS = torch.ops.triptych.sum_parts.default
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ROWS_OF_A_PART = 128
-"""As many as Inductor itself gives to a thread. Up to 64 rows it would load all at once: on an H200 that took twice as
-long, or longer."""
+"""Rows per partial sum: as many as in Inductor's own split reductions. For 64 rows or fewer, Inductor generates a
+persistent reduction, which took at least twice as long on an H200."""
 MOST_PARTS = 128
 ENOUGH_RESULTS = 64
-"""For each core of a GPU. Inductor splits no sum that has more results."""
+"""Per core of a GPU: Inductor does not split a reduction that has at least so many results."""
 MOST_ELEMENTS = 1 << 25
-"""What is larger does not stay in a GPU's cache. Inductor then adds up rows in a kernel that reads them for another
-reason too, such as the gradient of a norm's input, and what a second kernel takes does not count."""
+"""Larger operands do not fit into a GPU's L2 cache. Inductor fuses their sums with reductions along the other dim that
+read the same operand (mix-order reduction), and the time of the second kernel is negligible."""
 
 ON_CPU: dict[str, Any] = {"dialects": ("aten",), "prepare": mark_as_gradients, "settings": {"device": "cpu"}}
 
@@ -68,9 +68,9 @@ class _GradientSum:
 class BatchGradientSums(Rule):
     """sum(x, 0), sum(y, 0) -> triptych::sum_parts(cat([parts of x summed, parts of y summed], 1)); up to rounding
 
-    A sum of many rows into few columns takes Inductor two kernels: one that adds up each of many parts of the rows, and
-    one that adds up the parts. The second is small, and there is one for each bias and for each weight of a norm. Here
-    the first kernels write their results side by side, and one kernel adds up many of them, each to memory of its own.
+    Inductor computes a sum of many rows in two kernels, as a split reduction: partial sums, and the sum of these. The
+    second kernel is tiny, and there is one for each bias and for each weight of a norm. Here the first kernels write
+    their partial sums side by side, and one kernel adds up those of many gradients, each into a tensor of its own.
     """
 
     device: str = "cuda"
@@ -158,14 +158,14 @@ class BatchGradientSums(Rule):
 
 
 def parts_of(rows: int) -> int | None:
-    """The number of equal parts that so many rows are added up in; None if they are few, or have no such parts."""
+    """The number of partial sums for this many rows; None if the rows are few or cannot be divided evenly."""
     ideal = min(rows // ROWS_OF_A_PART, MOST_PARTS)
     fitting = [p for p in range(max(ideal // 2, 2), 2 * ideal) if rows % p == 0 and rows // p > ROWS_OF_A_PART // 2]
     return min(fitting, key=lambda parts: abs(math.log(parts / ideal)), default=None)
 
 
 def _parts_by_inductor(x: torch.Tensor) -> int | None:
-    """The parts in which a sum over rows is computed; None if Inductor would not split the sum, or split the parts."""
+    """The number of partial sums; None if Inductor would not split this reduction, or would split the partial sums."""
     rows, columns, enough = math.prod(x.shape[:-1]), x.shape[-1], ENOUGH_RESULTS * device_model(x.device).cores
     parts = parts_of(rows)
     if parts is None or columns >= enough:
