@@ -170,10 +170,11 @@ def test_nothing_is_made_up_where_values_matter(monkeypatch):
     asked = []
     monkeypatch.setattr(refused_calls, "_answers", {})
     monkeypatch.setattr(refused_calls, "_raises", lambda overload, *call: asked.append(overload) or False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     aten = torch.ops.aten
     with FakeTensorMode():
         there, here = torch.ones(3, dtype=torch.int64, device="cuda"), torch.ones(3, dtype=torch.int64)
+        # not earlier: a build of torch for GPUs would look for one to make a tensor there
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         refused_calls.refused_by_eager(aten.repeat_interleave.Tensor, (here,), {"output_size": 12})
         for integers in (there, there > 0):
             refused_calls.refused_by_eager(aten.cumsum.default, (integers, 0), {})
