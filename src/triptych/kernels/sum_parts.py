@@ -1,7 +1,7 @@
 """triptych::sum_parts: a matrix is added up along its rows, and the sums are returned in several tensors.
 
-`columns` says how many sums each tensor takes. The sums are added up in float32, rounded to `through` if that is given,
-and then to `dtype`.
+`columns` is the size of each of these tensors. Sums are computed in float32, or in float64 for a matrix of that dtype,
+then rounded to `through` if that is given, and then to `dtype`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .registry import check, on_gpu, register
 Tensor = torch.Tensor
 
 MOST = 32
-"""So many results are written in one launch; more are taken in turns."""
+"""Results of one launch; more take several launches."""
 
 
 def _check(parts: Tensor, columns: Sequence[int]) -> None:
@@ -28,7 +28,7 @@ def anywhere(
     parts: Tensor, columns: Sequence[int], dtype: torch.dtype, through: torch.dtype | None
 ) -> list[Tensor]:
     _check(parts, columns)
-    sums = parts.sum(0)
+    sums = parts.sum(0, dtype=torch.promote_types(parts.dtype, torch.float32))
     sums = sums if through is None else sums.to(through)
     return [part.to(dtype, copy=True) for part in sums.split(list(columns))]
 

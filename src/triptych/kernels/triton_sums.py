@@ -13,7 +13,7 @@ import triton.language as tl
 from .tuning import configs, kernel_of, run_tuned
 
 ROUNDED_TO = {None: 0, torch.bfloat16: 1, torch.float16: 2, torch.float32: 0}
-"""What the kernel is told of the dtype that sums are rounded to on their way."""
+"""The kernel's code for the dtype that sums are rounded to before they are stored; 0: they are not."""
 
 
 @triton.jit
@@ -74,6 +74,8 @@ def launch(
     """The sums of the columns from `begin` on."""
     parts = parts.contiguous()
     ys = [parts.new_empty(count, dtype=dtype) for count in columns]
+    if not any(columns):
+        return ys
 
     def grid(meta):
         return (sum(triton.cdiv(count, meta["BLOCK"]) for count in columns),)
