@@ -56,6 +56,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "plain_scaled_matmul_reduce_scatter": (
             "torch.distributed._symmetric_memory:_fused_scaled_matmul_reduce_scatter_fallback"
         ),
+        # lets a GPU wait for a number of its cycles
+        "gpu_sleep": "torch.cuda:_sleep",
         # facts are computed on fake values even while somebody is tracing around us
         "without_dispatch_modes": "torch.utils._python_dispatch:_disable_current_modes",
         # nor do the facts of an ATen graph depend on the autocast of whoever runs a pass over it
@@ -441,9 +443,7 @@ def trace_artifact(name: str, payload: Any) -> None:
     trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "string"}, payload_fn=payload)
 
 
-NO_LIMIT = 1 << 20
-
-
 def unlimited_recompiles() -> contextlib.AbstractContextManager[Any]:
     """Many small programs through Dynamo in one process, without its limit on recompiles."""
-    return __getattr__("dynamo_config").patch(recompile_limit=NO_LIMIT, accumulated_recompile_limit=NO_LIMIT)
+    many = 1 << 20
+    return __getattr__("dynamo_config").patch(recompile_limit=many, accumulated_recompile_limit=many)
