@@ -386,6 +386,29 @@ def test_batch_fusion_runs_only_if_it_is_added():
     assert {rule.name for rule in rules_of("batch_aten_mul")} == {"batch_aten"}
 
 
+def test_optional_fusions_by_one_name():
+    def added(**options):
+        return {e.name for e in steps("post_grad", Options(**options))} - {e.name for e in steps("post_grad", Options())}
+
+    name = "POST_GRAD_FUSIONS"
+    whole = added(add_passes=(name,))
+    assert len(whole) == 8 and whole >= {"fuse_attention_aten_pass", "pad_aten_mm_pass"}
+    assert added(add_passes=(name,), remove_passes=("pad_aten_mm_pass",)) == whole - {"pad_aten_mm_pass"}
+    assert added(add_passes=tuple(whole), remove_passes=(name,)) == set()
+    (info,) = [p for p in list_passes() if p.name == name]
+    assert not info.default and all(member in info.purpose for member in whole)
+    assert {rule.name for rule in rules_of("split_cat_aten_pass")} <= {rule.name for rule in rules_of(name)}
+
+
+@pytest.mark.parametrize("codegen", CODEGENS)
+def test_fusions_added_by_one_name_fire(codegen):
+    rule = triptych.rule(lambda x: x.tanh(), lambda x: torch.cat([p.tanh() for p in torch.cat(x.split(2)).split(3)]))
+    options = {"add_rules": [rule], "remove_passes": "pass_patterns"}
+    rule.stages = ("post_grad",)
+    fired = check(lambda x: x.tanh() * 2, torch.randn(6, 4), codegen=codegen, add_passes="POST_GRAD_FUSIONS", **options)
+    assert fired["split_cat_aten"]
+
+
 @pytest.mark.parametrize("codegen", CODEGENS)
 def test_equal_values_are_computed_once(codegen):
     w = torch.randn(8, 8)

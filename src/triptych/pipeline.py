@@ -218,7 +218,12 @@ POST_GRAD_FUSIONS: list[Entry] = [
     MoveViewAfterCatAtenPass,
     PadAtenMmPass,
 ]
-"""Run only if added by name. `FuseAttentionAtenPass` is one of them too, and stands further up."""
+"""Run only if added, by their own names or all by the name of this list."""
+
+FAMILIES: dict[str, tuple[Entry, ...]] = {
+    "POST_GRAD_FUSIONS": (FuseAttentionAtenPass, *POST_GRAD_FUSIONS),  # attention runs earlier than the others
+}
+"""Names that stand for several passes, where passes are added or removed."""
 
 COMMUNICATION: list[Entry] = [
     BucketAllGather,
@@ -290,18 +295,26 @@ def stage_entries(stage: str) -> tuple[Entry, ...]:
 
 def steps(stage: str, options: Options) -> list[Entry]:
     """What runs in a stage: the defaults and what was added, less what was removed, by exact name."""
-    return [
-        entry
-        for entry in stage_entries(stage)
-        if entry.name not in options.remove_passes
-        and (isinstance(entry, Hook) or entry.default or not {entry.name, *entry.parts}.isdisjoint(options.add_passes))
-    ]
+    return [entry for entry in stage_entries(stage) if _runs(entry, options)]
+
+
+def _runs(entry: Entry, options: Options) -> bool:
+    names = {entry.name, *families_of(entry)}
+    if not names.isdisjoint(options.remove_passes):
+        return False
+    return isinstance(entry, Hook) or entry.default or not names.union(entry.parts).isdisjoint(options.add_passes)
+
+
+def families_of(entry: Entry) -> list[str]:
+    return [name for name, members in FAMILIES.items() if entry in members]
 
 
 @functools.cache
 def pass_names() -> frozenset[str]:
+    """What can be added or removed: passes, parts of passes, and families of them."""
     entries = [entry for entries in STAGES.values() for entry in entries]
-    return frozenset(name for e in entries for name in (e.name, *(() if isinstance(e, Hook) else e.parts)))
+    names = (name for e in entries for name in (e.name, *(() if isinstance(e, Hook) else e.parts)))
+    return frozenset([*FAMILIES, *names])
 
 
 @functools.cache

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import TriptychError, UnknownName
-from ..pipeline import STAGES, Entry, Hook
+from ..pipeline import FAMILIES, STAGES, Entry, Hook
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
 
@@ -59,7 +59,16 @@ def list_passes(stage: str | None = None) -> list[PassInfo]:
         for name, entries in STAGES.items()
         if stage in (None, name)
         for step, entry in enumerate(entries, 1)
-        for info in (_info(entry, name, step), *_parts(entry, name, step))
+        for info in (*_family_of(entry, name, step), _info(entry, name, step), *_parts(entry, name, step))
+    ]
+
+
+def _family_of(entry: Entry, stage: str, step: int) -> list[PassInfo]:
+    """The family whose first member this is."""
+    return [
+        PassInfo(family, stage, step, False, f"all of {', '.join(f'`{member.name}`' for member in members)}")
+        for family, members in FAMILIES.items()
+        if entry is members[0]
     ]
 
 
@@ -110,17 +119,23 @@ def all_passes() -> dict[str, list[type[Pass]]]:
     return passes
 
 
+def _passes_of(name: str) -> list[type[Pass]]:
+    """The passes that a name stands for: one, one in each of two stages, or a family."""
+    members = FAMILIES.get(name)
+    return all_passes().get(name, []) if members is None else [m for m in members if not isinstance(m, Hook)]
+
+
 def rules_of(wanted: Rule | type[Rule] | Pass | type[Pass] | str) -> list[Rule]:
     """The rule itself, or the rules of a pass; both may be given as a class or by any name that `explain` prints."""
     if isinstance(wanted, str):
-        rules, passes = all_rules(), all_passes()
+        rules = all_rules()
         if wanted in rules:
             return [rules[wanted]]
-        if wanted in passes:
-            return [rule for pass_ in passes[wanted] for rule in pass_().rules()]
+        if passes := _passes_of(wanted):
+            return [rule for pass_ in passes for rule in pass_().rules()]
         counted = [rule for rule in rules.values() if rule.counts_as(wanted)]  # parts of passes too
         if not counted:
-            raise UnknownName("rule or pass", wanted, [*rules, *passes])
+            raise UnknownName("rule or pass", wanted, [*rules, *all_passes(), *FAMILIES])
         return counted
     kind = wanted if isinstance(wanted, type) else type(wanted)
     if not issubclass(kind, (Rule, Pass)):

@@ -1,4 +1,4 @@
-"""`POST_GRAD_FUSIONS`: passes on ATen graphs that run only if they are added by name.
+"""`POST_GRAD_FUSIONS`: passes on ATen graphs that run only if they are added, each by its name or all by this one.
 
 The first stages do this work on what they see. These passes do it again on what is left, where a user's own passes, or
 a graph from elsewhere, made more of it.
