@@ -1,4 +1,4 @@
-"""How long work takes on a GPU, by its own clock."""
+"""How long work takes on a GPU, by CUDA events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ Work = Callable[[], Any]
 
 
 def seconds(work: Work, rounds: int = 5, least: float = 1e-3) -> float:
-    """The best of some rounds, each long enough for the clock: other work on the machine only adds."""
+    """The time of the fastest of some rounds, each long enough for the clock's resolution: other work on the machine
+    can only add time."""
     for _ in range(3):
         work()
     times = max(1, min(100, int(least / max(_round(work, 3), 1e-7))))
