@@ -12,7 +12,7 @@ from ..rewrite.refusal import Refused
 
 @contextlib.contextmanager
 def blaming(node: Node) -> Iterator[None]:
-    """A refusal in here that names no node names this one."""
+    """Context in which a refusal that names no node is made to name this one."""
     try:
         yield
     except Refused as refused:

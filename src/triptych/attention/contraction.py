@@ -1,4 +1,4 @@
-"""Products of matrices with every axis by its role: which are summed, which are shared, which are one operand's own."""
+"""Matrix products with labelled axes: which are summed, which both operands share, and which only one operand has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..ir.program import Program
 from ..rewrite.refusal import NotConcerned, Refused
 
 BROADCAST = "1"
-"""The label of an axis of size one that is stretched to meet the other operand's."""
+"""The label of an axis of size one that is broadcast to the size of the other operand's axis."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Contraction:
     result_axes: tuple[str, ...]
     alpha: Any = 1
     added: Node | None = None
-    """What is added to the product (`baddbmm`), times `beta`."""
+    """The tensor that is added to the product (`baddbmm`), times `beta`."""
     beta: Any = 1
 
     def swapped(self) -> Contraction:
@@ -69,7 +69,7 @@ def _product(node: Node, left: Any, right: Any) -> Contraction:
     x, y = tensor_fact(left), tensor_fact(right)
     if x is None or y is None or x.dim() + y.dim() < 3:
         raise NotConcerned("vectors")
-    if y.dim() == 1 or x.dim() == 1:  # all of a batch times one vector
+    if y.dim() == 1 or x.dim() == 1:  # the whole batch times one vector
         own = tuple(string.ascii_lowercase[: max(x.dim(), y.dim()) - 2])
         if y.dim() == 1:
             return Contraction(node, left, right, (*own, "m", "k"), ("k",), (*own, "m"))
@@ -84,7 +84,7 @@ def _product(node: Node, left: Any, right: Any) -> Contraction:
 
 
 def _batch(operand: Any, labels: Sequence[str], node: Node) -> list[str]:
-    """The labels of an operand's batch axes; those it lacks, or has of size one, are stretched."""
+    """The labels of an operand's batch axes; an axis that is broadcast has the label `BROADCAST`."""
     result = tensor_fact(node)
     assert result is not None
     own = operand.shape[:-2]
@@ -150,7 +150,7 @@ def _einsum(node: Node, call: Call) -> Contraction:
         if "..." in part and own != free:
             raise NotConcerned("ellipses of several lengths")
         sides.append(tuple(part.replace("...", "".join(dots))))
-    if not arrow:  # what stands once is kept, in the order of the alphabet
+    if not arrow:  # labels that occur once are kept, in alphabetical order
         letters = inputs.replace("...", "").replace(",", "")
         output = ("..." if "..." in inputs else "") + "".join(c for c in sorted(letters) if letters.count(c) == 1)
     result = tuple(output.replace("...", "".join(dots)))

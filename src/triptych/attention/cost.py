@@ -1,7 +1,8 @@
-"""Whether the kernel for an explicit mask is quicker than the products and the softmax as they were written.
+"""Whether the kernel for an explicit mask is faster than the products and the softmax as they were written.
 
-Without a mask, or with a triangle that the kernel knows, nothing of the size of the scores is read or written, and the
-kernel is always the quicker way. A mask that is a tensor leaves a GPU with a slower kernel, above all in the backward.
+Without a mask, or with a causal mask that the kernel computes itself, nothing of the size of the scores is read or
+written, and the kernel is always faster. With a mask tensor, a GPU has to use a slower kernel, which costs most in the
+backward.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from ..rewrite.rule import Match
 from .plan import AttentionPlan
 
 FORWARD_RATE, BACKWARD_RATE = 0.3, 0.2
-"""What the kernel for an explicit mask reaches of the rate of GEMMs."""
+"""The fraction of the GEMM rate that the kernel for an explicit mask reaches."""
 
 BACKWARD_WORK = 2.5
-"""Products in the backward of the kernel, for each in the forward: it computes the scores again."""
+"""How many products the kernel's backward computes for each one of its forward: it recomputes the scores."""
 
 BLOCK_ROWS, BLOCK_SECONDS = 64, 4e-6
 """The kernel works on blocks of this many queries of one head, and a core needs at least this long for each, however
-few keys there are. In windows of 49 pixels (Swin) that is what an H200 spends its time on."""
+few keys there are. In windows of 49 pixels (Swin) this minimum is most of the time on an H200."""
 
 
 def require_quicker(m: Match, plan: AttentionPlan) -> None:
@@ -42,7 +43,7 @@ def require_quicker(m: Match, plan: AttentionPlan) -> None:
 
 @dataclass(frozen=True)
 class _Site:
-    """All that the time of an attention depends on."""
+    """Everything that the time of an attention depends on."""
 
     query: tuple[int, ...]
     key: tuple[int, ...]
@@ -123,7 +124,7 @@ class _Site:
         return [torch.randn(shape, dtype=self.dtype, device=self.device) for shape in shapes]
 
     def _apart(self) -> Work:
-        """As compiled: two products, and one kernel for all that stands between them."""
+        """The attention without fusion, as it is compiled: two products, and one kernel for everything between them."""
         q, k, v = self._operands()
 
         def forward() -> tuple[torch.Tensor, torch.Tensor]:

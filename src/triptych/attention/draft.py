@@ -36,8 +36,8 @@ SAME_ELEMENTS = ("reshape", "squeeze", "unsqueeze", "expand", "clone")
 
 
 class Draft(Shared):
-    """Makes expressions that could stand before `anchor`, a node of the program. An expression that an earlier draft on
-    the same sheet has made is not made again."""
+    """Builds expressions that could be inserted before `anchor`, a node of the program. An expression that an earlier
+    draft on the same sheet has built is reused."""
 
     program: Sheet
 
@@ -51,8 +51,8 @@ class Draft(Shared):
         return Value(self.program, self._plain(value))
 
     def reshape(self, value: Value, shape: Sequence[Any]) -> Value:
-        """After autograd the operands of every product are reshaped, and copied where that takes a copy: if a value is
-        reshaped to what it was before, that is taken."""
+        """After autograd the operands of every product have been reshaped, and copied where a view is not possible. If
+        a value is reshaped back to an earlier shape, the earlier value is used."""
         if is_decomposed(self.program):
             value = self.of(value)
             if (source := self._before_reshape(value.node, shape)) is not None:
@@ -66,12 +66,12 @@ class Draft(Shared):
         return self.__getattr__("reshape")(value, shape)
 
     def _before_reshape(self, node: Node, shape: Sequence[Any]) -> Node | None:
-        """The first of the values that a node is a reshape of, with this shape."""
+        """The earliest value with this shape among those that a node is a reshape of."""
         above = reshaped_from(self.program, node)
         return next((n for n in reversed(list(above)) if known_equal(tensor_of(n).shape, shape)), None)
 
     def permute(self, value: Value, dims: Sequence[int]) -> Value:
-        """After autograd keys are there as they were transposed for their product: a permute of a permute is one."""
+        """After autograd the keys have been transposed for their product: a permute of a permute is merged into one."""
         value = self.of(value)
         call = self.program.call(value.node)
         if is_decomposed(self.program) and call is not None and call.op == "permute":
@@ -82,11 +82,11 @@ class Draft(Shared):
         return self.__getattr__("permute")(value, dims)
 
     def wants_gradient(self, value: Value) -> bool:
-        """May autograd follow the expression?"""
+        """May the expression require a gradient?"""
         return any(may_require_grad(leaf) for leaf in self.program.leaves([self.of(value)]))
 
     def place(self, op: Emitter, values: Sequence[Value | None]) -> list[Value | None]:
-        """Write expressions into the graph; the values they are there, in the same order."""
+        """Insert expressions into the program's graph; returns the values of that graph in the same order."""
         sheet = self.program
         drafted = [None if v is None else self.of(v) for v in values]
         placed: dict[Node, Any] = {}
@@ -112,10 +112,10 @@ class Draft(Shared):
         return self._stand_in(value, value) if is_real else value
 
     def _stand_in(self, original: Node | torch.SymInt, key: Any) -> Node:
-        """What represents a node or a size of the program."""
+        """The node of the sheet that represents a node or a size of the program."""
         sheet = self.program
         node = sheet.stand_ins.get(key)
-        if node is None or isinstance(original, Node) and fact(node) is not fact(original):  # its strides changed, say
+        if node is None or isinstance(original, Node) and fact(node) is not fact(original):  # e.g. other strides
             name = f"stand_in_{len(sheet.originals)}"
             sheet.originals[name] = original
             node = sheet.stand_ins[key] = self.node("placeholder", name, (), {}).node
@@ -125,7 +125,7 @@ class Draft(Shared):
 def reshaped_from(program: Program, node: Node) -> Iterator[Node]:
     """The values above a node that have the same elements in the same order, reshaped or not, copied or not.
 
-    Of a value and its copy neither may be written: the other one would not show it.
+    Values that are written in place are left out: a copy would not show the write.
     """
     written = program.aliasing.written
     while (call := program.call(node)) is not None and call.op in SAME_ELEMENTS and not call.mutates:
@@ -139,16 +139,16 @@ def reshaped_from(program: Program, node: Node) -> Iterator[Node]:
 
 
 class Sheet(Program):
-    """The expressions of some drafts: a graph beside the program's, with the same options and the same surroundings."""
+    """The expressions of some drafts: a separate graph with the options, dialect and fake mode of the program."""
 
     def __init__(self, origin: Program) -> None:
-        """Nothing is computed here, as it is for a graph that was captured: what is known comes from the program."""
+        """Unlike for a captured graph, no facts are computed here: they come from the program."""
         self.origin, self.graph = origin, Graph()
         self.end = self.graph.output(())
         self.anchor = self.end
-        """The node of the program before which expressions would stand."""
+        """The node of the program before which expressions would be inserted."""
         self.expressions: dict[Any, dict[Any, Node]] = {}
-        """By operation and operands, for each autocast state."""
+        """For each autocast state, the expressions by operation and operands."""
         self.gm, self.options, self.is_inference = origin.gm, origin.options, origin.is_inference
         self.dialect, self.fact_key, self.fake_mode = origin.dialect, origin.fact_key, origin.fake_mode
         self.originals: dict[str, Node | torch.SymInt] = {}
@@ -165,12 +165,12 @@ class Sheet(Program):
         return self.originals[str(node.target)] if node.op == "placeholder" else None
 
     def real(self, node: Node) -> Node | None:
-        """The node of the program that a node of it, or its stand-in, is; None for an expression, and for a size."""
+        """The program's node, given that node or its stand-in; None for an expression, and for a size."""
         value = node if node.graph is not self.graph else self.original(node)
         return value if isinstance(value, Node) else None
 
     def under(self, values: Sequence[Value]) -> list[Node]:
-        """All nodes of the sheet that go into some expressions, and they themselves, operands first."""
+        """All nodes of the sheet that some expressions are computed from, and their own nodes, operands first."""
         work = [v.node for v in values]
         seen = set(work)
         while work:
@@ -181,10 +181,10 @@ class Sheet(Program):
         return sorted(seen)
 
     def leaves(self, values: Sequence[Value]) -> list[Node]:
-        """The nodes of the program that go into some expressions."""
+        """The nodes of the program that some expressions are computed from."""
         return [real for node in self.under(values) if (real := self.real(node)) is not None]
 
-    # ---- what is known: of stand-ins what the program knows ----
+    # ---- facts: those of stand-ins come from the program ----
 
     def call(self, node: Node) -> Call | None:
         real = self.real(node)
@@ -217,7 +217,7 @@ class Sheet(Program):
 
 
 class _SheetAliasing(Aliasing):
-    """Expressions write nothing; views among them share the memory of what they are views of."""
+    """Expressions write nothing; views among them share the memory of their bases."""
 
     def __init__(self, sheet: Sheet) -> None:
         super().__init__(sheet.graph, sheet.call)

@@ -1,4 +1,4 @@
-"""Third phase: a planned attention is written into the graph. The only phase that makes nodes."""
+"""Third phase: a planned attention is inserted into the graph. Only this phase creates nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .rule import is_decomposed
 
 
 def emit(op: Emitter, plan: AttentionPlan, same_strides: bool) -> Value:
-    """What takes the place of the product with the values; `same_strides`: with strides as eager has them."""
+    """The replacement of the product with the values; `same_strides`: with the strides that eager gives it."""
     q, k, wide, v, attn_mask, finite_rows, kept_rows, key_gradient, *factors = plan.draft.place(op, plan.values)
     assert v is not None
     causal = {"is_causal": True} if plan.is_causal else {}
@@ -53,16 +53,16 @@ def _with_batch(op: Emitter, result: Value, batch: Sequence[Any]) -> Value:
 def _rows_without_keys(
     op: Emitter, plan: AttentionPlan, result: Value, v: Value, finite_rows: Value | None, kept_rows: Value | None
 ) -> Value:
-    """Rows of which all keys are masked give what they give in eager."""
+    """Gives fully masked rows the result that they have in eager."""
     is_training = op.program.is_training
-    if finite_rows is not None:  # a factor, and not a choice: so that the gradients are NaN where eager's are
+    if finite_rows is not None:  # a factor instead of a `where`, so that gradients are NaN where eager's are
         result = op.mul(result, _one_or_nan(op, finite_rows, result))
     if kept_rows is not None:
         instead: Any = plan.without_keys
-        if instead != 0.0 and is_training:  # the gradient of the values is NaN, and theirs alone
+        if instead != 0.0 and is_training:  # only the gradient of the values is NaN
             instead = op.mul(op.mean(v, dim=[2], keepdim=True), _one_or_nan(op, kept_rows, result))
         result = op.where(kept_rows, result, instead)
-    if plan.nan_is_zero:  # weights of zero, which NaN and infinity in the values show all the same
+    if plan.nan_is_zero:  # weights of zero: NaN and infinity in the values still give NaN
         nothing = op.mul(op.mean(v, dim=[2], keepdim=True), 0.0)
         result = op.where(op.all(op.isnan(result), dim=-1, keepdim=True), nothing, result)
     return result
@@ -90,7 +90,7 @@ def _axes_as_before(op: Emitter, plan: AttentionPlan, result: Value) -> Value:
 
 
 def _added(op: Emitter, plan: AttentionPlan, result: Value) -> Value:
-    """What `baddbmm` and its like add to the product with the values."""
+    """Adds what a `baddbmm` or `addmm` adds to the product with the values, and multiplies by its alpha."""
     values = plan.attention.values
     result = result if values.alpha == 1 else op.mul(result, values.alpha)
     if values.added is None:

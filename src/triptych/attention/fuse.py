@@ -47,7 +47,7 @@ class Way:
         self._plan: AttentionPlan | Refused | None = None
 
     def plan(self, sheet: Sheet, lowest_score: float) -> AttentionPlan:
-        """What computes the attention, planned when it is first asked for; raises Refused where nothing does."""
+        """The plan of the attention, made on first use; raises Refused where there is none."""
         if self._plan is None:
             self._plan = _attempt(self._planned, sheet, lowest_score)
         return _unless_refused(self._plan)
@@ -80,7 +80,7 @@ class AttentionByHand(AttentionRule):
     """softmax(scale * Q K^T + bias) V -> scaled_dot_product_attention(Q, K, V, bias), up to rounding"""
 
     lowest_score: float = -1e8
-    """Scores that no mask covers lie above this number."""
+    """Scores that are not masked are assumed to be above this number."""
 
     takes_random = True
 
@@ -89,7 +89,7 @@ class AttentionByHand(AttentionRule):
         return "fuse_attention"  # as its pass: this is the rewrite that users count
 
     def sites(self, program: Program) -> Iterator[Match]:
-        """Several attentions of a graph share what they need alike: expressions in plans, and nodes in the graph."""
+        """The attentions of a graph share equal expressions in their plans, and equal nodes in the graph."""
         shared: dict[Any, Node] = {}
         sheet = Sheet(program)
         for match in super().sites(program):
@@ -119,7 +119,7 @@ class AttentionByHand(AttentionRule):
         yield Match.at(program, around.result, about=node, ways=ways)
 
     def check(self, m, ways, sheet):
-        """One of the ways leads to an attention that can be planned; later ones are planned when they are needed."""
+        """Requires a way whose attention can be planned and is not slower; later ways are planned when needed."""
         refusals = []
         for way in ways:
             try:

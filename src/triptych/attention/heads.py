@@ -1,4 +1,4 @@
-"""Keys and values that are repeated for several heads each, and which kernels take them as they are."""
+"""Keys and values that are repeated for several heads (grouped heads), and which kernels take them unrepeated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDEST = 256
 
 
 def without_kernel(query: torch.Tensor, value: Repeated, mask: Any) -> str | None:
-    """Why no kernel gains by heads in groups; None if one does."""
+    """Why no kernel benefits from grouped heads; None if one does."""
     if query.device.type != "cuda":
         return "heads in groups save nothing here"
     if mask is not None:
@@ -68,7 +68,7 @@ def unrepeated(program: Program, node: Any) -> Repeated | None:
 
 
 def _head(place: tuple[list[int], list[int]], dim: int) -> int | None:
-    """The dim of the result that an axis is, or the innermost part of."""
+    """The dim of the result that an axis becomes, or of which it becomes the innermost part."""
     after, before = place
     return after[0] if len(after) == 1 and before[-1] == dim else None
 

@@ -15,18 +15,18 @@ from ..rewrite.functions import in_aten, put
 from ..rewrite.refusal import Refused
 
 KERNELS = "aten::_scaled_dot_product_"
-"""How the names of the operators begin that compute an attention whole."""
+"""Name prefix of the operators that compute a whole attention in one kernel."""
 
 BY_PRODUCTS = "aten::_scaled_dot_product_attention_math"
-"""The same beginning, and yet several products."""
+"""An operator with the same prefix that computes an attention by several products."""
 
 
 def kernel(op: Emitter, q: Value, k: Value, v: Value, attn_mask: Value | None, **how: Any) -> Value:
-    """The operators that `scaled_dot_product_attention` consists of for these operands, written into the graph.
+    """Inserts the operators into which `scaled_dot_product_attention` decomposes for these operands.
 
-    The operator itself has no place there. Later passes would take its graph for one that is still to be decomposed,
-    and a code generator would call it as it is: the choice of the kernel, which the strides of its result depend on,
-    would be left to the settings at run time.
+    The operator itself must not be in the graph. Later passes would assume that the graph is still to be decomposed,
+    and a code generator would call the operator as it is: the choice of the kernel, on which the strides of the result
+    depend, would be left to the settings at run time.
     """
     operands = [value.node for value in (q, k, v, attn_mask) if value is not None]
 

@@ -1,4 +1,5 @@
-"""torch's own layer for attention, taken apart where it is asked for weights that nobody reads and has a mask."""
+"""torch's own attention layer, where it returns weights that nobody reads. With a mask it is decomposed into the
+products that it computes; without one it is called without weights."""
 
 from __future__ import annotations
 

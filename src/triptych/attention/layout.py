@@ -36,7 +36,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class BatchStep:
-    """What a view of the scores does to their batch axes; Q, K and V are to follow."""
+    """How a view of the scores changes their batch axes; those of Q, K and V must be changed in the same way."""
 
     sizes: tuple[Any, ...] | None = None
     order: tuple[int, ...] | None = None
@@ -46,7 +46,7 @@ VIEWS = ("permute", "reshape", "unsqueeze", "squeeze")
 
 
 def viewed(program: Program, layout: Layout, before: Node, node: Node) -> tuple[Layout, BatchStep | None]:
-    """The layout behind one view, and what it does to the batch axes."""
+    """The layout after one view, and how the view changes the batch axes."""
     call = program.call(node)
     assert call is not None
     if call.op == "permute":
@@ -124,14 +124,15 @@ def aligned(op: Emitter, value: Value, layout: Layout) -> Value:
 
 
 def padded(op: Emitter, value: Value, rank: int) -> Value:
-    """With axes of size one in front, as broadcasting adds them."""
+    """The value with leading axes of size one, as broadcasting adds them."""
     if value.rank == rank:
         return value
     return op.reshape(value, [*[1] * (rank - value.rank), *value.shape])
 
 
 def reshaped_along(op: Emitter, value: Value, old: Sequence[Any], new: Sequence[Any]) -> Value:
-    """A value that is broadcast to the scores, after a reshape of it from `old` to `new`; expanded where axes mix."""
+    """A value that broadcasts to scores of shape `old`, reshaped so that it broadcasts to scores that are reshaped to
+    `new`; it is expanded where the reshape mixes its axes."""
     value = padded(op, value, len(old))
     sizes = list(value.shape)
     shape: list[Any] = []

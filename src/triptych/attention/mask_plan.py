@@ -1,4 +1,4 @@
-"""Second phase, the mask: which mask the kernel takes, and what rows give of which all keys are masked."""
+"""Second phase, the mask: the mask argument of the kernel, and the result of fully masked rows."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from .score_rules import LOST_IN_FLOAT32
 from .sinks import beside, further_keys, with_zero_rows
 
 ABSORBS = 4.0
-"""A fill so low that numbers half as low are this far apart: scores added to such a number are lost in it."""
+"""A fill absorbs scores if floats of half its magnitude are at least this far apart: a score added to such a number is
+lost to rounding."""
 
 
 @dataclass(frozen=True)
 class MaskedCall:
-    """What the kernel takes, and what is done about rows without a key. Values are expressions of a draft, with the
+    """The arguments of the kernel, and how rows without a key are treated. Values are expressions of a draft, with the
     axes (batch, heads, rows, columns)."""
 
     q: Value
@@ -36,13 +37,13 @@ class MaskedCall:
     attn_mask: Value | None = None
     is_causal: bool = False
     finite_rows: Value | None = None
-    """Which queries have a key whose bias is not -inf; the others are NaN, and so are their gradients."""
+    """Which queries have a key whose bias is not -inf; results and gradients of the others are NaN."""
     kept_rows: Value | None = None
     """Which queries have a key that the mask keeps."""
     without_keys: float = math.nan
-    """What the others get."""
+    """The result of queries that have no such key."""
     key_gradient: Value | None = None
-    """Zeros to add to the result: through them the keys get the gradient of rows that are low everywhere."""
+    """Zeros to add to the result: through them the keys get the gradient of rows whose bias is low everywhere."""
 
     def covers(self, mask: Value) -> bool:
         """Are there as many queries as keys, and has the mask an element for each pair?"""
@@ -62,7 +63,7 @@ class MaskPlanner:
     dtype: torch.dtype
     """The dtype in which the mask is computed."""
     rounded_to: torch.dtype | None
-    """What autocast rounds it to, if that is another one."""
+    """The dtype to which autocast rounds the mask, if that is another one."""
     sink: Value | None
 
     @property
@@ -96,8 +97,8 @@ class MaskPlanner:
         return call
 
     def _rounded(self, bias: Value, dtype: torch.dtype) -> Value:
-        """As autocast would round it, and yet no row is lost: what is far below the highest of a row has no weight, and
-        so it is the distance from there that is rounded."""
+        """Rounds the bias as autocast does, without losing a row. Numbers far below the highest one of their row have
+        no weight, so the distance from the highest is rounded instead of the number itself."""
         draft, numbers = self.draft, levels(self.sheet, bias.node)
         if numbers is None or len(numbers - {0.0}) > 1:
             highest = draft.amax(self._detached(bias), dim=[-1], keepdim=True)
@@ -114,7 +115,7 @@ class MaskPlanner:
         return call if self.sink is None else replace(call, attn_mask=self._with_sink(call, None))
 
     def _bias(self, call: MaskedCall, bias: Value, filled: bool = False) -> MaskedCall:
-        """As it is; a row that is -inf everywhere gives NaN in eager, which the kernels do not say.
+        """The bias becomes the mask. A row that is -inf everywhere gives NaN in eager, but not in the kernels.
 
         `filled`: fills are part of the bias.
         """
@@ -133,10 +134,10 @@ class MaskPlanner:
         return call
 
     def _may_sink(self, bias: Value) -> bool:
-        """Could a row be so low everywhere that its products are lost in it, and the kernel not do the same?
+        """Could a row be so low everywhere that its products are lost to rounding in eager, and not in the kernel?
 
         In half precision they are lost earlier than in the kernel, which adds in float32; and the backward kernels
-        take the sum of a row from a logarithm, which is lost in such low numbers too.
+        compute the sum of a row from a logarithm, which is lost to rounding beside such low numbers too.
         """
         numbers = levels(self.sheet, bias.node)
         if numbers is not None and all(n > self._depth for n in numbers):
@@ -158,7 +159,7 @@ class MaskPlanner:
         return value if is_decomposed(self.sheet) else self.draft.detach(value)
 
     def _any(self, rows: Value, low: float) -> Value:
-        """Which queries have a key of which it is true, or a sink that is not as low."""
+        """Which queries have a key for which `rows` is true, or a sink above `low`."""
         has_key = self.draft.any(rows, dim=-1, keepdim=True)
         return has_key if self.sink is None else self.draft.logical_or(has_key, self.draft.gt(self.sink, low))
 
@@ -172,13 +173,13 @@ class MaskPlanner:
         return further_keys(call.k)
 
     def _raised(self, call: MaskedCall, bias: Value, sunk: Value, gradient: bool = True) -> MaskedCall:
-        """Rows that are low everywhere: their products count nothing, their bias counts from its highest."""
+        """In rows that are low everywhere (`sunk`), ignore the products and subtract the highest bias of the row."""
         draft = self.draft
         assert call.attn_mask is not None
         attn_mask = draft.sub(call.attn_mask, draft.where(sunk, self._highest(bias), 0.0))
         if not gradient or not self.sheet.is_training:
             return replace(call, attn_mask=attn_mask, q=draft.where(sunk, 0.0, call.q))
-        # no value, and yet a gradient, as eager has it
+        # the value is zero, but there is a gradient, as in eager
         idle = draft.where(sunk, draft.sub(call.q, draft.detach(call.q)), call.q)
         key_gradient = self._key_gradient(call, bias, sunk) if self.sink is None else None
         return replace(call, attn_mask=attn_mask, q=idle, key_gradient=key_gradient)
@@ -210,12 +211,12 @@ class MaskPlanner:
             return replace(call, attn_mask=attn_mask)
         if self.know.every_row_keeps_one(keep.node):
             return replace(call, attn_mask=keep)
-        rows = draft.any(keep, dim=-1, keepdim=True)  # all keys are filled alike: so they weigh alike
+        rows = draft.any(keep, dim=-1, keepdim=True)  # in a row without keys all fills, and so all weights, are equal
         q = draft.where(rows, call.q, 0.0)
         return replace(call, q=q, attn_mask=draft.logical_or(keep, draft.logical_not(rows)))
 
     def _kept(self, call: MaskedCall, keep: Value) -> tuple[MaskedCall, Value]:
-        """The mask for the kernel, which need not see rows without a key: what they get is chosen afterwards."""
+        """The mask for the kernel, which need not treat rows without a key: their result is set afterwards."""
         if self.know.every_row_keeps_one(keep.node):
             return call, keep
         rows = self.draft.any(keep, dim=-1, keepdim=True)
@@ -237,7 +238,7 @@ class MaskPlanner:
         if self.below.empty_rows_are_zero:
             raise Refused("probabilities are set to zero beside a bias")
         zero = self.draft.full([], 0.0, dtype=self.dtype, device=call.q.device)
-        if bias is None:  # and a sink, which every row keeps
+        if bias is None:  # there is a sink then, which every row keeps
             return self._bias(call, self.draft.where(keep, zero, -math.inf))
         if self.scores.cut_by_sum:
             return self._bias(call, self.draft.add(bias, self.draft.where(keep, zero, -math.inf)))
@@ -246,8 +247,9 @@ class MaskPlanner:
         return self._bias(call, self.draft.where(keep, bias, -math.inf if floor is None else floor))
 
     def _keep_and_bias(self, call: MaskedCall, keep: Value, bias: Value | None, floor: Value | None) -> MaskedCall:
-        """Filled with finite numbers beside a bias: rows whose kept keys are all as low as the filled ones weigh
-        them together, and there the products are lost in such low numbers; so their queries are set to zero."""
+        """Fills with finite numbers, together with a bias. In rows whose kept keys are all as low as the filled ones,
+        both have weight, and the products are lost to rounding beside such low numbers; so the queries of these rows
+        are set to zero."""
         draft, dtype = self.draft, self.dtype
         finite = [f for f in self.scores.fills if f != -math.inf]
         highest = max(finite)
@@ -275,7 +277,7 @@ class MaskPlanner:
 
     def _keep_fills(self, call: MaskedCall, keep: Value, bias: Value | None, floor: Value | None) -> MaskedCall:
         """Fills that may have weight: a key that is masked for all queries becomes zero, so that its score is the
-        fill, which is added. If queries differ in their masks, each key is there twice, once as it is and once as
+        fill, which is added. If queries differ in their masks, each key appears twice, once unchanged and once as
         zero, and the mask leaves one of the two to each query."""
         draft, dtype, lowest = self.draft, self.dtype, min(self.scores.fills)
         k, v, device = call.k, call.v, call.q.device
@@ -301,7 +303,8 @@ class MaskPlanner:
         return self._bias(replace(call, k=k, v=v), mask, filled=True)
 
     def _lifted(self, mask: Value, keep: Value) -> Value:
-        """A row without a key counts from its highest fill: the backward kernels would round by its size otherwise."""
+        """Subtracts the highest fill from a row without a key: otherwise the backward kernels would lose precision to
+        the magnitude of the fills."""
         if not self.sheet.is_training or self.sink is not None or self.know.every_row_keeps_one(keep.node):
             return mask
         highest = self._highest(mask)

@@ -1,4 +1,4 @@
-"""Masks and numbers as the terms of an attention need them."""
+"""Helpers for the masks and numbers in the terms of an attention."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..ir.program import Program, Value
 from ..rewrite.emit import Emitter
 
 MASKS = -9e3
-"""What is filled with a number as low as this is meant to be masked."""
+"""Scores that are filled with a number as low as this are meant to be masked."""
 MARGIN = 128.0
 """A score that is lower than another by this has no weight beside it: exp(-128) is 0 in float32."""
 
@@ -40,7 +40,7 @@ def where_one(op: Emitter, node: Node) -> Value:
 
 
 def is_number(value: Any) -> bool:
-    """One number for all elements: Python's, or a symbolic one."""
+    """Is it a single number for all elements, a Python number or a symbolic one?"""
     if isinstance(value, Node):
         value = fact(value)
         return isinstance(value, (int, float, torch.SymInt, torch.SymFloat)) and not isinstance(value, bool)

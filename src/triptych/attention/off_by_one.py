@@ -1,4 +1,4 @@
-"""exp(x) / (1 + sum(exp(x))), with or without a shift: a softmax beside a sink that is zero."""
+"""exp(x) / (1 + sum(exp(x))), with or without a shift: a softmax with a sink that is zero."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ def _form(program: Program, node: Node) -> SoftmaxForm | None:
 
 
 def _shifted(program: Program, inner: Any, one: Any, form: SoftmaxForm) -> SoftmaxForm | None:
-    """exp(x - m) beside exp(-m): with any m, if no row of x is -inf everywhere or m stays finite where it is."""
+    """exp(x - m) together with exp(-m), where m is the maximum of x, perhaps clamped from below. Without the clamp, no
+    row of x may be -inf everywhere: m would be infinite there."""
     less, exp = _call(program, inner), _call(program, one)
     if less is None or exp is None or less.op != "sub" or less.get("alpha") != 1 or exp.op != "exp":
         return None

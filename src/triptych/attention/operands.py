@@ -15,11 +15,11 @@ from ..rewrite.refusal import Refused
 from .layout import BatchStep, padded
 
 ONE_QUERY = "0"
-"""The label of the axis of queries where there is one query, and no axis for it."""
+"""The label of the query axis where there is a single query, which has no axis."""
 
 
 WIDENED = 4
-"""How many times as wide an operand may become to meet the others."""
+"""How many times as wide an operand may become when it is padded to the width of the others."""
 
 
 def shape_of(node: Node) -> list[Any]:
@@ -32,7 +32,7 @@ def shape_of(node: Node) -> list[Any]:
 def arranged(
     op: Emitter, program: Program, node: Node, axes: Sequence[str], wanted: Sequence[str], sizes: dict[str, Any]
 ) -> Value:
-    """An operand with its axes in the wanted order; those it lacks are stretched to their size."""
+    """An operand with its axes in the wanted order; missing axes are added and expanded to their size."""
     node, axes = without_permutes(program, node, axes)
     value = Value(program, node)
     idle = [a for a in axes if a not in wanted]
@@ -75,7 +75,7 @@ def apply_step(op: Emitter, value: Value, step: BatchStep) -> Value:
 
 
 def four_axes(op: Emitter, value: Value, batch: Sequence[Any], broadcast: bool = False) -> Value:
-    """(batch, heads, rows, columns); a mask keeps axes of size one."""
+    """The value with the axes (batch, heads, rows, columns); `broadcast`: a mask, whose axes may have size one."""
     rank = len(batch)
     value = padded(op, value, rank + 2)
     own = list(value.shape)
@@ -91,9 +91,10 @@ def four_axes(op: Emitter, value: Value, batch: Sequence[Any], broadcast: bool =
 
 
 def lies_across(operand: torch.Tensor, columns: Any, device: str = "cuda") -> bool:
-    """Is this an operand or a mask that the kernels of a GPU cannot read, since its columns do not lie side by side?
+    """Is this an operand or a mask that GPU kernels cannot read, because its last dim is broadcast or has a stride
+    other than 1?
 
-    With it there would be no kernel but the plain products, or one that refuses it at run time.
+    With it torch would fall back to plain products, or choose a kernel that refuses it at run time.
     """
     if operand.device.type != device or operand.dim() == 0 or operand.dtype == torch.float64:
         return False
@@ -102,7 +103,7 @@ def lies_across(operand: torch.Tensor, columns: Any, device: str = "cuda") -> bo
 
 
 def laid_out(op: Emitter, value: Value, columns: Any, device: str = "cuda") -> Value:
-    """An operand or a mask as it is, or a copy of it whose columns lie side by side."""
+    """An operand or a mask unchanged, or a contiguous copy if the kernels could not read it."""
     if value.tensor is None or not lies_across(value.tensor, columns, device):
         return value
     if not known_equal(value.shape[-1], columns):
@@ -111,9 +112,10 @@ def laid_out(op: Emitter, value: Value, columns: Any, device: str = "cuda") -> V
 
 
 def for_kernel(op: Emitter, q: Value, k: Value, v: Value) -> tuple[Value, Value, Value]:
-    """Queries, keys and values as the kernels of their device read them: along their rows, and on a CPU of one width.
+    """Queries, keys and values as the kernels of their device need them: with a last stride of 1, and on a CPU padded
+    to the same width.
 
-    Zeros beside queries and keys change no product; those beside the values are cut off again.
+    Zeros appended to queries and keys change no product; those appended to the values are cut off from the result.
     """
     if q.device.type != "cpu":
         q, k, v = (laid_out(op, x, x.shape[-1]) for x in (q, k, v))
@@ -130,7 +132,8 @@ def for_kernel(op: Emitter, q: Value, k: Value, v: Value) -> tuple[Value, Value,
 
 
 def _along_rows(op: Emitter, value: Value) -> Value:
-    """A copy, if it must be; not of symbolic sizes, for which strides of the result may not be proved afterwards."""
+    """A contiguous copy if the last stride is not 1. Values of symbolic sizes are not copied: the strides of the result
+    might not be provable afterwards."""
     across = value.tensor is not None and known(value.tensor.stride(-1) != 1)
     across = across and all(isinstance(s, int) for s in value.shape)
     return op.clone(value, memory_format=torch.contiguous_format) if across else value

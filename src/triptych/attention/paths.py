@@ -1,4 +1,4 @@
-"""From a softmax up to the products that its operand may be made of."""
+"""From a softmax up to the products that its operand may be computed from."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .read_scores import SPELLINGS
 from .sinks import joined_with_sink
 
 SEARCHED = 40
-"""Nodes looked at above one softmax."""
+"""Search budget: how many nodes to examine above one softmax."""
 
 
 def paths(program: Program, softmax: Node) -> Iterator[list[Node]]:
-    """Ways from a product of two tensors down to the softmax's operand, the shortest choice first."""
+    """Ways from a product of two tensors down to the softmax's operand, in depth-first order."""
     call = program.call(softmax)
     assert call is not None
     if isinstance(call.args["self"], Node):
@@ -51,7 +51,8 @@ def ways_from_products(program: Program, last: Node) -> Iterator[list[Node]]:
 
 
 def obstacle_above(program: Program, scores: Node) -> Refusal | None:
-    """What keeps a softmax that stands between two products from being read as attention, from its operand up."""
+    """The operation, searched from the operand upwards, that keeps a softmax between two products from being read as
+    attention."""
     work: list[tuple[Node, Node | None]] = [(scores, None)]
     seen = 0
     while work and seen < SEARCHED:
@@ -73,7 +74,7 @@ def _obstacle(program: Program, node: Node) -> Refusal:
 
 
 def _full(operand: Node, node: Node, call: Call) -> bool:
-    """Does the operand have an element for each of the result's? Scores do, what is added to them need not."""
+    """Does the operand have an element for each of the result's? Scores do; a tensor that is added to them need not."""
     x, y = tensor_fact(operand), tensor_fact(node)
     if x is None or y is None or not x.dtype.is_floating_point or not y.dtype.is_floating_point:
         return False

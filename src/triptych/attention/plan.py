@@ -1,4 +1,4 @@
-"""Second phase: from the normal form of an attention, which call computes it, of which operands. Nothing is made yet.
+"""Second phase: decides which call computes an attention in normal form, and with which operands. No node is created.
 
 The operands are expressions of a draft. A form that no kernel computes is refused, with the reason.
 """
@@ -30,7 +30,7 @@ from .terms import Attention
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """One call of scaled_dot_product_attention, and what is to be done to its result. Values are expressions."""
+    """One call of scaled_dot_product_attention, and what must be done to its result. Values are expressions."""
 
     attention: Attention
     draft: Draft
@@ -39,13 +39,13 @@ class AttentionPlan:
     value: Value
     """As the kernel takes them: (batch, heads, rows, columns)."""
     narrow_value: Value
-    """The values, before zeros were put beside them to make them as wide as the keys."""
+    """The values before they were padded with zeros to the width of the keys."""
     attn_mask: Value | None
     is_causal: bool
     dropout: float
     scale: float
     finite_rows: Value | None
-    """The queries whose result counts; that of the others is NaN, and so are all gradients that go through it."""
+    """The queries whose result is used; that of the others is NaN, and so are all gradients that flow through it."""
     kept_rows: Value | None
     """The queries that have a key; the others get `without_keys`."""
     without_keys: float
@@ -53,16 +53,16 @@ class AttentionPlan:
     """Zeros to add to the result of the kernel, through which the keys get a gradient."""
     nan_is_zero: bool
     factors: Sequence[Value]
-    """Tensors that the result is multiplied with."""
+    """Tensors by which the result is multiplied."""
     batch: Sequence[Any]
-    """The sizes of the batch axes that they have, and with them the result."""
+    """The sizes of the batch axes of the factors, and of the result when it is multiplied by them."""
     result_batch: Sequence[Any]
     """The sizes of the batch axes of the product with the values."""
     factor: float
 
     @property
     def values(self) -> list[Value | None]:
-        """All expressions that are to be written into the graph."""
+        """All expressions that must be inserted into the graph."""
         operands = [self.query, self.key, self.value, self.narrow_value, self.attn_mask]
         return [*operands, self.finite_rows, self.kept_rows, self.key_gradient, *self.factors]
 
@@ -75,7 +75,7 @@ class AttentionPlan:
 
 
 def plan(sheet: Sheet, attention: Attention, may_draw: bool, lowest_score: float) -> AttentionPlan:
-    """What computes an attention; raises Refused where nothing does. Expressions are written on the sheet."""
+    """The plan of an attention; raises Refused where no kernel computes it. Expressions are built on the sheet."""
     draft = Draft(sheet, attention.values.node)
     product_dtype = sheet.origin.value(attention.product.node).dtype
     scores = plan_scores(draft, attention.score_terms, product_dtype, lowest_score)
@@ -116,7 +116,7 @@ def _queries_and_keys(draft: Draft, attention: Attention, scores: ScorePlan) -> 
 
 
 def _multiplied(draft: Draft, q: Value, k: Value, factor: Value) -> tuple[Value, Value]:
-    """A factor of the scores goes to the queries if it is the same for all keys, else to the keys."""
+    """A factor of the scores is applied to the queries if it is the same for all keys, else to the keys."""
     if not factor.is_tensor or factor.rank == 0 or known(factor.shape[-1] == 1):
         return _scaled(draft, q, factor), k
     if known(factor.shape[-2] == 1):
@@ -136,7 +136,7 @@ def _values(draft: Draft, attention: Attention) -> Value:
 def _factors_of_probabilities(
     draft: Draft, factors: Sequence[tuple[int, Value]], steps: Sequence[BatchStep], v: Value
 ) -> tuple[list[Value], Value]:
-    """Those of a query go to its result, those of a key to its value."""
+    """Factors of a query are applied to its result, those of a key to its value."""
     outside = []
     for at, factor in factors:
         for step in steps[at:]:
@@ -151,11 +151,11 @@ def _factors_of_probabilities(
 
 
 def _batch_before_merge(attention: Attention, below: ProbabilityPlan) -> list[Any] | None:
-    """The sizes of the batch axes behind the softmax, if the probabilities' views do nothing but merge them.
+    """The sizes of the batch axes after the softmax, if the views of the probabilities only merge them.
 
-    So it is around every product after autograd. The values follow the scores then, not the scores the values: a mask
-    that is the same for all heads would have to be copied for each. A factor that is applied after the merge has the
-    merged axes, and the scores follow the values then.
+    After autograd such views surround every product. Then the values are reshaped to the axes of the scores, not the
+    scores to those of the values: a mask that is the same for all heads would have to be copied for each. A factor that
+    is applied after the merge has the merged axes; then the scores are reshaped to the axes of the values.
     """
     steps = below.steps
     if len(steps) != 1 or steps[0].sizes is None or any(steps_before for steps_before, _ in below.factors):
@@ -166,7 +166,7 @@ def _batch_before_merge(attention: Attention, below: ProbabilityPlan) -> list[An
 
 
 def _as_operand(draft: Draft, value: Value, attention: Attention, steps: Sequence[BatchStep]) -> Value:
-    """Bias, mask, fills or sink, with their axes as Q, K and V have them behind the probabilities' views."""
+    """Bias, mask, fills or sink, with the axes that Q, K and V have after the views of the probabilities."""
     for step in steps:
         if step.order is not None:
             value = apply_step(draft, value, step)
@@ -229,7 +229,7 @@ def _call(
         require_gain(q.device, size_hint(q.shape[-1]), draft.program.is_training and draft.wants_gradient(sink))
         further = planner.further_keys(call)
         k, v = with_zero_rows(draft, k, further), with_zero_rows(draft, v, further)
-    if scale < 0:  # kernels take the highest product before they scale it
+    if scale < 0:  # kernels take the maximum of the products before they scale them
         q, scale = draft.neg(q), -scale
     attn_mask = None if call.attn_mask is None else laid_out(draft, call.attn_mask, k.shape[-2])
     wide = v
@@ -259,7 +259,7 @@ def _call(
 
 
 def _may_have_kernel(draft: Draft, device: torch.device, attn_mask: Value | None, below: ProbabilityPlan) -> bool:
-    """On a CPU there is none for dropout, and none for the gradient of a mask."""
+    """May there be a fused kernel? On a CPU there is none for dropout, and none for the gradient of a mask."""
     if device.type != "cpu":
         return True
     gradient = attn_mask is not None and draft.program.is_training and draft.wants_gradient(attn_mask)
@@ -267,7 +267,7 @@ def _may_have_kernel(draft: Draft, device: torch.device, attn_mask: Value | None
 
 
 def _autocast(draft: Draft, q: Value, k: Value, v: Value, scores: ScorePlan) -> torch.dtype | None:
-    """What the kernel's operands are rounded to by autocast, as those of the products were."""
+    """The dtype to which autocast rounds the kernel's operands, as it did those of the products; None without it."""
     if not all(x.is_float for x in (q, k, v)):
         raise Refused("queries, keys or values that are not floating-point numbers")
     wide = torch.float64 in (q.dtype, k.dtype)

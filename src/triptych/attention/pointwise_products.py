@@ -1,4 +1,4 @@
-"""Products of matrices written as pointwise products and a sum: what stands beside a softmax is a contraction."""
+"""Matrix products written as a pointwise product and a sum: before and after a softmax they become contractions."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class PointwiseAgain(AttentionRule):
 
     def sites_at(self, program: Program, node: Node) -> Iterator[Match]:
         call = program.call(node) if node.meta.get(RULE) == ContractionByHand.rule_name() else None
-        if call is not None and call.op == "einsum":  # beside it there may be a reshape of an operand
+        if call is not None and call.op == "einsum":  # that rule may also have added a reshape
             yield Match.at(program, node)
 
     def rewrite(self, op, m):
@@ -106,11 +106,11 @@ def _stretched(op: Emitter, operand: Any, axes: str, letters: Sequence[str]) -> 
 
 
 def _sums_around(program: Program, softmax: Node) -> list[Node]:
-    """The sums before and behind a softmax that stand where attention has its two products."""
+    """The sums before and after a softmax that are in the places of an attention's two products."""
     is_product = next(paths(program, softmax), None) is not None
     above = None if is_product else _sum_above(program, softmax)
     if above is None and not is_product:
-        return []  # a softmax of something else: what is weighted by it stays as it is
+        return []  # not a softmax of scores: the sum that it weights stays as it is
     below = None
     if not goes_into_product(program, softmax):
         below = _sum_below(program, softmax)
@@ -120,7 +120,7 @@ def _sums_around(program: Program, softmax: Node) -> list[Node]:
 
 
 def _sum_above(program: Program, node: Any) -> Node | None:
-    """The sum that the scores are, behind what is added, multiplied and masked."""
+    """The sum that the scores are computed from, through additions, multiplications and masks."""
     for _ in range(STEPS):
         call = program.call(node) if isinstance(node, Node) else None
         if call is None or call.mutates:
@@ -174,14 +174,14 @@ def _as_product(program: Program, node: Node) -> Product | None:
     if set(result) - set(left_axes) - set(right_axes) or set(result) <= set(left_axes) & set(right_axes):
         return None
     device = total.device
-    if program.autocast_dtype(node, device) is not None:  # a product would be rounded, and this is not
+    if program.autocast_dtype(node, device) is not None:  # autocast would round a product, but not this
         return None
     unsqueezed = [x for x in (left, right) if len(x.users) == 1 and (c := program.call(x)) and c.op == "unsqueeze"]
     return Product(left, left_axes, right, right_axes, result, (product, *unsqueezed))
 
 
 def _axes(operand: Any, whole: Any) -> tuple[Node, str] | None:
-    """The axes of the product that an operand has, by letters; the others are stretched."""
+    """The axes of the product that an operand has, as letters; it is broadcast along the others."""
     tensor = tensor_fact(operand)
     if not isinstance(operand, Node) or tensor is None or tensor.dtype != whole.dtype:
         return None
@@ -196,7 +196,7 @@ def _axes(operand: Any, whole: Any) -> tuple[Node, str] | None:
 
 
 def _without_ones(op: Emitter, operand: Node, axes: str, rank: int) -> Any:
-    """An operand without the axes that are stretched; others may have one element too."""
+    """An operand without the axes along which it is broadcast; other axes of size one stay."""
     tensor = tensor_fact(operand)
     assert tensor is not None
     letters = string.ascii_lowercase[rank - tensor.dim() : rank]

@@ -77,7 +77,7 @@ class Unread(AttentionRule):
     exact = True
 
     def nodes(self, program: Program) -> list[Node]:
-        """What is computed from a product, the latest first."""
+        """Nodes that are computed from a product, the latest first."""
         below: dict[Node, None] = {}
         for node in program.graph.nodes:
             if contraction_of(program, node) is not None or any(n in below for n in node.all_input_nodes):
@@ -99,7 +99,8 @@ class Unread(AttentionRule):
 
 
 def _changes_nothing(program: Program, start: Node, end: Node) -> bool:
-    """By their dtypes: autocast rounds operands before a product, which shows in the result, or widens them."""
+    """Would the operations of the region give the same dtypes outside it? Autocast rounds the operands of products, or
+    widens operands, which shows in the dtype of the result."""
     if start.args[2:3] == (False,) and program.autocast_dtype(start, torch.device(str(start.args[0]))) is None:
         return True
     node = start.next
@@ -172,7 +173,7 @@ class ZeroForNan(AttentionRule):
         if call is None or call.mutates or call.op not in ("masked_fill", "where"):
             return
         names = ("self", "mask", "value") if call.op == "masked_fill" else ("other", "condition", "self")
-        if any(name not in call.args for name in names):  # `where(mask)` asks for places
+        if any(name not in call.args for name in names):  # `where(mask)` returns indices
             return
         value, mask, number = (call.args[name] for name in names)
         test = program.call(mask) if isinstance(mask, Node) else None

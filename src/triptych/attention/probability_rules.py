@@ -1,4 +1,4 @@
-"""Second phase, the probabilities: what each term between the softmax and the product with the values comes to."""
+"""Second phase, the probabilities: how each term between the softmax and the product with the values is computed."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from .terms import Cast, Dropout, DropSink, Factor, NanToZero, Scale, Term, View
 
 @dataclass(frozen=True)
 class ProbabilityPlan:
-    """What is done to the softmax of the scores, as far as its terms were followed."""
+    """What is done to the softmax of the scores, by the terms that were applied so far."""
 
     scores: ScorePlan
     may_draw: bool
     """A kernel may draw other numbers for its dropout than eager."""
     dropout: float = 0.0
     empty_rows_are_zero: bool = False
-    """Queries of which all keys are masked give zero."""
+    """Fully masked queries give zero."""
     sink_is_dropped: bool = False
     nan_is_zero: bool = False
     factor: float = 1.0
     steps: Sequence[BatchStep] = ()
-    """What views have done to the batch axes."""
+    """How views have changed the batch axes."""
     factors: Sequence[tuple[int, Value]] = ()
-    """Tensors with the axes (batch, queries, keys), each with the number of steps before it: they go to the result or
-    to the values."""
+    """Tensors with the axes (batch, queries, keys), each with the number of steps before it: they are applied to the
+    result or to the values."""
 
 
 def plan_probabilities(draft: Draft, terms: Sequence[Term], scores: ScorePlan, may_draw: bool) -> ProbabilityPlan:
-    """The plan behind all terms, applied one after the other."""
+    """The plan after all terms have been applied, one after the other."""
     plan = ProbabilityPlan(scores, may_draw)
     for term in terms:
         with blaming(term.node):
@@ -63,7 +63,7 @@ def apply(term: Term, plan: ProbabilityPlan, draft: Draft) -> ProbabilityPlan:
 
 @apply.register
 def _cast(term: Cast, plan: ProbabilityPlan, draft: Draft) -> ProbabilityPlan:
-    """Kernels keep probabilities in a precision of their own."""
+    """Casts are dropped: kernels choose the precision of the probabilities themselves."""
     return plan
 
 
@@ -92,7 +92,7 @@ def _dropout(term: Dropout, plan: ProbabilityPlan, draft: Draft) -> ProbabilityP
 
 @apply.register
 def _zero_where(term: ZeroWhere, plan: ProbabilityPlan, draft: Draft) -> ProbabilityPlan:
-    """Probabilities set to zero by the mask that the scores had: it changes rows without a key only."""
+    """Probabilities are set to zero by the mask of the scores, which changes only rows without a key."""
     if len(plan.scores.masks) != 1 or plan.steps:
         raise Refused("probabilities are masked otherwise than the scores")
     ((own, own_masks_out),) = plan.scores.masks
@@ -145,7 +145,7 @@ def _factor(term: Factor, plan: ProbabilityPlan, draft: Draft) -> ProbabilityPla
 
 
 def _is_own_mask(draft: Draft, factor: Node, plan: ProbabilityPlan) -> bool:
-    """Multiplied by zeros and ones where the scores were masked: rows without a key become zero, or stay NaN."""
+    """Is the factor the mask of the scores, as zeros and ones? Rows without a key become zero by it, or stay NaN."""
     program, masks = draft.program, plan.scores.masks
     by = choice(program, factor) if len(masks) == 1 and not plan.steps else None
     own = choice(program, masks[0][0]) if by is not None and by.is_mask else None

@@ -1,4 +1,4 @@
-"""First phase: what stands around a softmax is read into the normal form of an attention. Nothing is made."""
+"""First phase: the operations around a softmax are read into the normal form of an attention. No node is created."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from .terms import Attention, product_layout
 
 @dataclass(frozen=True)
 class Surroundings:
-    """A softmax, what stands between it and the product with the values, and that product."""
+    """A softmax, the operations between it and the product with the values, and that product."""
 
     softmax: Node
     form: SoftmaxForm
     after: Sequence[Node]
     last: Node
     result: Node
-    """That product, or a reshape of it."""
+    """The product with the values, or a reshape of it."""
 
 
 def read(program: Program, around: Surroundings, path: Sequence[Node]) -> Attention:
@@ -76,9 +76,9 @@ def _product_with_values(program: Program, around: Surroundings) -> Contraction:
 
 
 def reshaped_product(program: Program, product: Node, probabilities: Node) -> Node:
-    """After autograd, the reshape that gives the product with the values its batch axes back; else the product.
+    """After autograd, the reshape that restores the batch axes of the product with the values; else the product.
 
-    The kernel has these axes, and need not write its result with those of the product.
+    The result of the kernel has the restored axes, and need not be given those of the product first.
     """
     contraction = contraction_of(program, product)
     assert contraction is not None
@@ -93,7 +93,8 @@ def reshaped_product(program: Program, product: Node, probabilities: Node) -> No
 def _roles(
     program: Program, around: Surroundings, path: Sequence[Node], values: Contraction
 ) -> tuple[Contraction, str | None, str]:
-    """The product with queries left and keys right, and the labels of their axes: as softmax and values want it."""
+    """The product with queries left and keys right, and the labels of their axes: those for which the softmax is over
+    the keys, and the values are summed over them."""
     refusals: list[Refused] = []
     for product, query, key in _possible_roles(program, path[0]):
         layout = product_layout(product, query, key)
@@ -116,7 +117,7 @@ def _possible_roles(program: Program, node: Node) -> Iterator[tuple[Contraction,
             continue
         for key in reversed(oriented.only_right):
             own = oriented.only_left
-            # of several axes that keys do not have, the longest holds the queries: keys are stretched over the rest
+            # of several axes that keys do not have, the longest is the queries': keys are broadcast along the rest
             queries = sorted(reversed(own), key=lambda a: -size_hint(sizes[a])) if own else [None]
             yield oriented, queries[0], key
 

@@ -65,7 +65,7 @@ def goes_into_product(program: Program, softmax: Node) -> bool:
 
 
 class ProbabilityReader:
-    """The terms read so far, and the type of the probabilities behind them."""
+    """The terms read so far, and the type of the probabilities after them."""
 
     def __init__(self, program: Program, softmax: Node, layout: Layout) -> None:
         fact = tensor_fact(softmax)
@@ -77,7 +77,7 @@ class ProbabilityReader:
         self.terms: list[Term] = []
 
     def read(self, node: Node) -> None:
-        """One operation further down."""
+        """Read the next operation."""
         self.reading = node
         with blaming(node):
             self._read(node)
@@ -98,7 +98,7 @@ class ProbabilityReader:
             self.type = replace(self.type, dtype=new.dtype)
 
     def same(self, call: Call, node: Node) -> None:
-        """The same probabilities; the dtype of the result is looked at after every operation."""
+        """The probabilities stay the same; a change of dtype is read after every operation."""
 
     def view(self, call: Call, node: Node) -> None:
         result = tensor_fact(node)

@@ -29,7 +29,7 @@ from .terms import Bias, Cast, CutOff, Factor, Mask, Scale, ScoreType, Shift, Si
 
 
 class ScoreReader:
-    """The terms read so far, and the type of the scores behind them."""
+    """The terms read so far, and the type of the scores after them."""
 
     def __init__(self, program: Program, product: Contraction, layout: Layout) -> None:
         fact = tensor_fact(product.node)
@@ -41,7 +41,7 @@ class ScoreReader:
         """The operation that is being read."""
         self.terms: list[Term] = []
         self.covered: list[Node] = []
-        """Nodes that nothing needs any more once the terms are read, beside the scores themselves."""
+        """Nodes that are no longer needed once the terms are read."""
         self._constants: list[Node] = []
         if not is_number(product.alpha) or not is_plain_number(product.beta):
             raise Refused("a product times something that is not a number")
@@ -51,7 +51,7 @@ class ScoreReader:
             self.bias(product.added, product.beta)
 
     def read(self, node: Node, scores: Node) -> None:
-        """One operation further down; `scores` is the operand that is followed."""
+        """Read the next operation; `scores` is the operand that is followed."""
         call, result = self.program.call(node), tensor_fact(node)
         assert call is not None and result is not None
         self.node = node
@@ -65,7 +65,7 @@ class ScoreReader:
         with blaming(node):
             self.cast(result.dtype)
 
-    # ---- terms: what readers of operations call ----
+    # ---- terms: the methods that readers of operations call ----
 
     def cast(self, dtype: torch.dtype) -> None:
         if dtype == self.type.dtype:
@@ -78,14 +78,14 @@ class ScoreReader:
         self.type = replace(self.type, dtype=dtype)
 
     def scale(self, number: float) -> None:
-        """Times a number."""
+        """The scores times a number."""
         number = float(number)
         if not math.isfinite(number) or number == 0:
             raise Refused(f"scores are multiplied by {number}")
         self.terms.append(Scale(self.type, self.node, number))
 
     def factor(self, other: Any, divide: bool = False) -> None:
-        """Times a number or a tensor, or divided by it."""
+        """The scores times a number or a tensor, or divided by it."""
         if not isinstance(other, Node):
             if not is_number(other):
                 raise Refused("an unknown factor")
@@ -102,7 +102,8 @@ class ScoreReader:
         return None
 
     def _per_query_and_key(self, factor: Node) -> list[Node] | None:
-        """A factor that varies with query and key, and is the product of two that do not: the norms of each."""
+        """The two factors of a factor that varies with query and key, where each varies with one of them: such as the
+        norms of queries and keys."""
         value, layout = Value(self.program, factor), self.type.layout
         if not value.is_tensor or not value.rank:
             return None
@@ -118,7 +119,7 @@ class ScoreReader:
         return parts
 
     def bias(self, other: Any, times: float = 1.0) -> None:
-        """Plus a number or a tensor, times a number."""
+        """The scores plus a number or a tensor, which is multiplied by `times`."""
         result = tensor_fact(self.node)
         assert result is not None
         if not isinstance(other, Node):
@@ -134,7 +135,7 @@ class ScoreReader:
             self.terms.append(Bias(self.type, self.node, other, times, result.dtype))
 
     def mask(self, mask: Any, masks_out: bool, fill: Any) -> None:
-        """One number in place of the scores where the mask is true, or where it is false."""
+        """The scores, replaced by one number where the mask is true (`masks_out`), or where it is false."""
         number = knowledge(self.program).number(fill)
         if number is None or not number <= MASKS:
             raise Refused(f"scores are filled with {fill}, which may count beside others")
@@ -144,7 +145,8 @@ class ScoreReader:
         self.terms.append(Mask(self.type, self.node, mask, masks_out, rounded(number, self.type.dtype)))
 
     def cut_off_below(self, bound: Any) -> None:
-        """Nothing stays lower than a bound, which must be the lowest number of the dtype: then it changes -inf only."""
+        """The scores, clamped from below. The bound must not exceed the lowest number of the dtype, so that the clamp
+        changes at most -inf."""
         number, lowest = knowledge(self.program).number(bound), torch.finfo(self.type.dtype).min
         if number is None or math.isnan(number) or rounded(number, self.type.dtype) > lowest:
             raise Refused("the scores are cut off below")
@@ -152,7 +154,8 @@ class ScoreReader:
             self.terms.append(CutOff(self.type, self.node, lowest))
 
     def subtracts_own_maximum(self, other: Any, scores: Node) -> bool:
-        """Is this the highest score over the keys, kept as an axis? Without it the softmax is the same."""
+        """Is this the highest score over the keys, with the axis kept, or the highest of all scores? Without it the
+        softmax is the same."""
         nodes: list[Node] = []
         while isinstance(other, Node) and (call := self.program.call(other)) is not None and not call.mutates:
             nodes.append(other)
@@ -174,7 +177,7 @@ class ScoreReader:
         return False
 
     def sink(self, call: Call, scores: Node) -> None:
-        """A further column beside the scores."""
+        """The scores with a further column joined to them."""
         joined = joined_with_sink(self.program, call)
         is_sink = joined is not None and joined.scores is scores and joined.sink is not scores
         if joined is None or not is_sink or joined.dim != self.type.layout.key:
@@ -219,19 +222,19 @@ def spelling(*ops: str, operands: Sequence[str] = ("self",)) -> Callable[[Any], 
 EITHER = ("self", "other")
 
 spelling(*VIEWS)(ScoreReader.view)
-spelling("cat", operands=())(ScoreReader.sink)  # which operand are the scores is seen by its size
+spelling("cat", operands=())(ScoreReader.sink)  # the size says which operand is the scores
 
 
 @spelling("to")
 def _to(reader: ScoreReader, call: Call, scores: Node) -> None:
-    """The dtype of the result is looked at after every operation."""
+    """A change of dtype is read after every operation."""
     if call.get("device") is not None or call.get("layout") is not None:
         raise Refused("the scores go to another device")
 
 
 @spelling("clone", "expand")
 def _clone(reader: ScoreReader, call: Call, scores: Node) -> None:
-    """The same scores: of these, as of all operations that are no view, the shape does not change."""
+    """The scores stay the same. Their shape does too, as for every operation that is not a view."""
 
 
 @spelling("neg")

@@ -1,4 +1,5 @@
-"""Probabilities that are masked after the softmax and divided by the sum of what is left: a mask of the scores."""
+"""Probabilities that are masked after the softmax and divided by the sum of the remaining ones, which is equivalent to
+masking the scores."""
 
 from __future__ import annotations
 
@@ -35,12 +36,12 @@ class Masked:
     node: Node
     probabilities: Any
     mask: Node | None
-    """None: those above the diagonal are."""
+    """The mask; None if the probabilities above the diagonal are set to zero."""
     masks_out: bool = False
     diagonal: Any = 0
     by_product: bool = False
     proved: bool = True
-    """A factor that holds nothing but zeros and ones."""
+    """False for a factor that may hold other numbers than zeros and ones."""
 
 
 class MaskBeforeSoftmax(AttentionRule):
@@ -97,7 +98,7 @@ BOUNDED_SUM = "the sum of what the mask keeps is not divided by as it is: how la
 
 
 def _is_bounded_sum(program: Program, bottom: Any, masked: Masked) -> bool:
-    """Is something added to the sum of the masked probabilities, or is it cut off below?"""
+    """Is something added to the sum of the masked probabilities, or is the sum clamped from below?"""
     between = program.call(bottom) if isinstance(bottom, Node) else None
     if between is None or between.op not in ("add", "clamp", "maximum") or between.mutates:
         return False
@@ -106,8 +107,8 @@ def _is_bounded_sum(program: Program, bottom: Any, masked: Masked) -> bool:
 
 
 def _cut(op: Emitter, masked: Masked, scores: Node) -> Value:
-    """The scores with -inf where the probabilities are set to zero: added where they were multiplied, since then the
-    gradients of a row without a key are NaN all the same."""
+    """The scores with -inf where the probabilities are set to zero. Where these were multiplied by a mask, -inf is
+    added instead of filled in, so that the gradients of a row without a key are NaN as before."""
     if masked.mask is None:
         shape = Value(op.program, scores).shape[-2:]
         keep = op.tril(op.full(shape, True, dtype=torch.bool, device=Value(op.program, scores).device), masked.diagonal)

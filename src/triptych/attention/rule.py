@@ -1,4 +1,4 @@
-"""What the rules about attention have in common: they look at one node at a time, before a kernel is chosen."""
+"""What the rules about attention have in common: they examine one node at a time, before a kernel is chosen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class AttentionRule(Rule, ABC):
 
     exact = False
     reads_decomposed: ClassVar[bool] = False
-    """Does the rule read ATen graphs in which `matmul`, `softmax` and their like are decomposed, and write such?"""
+    """Does the rule read and write ATen graphs in which `matmul`, `softmax` and similar operators are decomposed?"""
 
     def sites(self, program: Program) -> Iterator[Match]:
         if is_decomposed(program) and not self.reads_decomposed:
@@ -29,11 +29,11 @@ class AttentionRule(Rule, ABC):
                 yield from self.sites_at(program, node)
 
     def nodes(self, program: Program) -> list[Node]:
-        """The nodes to look at, in this order."""
+        """The nodes to examine, in this order."""
         return list(program.graph.nodes)
 
     def softmax(self, program: Program, node: Node) -> SoftmaxForm | None:
-        """The softmax that a node ends; before autograd it has been given its name by then (`softmax_by_hand`)."""
+        """The softmax whose last node this is; before autograd, `softmax_by_hand` has replaced those written out."""
         return named_softmax(program, node)
 
     @abstractmethod
@@ -55,7 +55,7 @@ class InDecomposedGraph(AttentionRule, ABC):
 
 
 def is_decomposed(program: Program) -> bool:
-    """An ATen graph as it is after autograd, which has no place for an operator whose kernel is still to be chosen."""
+    """Is it an ATen graph as after autograd, which must not have an operator whose kernel is still to be chosen?"""
     return program.dialect == ATEN and not program.has_composites
 
 

@@ -1,6 +1,6 @@
-"""A softmax whose scale is applied after its maximum was taken away.
+"""A softmax whose scale is applied after its maximum was subtracted.
 
-The joint stage leaves softmax(x * s) as exp((x - max(x)) * s) / sum, with the minimum for the maximum where s is
+The joint stage leaves softmax(x * s) as exp((x - max(x)) * s) / sum, with the minimum instead of the maximum where s is
 negative (`mul_softmax_pattern`, `div_softmax_pattern`).
 """
 
@@ -16,7 +16,7 @@ from .softmax_forms import SoftmaxForm, exp_operand, reduction
 
 
 def scaled_softmax(program: Program, node: Node) -> SoftmaxForm | None:
-    """The softmax that a node ends, in this form."""
+    """The softmax of this form whose last node this is."""
     call = program.call(node)
     if call is None or call.op != "div" or call.mutates or call.get("rounding_mode") is not None:
         return None
@@ -47,8 +47,8 @@ def _scaled(program: Program, node: Any) -> tuple[Node | None, float | None]:
 
 
 def _where_finite(program: Program, highest: Any, scale: float) -> Iterator[tuple[Any, list[Any]]]:
-    """The highest score of each row, without what makes it NaN where times the scale it is not finite:
-    h + 0 * (h * s). And the nodes in between."""
+    """The highest score h of each row, and the nodes between it and `highest`. `highest` may be h + 0 * (h * s), which
+    is NaN where h * s is not finite."""
     yield _uncast(program, highest), [highest]
     call = program.call(highest) if isinstance(highest, Node) else None
     if call is None or call.op != "add" or call.mutates or call.get("alpha") != 1:
@@ -64,7 +64,7 @@ def _where_finite(program: Program, highest: Any, scale: float) -> Iterator[tupl
 
 
 def _uncast(program: Program, node: Any) -> Any:
-    """What a value is a cast of: rounding keeps the order, so that the highest score is the same one."""
+    """The operand of a cast, or the value itself. Rounding keeps the order, so the highest score is the same one."""
     call = program.call(node) if isinstance(node, Node) else None
     is_cast = call is not None and call.op == "to" and not call.mutates and set(call.args) <= {"self", "dtype"}
     return call.args["self"] if call is not None and is_cast else node

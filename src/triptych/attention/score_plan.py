@@ -1,7 +1,7 @@
-"""What the terms of the scores come to: `scale * Q K^T * factors + bias` where the mask keeps a score, fills elsewhere.
+"""The plan of the scores: `scale * Q K^T * factors + bias` where the mask keeps a score, fills elsewhere.
 
-A `ScorePlan` is what is to be computed. What became of the scores on the way is not noted in it: it is asked of the
-trail, the terms so far with the plan that each of them was applied to.
+A `ScorePlan` says what must be computed. The history of the scores is not stored in separate fields: it is derived from
+the trail, the terms so far with the plan that each of them was applied to.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .terms import Bias, CutOff, Factor, Mask, ScoreType, Shift, Sink, Term
 
 @dataclass(frozen=True)
 class PlannedFactor:
-    """What the scores are multiplied with: a number, or a tensor with the axes (batch, queries, keys)."""
+    """A factor of the scores: a number, or a tensor with the axes (batch, queries, keys)."""
 
     term: Factor
     steps: int
@@ -33,7 +33,7 @@ class PlannedFactor:
 
 @dataclass(frozen=True)
 class Gate:
-    """Zeros and ones that the scores were multiplied with: a mask, once something low is added where they are zero."""
+    """A factor of zeros and ones: it becomes a mask once a low number is added where it is zero."""
 
     by: Choice
     factor: PlannedFactor
@@ -42,7 +42,7 @@ class Gate:
     bias_after: Value | None
 
 
-# ---- terms that several terms make together ----
+# ---- terms that are combined from several terms ----
 
 
 @dataclass(frozen=True)
@@ -64,38 +64,39 @@ class MaskAsBias(Term):
 
 @dataclass(frozen=True)
 class ScorePlan:
-    """The scores behind some terms. Values are expressions of a draft."""
+    """The scores after some terms. Values are expressions of a draft."""
 
     product_dtype: torch.dtype
     lowest_score: float
-    """Scores that no mask covers are said to lie above this."""
+    """Scores that are not masked are assumed to be above this number."""
     scale: float = 1.0
     factors: Sequence[PlannedFactor] = ()
     steps: Sequence[BatchStep] = ()
-    """What views have done to the batch axes."""
+    """How views have changed the batch axes."""
     bias: Value | None = None
     keep: Value | None = None
-    """Where a score counts; as broad as it must be to be broadcast to the scores."""
+    """Where a score is kept; it broadcasts to the scores."""
     fills: frozenset[float] = frozenset()
-    """What stands where it does not, as it was filled in and scaled since."""
+    """The numbers in place of masked scores, as they were filled in and scaled since."""
     floor: Value | None = None
-    """The same as a tensor, if it is not one number."""
+    """The fills as a tensor, if they are not a single number."""
     sink: Value | None = None
     """A further column of scores, which has no key."""
     gates: Sequence[Gate] = ()
     """Factors that may still become masks."""
     trail: Sequence[tuple[Term, ScorePlan]] = ()
 
-    # ---- what became of the scores on the way ----
+    # ---- the history of the scores ----
 
     @property
     def shifted(self) -> bool:
-        """Was a number added to all scores of a row, and left out? Beside a sink that changes nothing but the sink."""
+        """Was a number added to all scores of a row before a sink was joined, and left out of the plan? It matters only
+        for a sink that is joined later; a number that is added after the sink shifts the sink as well."""
         return any(isinstance(term, Shift) and plan.sink is None for term, plan in self.trail)
 
     @property
     def undefined(self) -> bool:
-        """May a row have been -inf everywhere when its maximum was subtracted? It is NaN then, whatever fills it."""
+        """May a row have been -inf everywhere when its maximum was subtracted? Then it is NaN, even if it is filled."""
         return any(
             isinstance(term, Shift) and term.is_own_maximum and plan.may_be_minus_infinity for term, plan in self.trail
         )
@@ -107,11 +108,11 @@ class ScorePlan:
 
     @property
     def fills_count(self) -> bool:
-        """May a score that no mask covers be as low as what is filled in? Then masked keys have weight."""
+        """May a score that is not masked be as low as a fill? Then masked keys have weight."""
         return any(isinstance(t, (Mask, GateMask)) and plan.may_count(t.fill, t.before) for t, plan in self.trail)
 
     def may_count(self, fill: float, scores: ScoreType) -> bool:
-        """May a score, as the plan has them now, be as low as a fill?"""
+        """May a score, as it is after this plan, be as low as a fill?"""
         if fill <= max(torch.finfo(scores.dtype).min, 2 * self.lowest_score):
             return False
         if self.bias is None and not self.factors and not self.shifted:
@@ -121,18 +122,20 @@ class ScorePlan:
 
     @property
     def varies_after_shift(self) -> bool:
-        """Were scores shifted, and then multiplied by what varies with the key? What was left out would vary too."""
+        """Were scores shifted, and then multiplied by a tensor that varies with the key? The shift that was left out
+        would vary too."""
         varying = [f.term for f in self.factors if f.value.rank and not known(f.value.shape[-1] == 1)]
         return any(plan.shifted for term, plan in self.trail if any(term is v for v in varying))
 
     @property
     def filled_by_bias(self) -> bool:
-        """Is what was filled in or cut off in the bias? Where it is all of a row, no gradient reaches the scores."""
+        """Are fills or clamped numbers part of the bias? Where they make up a whole row, no gradient reaches the
+        scores."""
         return any(isinstance(term, (MaskAsBias, CutOff)) for term, _ in self.trail)
 
     @property
     def cut_by_sum(self) -> bool:
-        """Is the mask -inf that was added? What is NaN by it, all its gradients are."""
+        """Was the mask applied by adding -inf? Where that makes a row NaN, all its gradients are NaN too."""
         fills = [term.fill for term, _ in self.trail if isinstance(term, GateMask)]
         return bool(fills) and fills[-1] == -math.inf
 
@@ -157,5 +160,5 @@ class ScorePlan:
 
     @property
     def sink_is_first(self) -> bool:
-        """Does the sink stand before the scores?"""
+        """Does the sink come before the scores?"""
         return any(isinstance(term, Sink) and term.joined.first for term, _ in self.trail)

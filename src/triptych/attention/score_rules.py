@@ -1,4 +1,4 @@
-"""Second phase, the scores: what each term makes of the plan. One rule for each kind of term."""
+"""Second phase, the scores: how each term changes the plan. One rule for each kind of term."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .sinks import refuse_beside_sink, sink_column
 from .terms import Bias, Cast, CutOff, Factor, Mask, Scale, ScoreType, Shift, Sink, Term, View
 
 LOST_IN_FLOAT32 = -1e8
-"""So low that a score added to it is lost."""
+"""A number so low that a score added to it is lost to rounding in float32."""
 STILL_NEGLIGIBLE = -1e3
-"""A fill that was negligible and was scaled, as the other scores were, may be as high as this."""
+"""A negligible fill that is scaled, together with the other scores, may become as high as this."""
 
 
 def plan_scores(draft: Draft, terms: Sequence[Term], product_dtype: torch.dtype, lowest_score: float) -> ScorePlan:
-    """The plan behind all terms, applied one after the other."""
+    """The plan after all terms have been applied, one after the other."""
     plan = ScorePlan(product_dtype, lowest_score)
     for term in terms:
         plan = followed(term, plan, draft)
@@ -39,7 +39,7 @@ def plan_scores(draft: Draft, terms: Sequence[Term], product_dtype: torch.dtype,
 
 
 def followed(term: Term, plan: ScorePlan, draft: Draft) -> ScorePlan:
-    """The plan behind one more term."""
+    """The plan after one more term."""
     with blaming(term.node):
         after = apply(term, plan, draft)
     return replace(after, trail=(*after.trail, (term, plan)))
@@ -47,13 +47,13 @@ def followed(term: Term, plan: ScorePlan, draft: Draft) -> ScorePlan:
 
 @functools.singledispatch
 def apply(term: Term, plan: ScorePlan, draft: Draft) -> ScorePlan:
-    """What a term makes of the plan; raises Refused where scores behind it are not what a kernel computes."""
+    """The plan after a term; raises Refused where no kernel computes such scores."""
     raise TypeError(f"no rule for {type(term).__name__} of scores")
 
 
 @apply.register
 def _cast(term: Cast, plan: ScorePlan, draft: Draft) -> ScorePlan:
-    """What the scores are rounded to, what was added to them and filled in is rounded to as well."""
+    """Where the scores are rounded to a narrower dtype, biases, fills and the sink are rounded to it as well."""
     if torch.finfo(term.dtype).eps <= torch.finfo(term.before.dtype).eps:
         return plan
     bias, floor, sink = (
@@ -99,8 +99,9 @@ def _factor(term: Factor, plan: ScorePlan, draft: Draft) -> ScorePlan:
 
 @apply.register
 def _mask_as_bias(term: MaskAsBias, plan: ScorePlan, draft: Draft) -> ScorePlan:
-    """Masked scores times what is not known at compile time: what was filled in is scaled as well, and may be
-    anything afterwards. It is added instead, since the scores below are lost in numbers that low."""
+    """Masked scores are multiplied by a tensor that is not known at compile time: the fills are scaled as well, and may
+    be anything afterwards. They become part of the bias instead, since the scores that they replace are lost to
+    rounding when numbers that low are added."""
     if plan.fills_count or any(f > LOST_IN_FLOAT32 for f in plan.fills):
         raise Refused("masked scores are multiplied by a tensor, after which they may count beside others")
     assert plan.keep is not None
@@ -151,20 +152,20 @@ def _gate_mask(term: GateMask, plan: ScorePlan, draft: Draft) -> ScorePlan:
     gate, bias, floor = term.gate, plan.bias, plan.floor
     if bias is gate.bias_after:
         bias = gate.bias_before
-    elif term.fill != -math.inf and bias is not None:  # what was added in between stays where the mask is
+    elif term.fill != -math.inf and bias is not None:  # the bias added in between applies to masked scores too
         floor = draft.add(_able_to_hold(draft, bias, term.fill, term.before.dtype), term.fill)
     return replace(plan, gates=(), bias=bias, floor=floor, keep=term.keep, fills=frozenset({term.fill}))
 
 
 @apply.register
 def _shift(term: Shift, plan: ScorePlan, draft: Draft) -> ScorePlan:
-    """The softmax is the same, but for a sink that is put beside the scores later on."""
+    """The softmax stays the same, unless a sink is joined to the scores later."""
     return plan
 
 
 @apply.register
 def _cut_off(term: CutOff, plan: ScorePlan, draft: Draft) -> ScorePlan:
-    """It changes -inf only, and so what was added or filled in."""
+    """It changes -inf only, and so it affects only the bias and the fills."""
     refuse_beside_sink(plan.sink)
     _refuse_undefined(plan)
 
@@ -207,7 +208,7 @@ def _sink(term: Sink, plan: ScorePlan, draft: Draft) -> ScorePlan:
 
 @apply.register
 def _view(term: View, plan: ScorePlan, draft: Draft) -> ScorePlan:
-    """Bias, mask and sink are viewed as the scores are, without being stretched where that can be avoided."""
+    """Bias, mask, fills and sink get the same views as the scores, without being expanded where that can be avoided."""
 
     def moved(value: Value | None) -> Value | None:
         if value is None:
@@ -221,7 +222,7 @@ def _view(term: View, plan: ScorePlan, draft: Draft) -> ScorePlan:
     return replace(plan, steps=steps, bias=bias, keep=keep, floor=floor, sink=sink)
 
 
-# ---- what several rules ask ----
+# ---- helpers of several rules ----
 
 
 def _each(plan: ScorePlan, change: Any) -> frozenset[float]:
@@ -239,6 +240,7 @@ def _refuse_shifted(fill: float, scores: ScoreType, plan: ScorePlan) -> None:
 
 
 def _able_to_hold(draft: Draft, value: Value, number: float, dtype: torch.dtype) -> Value:
-    """Scores that were widened leave what was added before as narrow as it was; a low number may be -inf there."""
+    """The value, cast to `dtype` if `number` would overflow to -inf in its own dtype. Scores may have been cast to a
+    wider dtype after the value was added to them, which leaves the value narrow."""
     overflows = math.isfinite(number) and math.isinf(rounded(number, value.dtype))
     return draft.to(value, dtype=dtype) if overflows else value

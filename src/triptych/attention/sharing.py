@@ -1,4 +1,4 @@
-"""What several attentions of one graph need alike, such as a mask made ready, is made once."""
+"""Nodes that several attentions of one graph need, such as a prepared mask, are created once."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..rewrite.emit import Emitter
 
 
 class Shared(Emitter):
-    """An emitter that takes a node made for an earlier attention where it would make the same one again."""
+    """An emitter that reuses a node of an earlier attention where it would create the same one again."""
 
     def __init__(self, program: Program, anchor: Node, rule: str, earlier: dict[Any, Node]) -> None:
         super().__init__(program, anchor, rule)
         self.earlier = earlier
-        """By kind, target and arguments the nodes that were made; those that were taken back are erased."""
+        """The created nodes by kind, target and arguments; those that were discarded are marked as erased."""
 
     def node(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
         key = (kind, target, argument_key(args), argument_key(kwargs))

@@ -1,10 +1,10 @@
 """Attention sinks: a further column of scores that takes its share of the softmax and has no value.
 
-`softmax(cat([scores, sink]))[..., :-1] @ v` is attention with one more key, which is zero, as its value is: the bias
-of that key is the sink. Keys and values are copied for it, and a mask is stretched over all heads; that costs less
-than the scores in memory did, down to a single query (measured on an H200: 1.4 times as fast with one query, 2.5 to 7
-times with many). Only the kernels' gradient of a bias is slow: with heads wider than 64 a sink that wants one is left
-alone (a training step took 1.1 times as long).
+`softmax(cat([scores, sink]))[..., :-1] @ v` is attention with one more key. That key and its value are zero, and its
+bias is the sink. Keys and values are copied for it, and a mask is expanded over all heads; that costs less than writing
+the scores to memory, down to a single query (measured on an H200: 1.4 times as fast with one query, 2.5 to 7 times with
+many). Only the kernels' gradient of a bias is slow: with heads wider than 64 a sink that needs a gradient is left alone
+(a training step took 1.1 times as long).
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from ..rewrite.refusal import Refused
 
 WIDE = 64
 ALIGNED = 8
-"""Kernels for GPUs read a bias in pieces of this many numbers: so many keys there are a multiple of."""
+"""GPU attention kernels need the bias's last dimension padded to a multiple of this."""
 
 
 @dataclass(frozen=True)
 class Joined:
-    """Scores and a sink beside them."""
+    """Scores that are concatenated with a sink."""
 
     scores: Node
     sink: Node
     dim: int
     first: bool
-    """The sink stands before the scores."""
+    """The sink comes before the scores."""
 
 
 def joined_with_sink(program: Program, call: Call) -> Joined | None:
@@ -56,7 +56,7 @@ def joined_with_sink(program: Program, call: Call) -> Joined | None:
 
 
 def sink_column(op: Emitter, program: Program, joined: Joined, dtype: torch.dtype) -> Value:
-    """The sink, not stretched over axes along which it is the same."""
+    """The sink, not expanded along axes on which it is constant."""
     node = joined.sink
     number = knowledge(program).number(node)
     value = Value(program, node)
@@ -73,7 +73,7 @@ def sink_column(op: Emitter, program: Program, joined: Joined, dtype: torch.dtyp
 
 
 def drops_sink(call: Call, old: torch.Tensor, new: torch.Tensor, dim: int, first: bool) -> bool:
-    """Is a slice of the probabilities all of them but the sink's?"""
+    """Does the slice keep all probabilities but the sink's?"""
     if call.args.get("dim", 0) != dim or call.get("step") != 1 or not known_equal(old.shape[dim] - 1, new.shape[dim]):
         return False
     start = call.get("start")
@@ -86,7 +86,7 @@ def require_gain(device: torch.device | None, width: int, wants_gradient: bool) 
 
 
 def further_keys(keys: Value) -> int:
-    """How many keys are added: the sink, and on a GPU as many more as the kernels want."""
+    """How many keys are added: one for the sink, and on a GPU as many more as the kernels' alignment needs."""
     if keys.device is not None and keys.device.type == "cpu":
         return 1
     size = keys.shape[-2]
@@ -98,7 +98,7 @@ def with_zero_rows(op: Emitter, value: Value, rows: int) -> Value:
 
 
 def beside(op: Emitter, bias: Value | None, sink: Value, keys: Any, further: int) -> Value:
-    """The bias of all keys and of those that were added: the sink, and -inf for the rest."""
+    """The bias of all keys and of the added ones: the sink for the first, and -inf for the rest."""
     lead = list(sink.shape[:-1])
     if bias is not None:
         lead = [b if known(a == 1) else a for a, b in zip(lead, bias.shape[:-1])]

@@ -18,23 +18,23 @@ from .contraction import contraction_of
 from .layout import VIEWS
 
 SHIFTS = ("amax", "max")
-"""Reductions that a softmax may subtract: a constant along its dim, of whose gradient nothing is left."""
+"""Reductions that a softmax may subtract: the result is constant along its dim, and its gradient cancels out."""
 
 
 @dataclass(frozen=True)
 class SoftmaxForm:
-    """A softmax, however it is written: of what, over which dim, and the nodes whose work it does."""
+    """A softmax, however it is written: its operand, its dim, and the nodes whose work it does."""
 
     scores: Node
     dim: int
     nodes: Sequence[Node] = ()
     sign: int = 1
     values: Node | None = None
-    """What its result was multiplied with before it was divided."""
+    """The matrix by which the numerator was multiplied before the division, if there is one."""
     dtype: torch.dtype | None = None
-    """What the scores are cast to first."""
+    """The dtype to which the scores are cast first."""
     scale: float = 1.0
-    """What they are multiplied with first."""
+    """The number by which the scores are multiplied first."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Reduction:
 
 
 def written_softmax(program: Program, node: Node) -> SoftmaxForm | None:
-    """The softmax that a node ends, if it is written with exp, sum and their like."""
+    """The softmax whose last node this is, if it is written out with exp, sum and similar operations."""
     call = program.call(node)
     if call is None or call.mutates:
         return None
@@ -146,8 +146,8 @@ def _is_reciprocal(call: Call) -> bool:
 
 
 def _shifted_exp(program: Program, node: Any, dim: int) -> SoftmaxForm | None:
-    """exp(x - max(x)), or exp(x) of a product that nothing was added to: then no row of it is all zero, unless it
-    overflows."""
+    """exp(x - max(x)), or exp(x) of a product to which nothing was added: no row of that is all zero, unless the
+    product overflows."""
     if (form := exp_less_maximum(program, node, dim)) is not None:
         return form
     exp = exp_operand(program, node)
@@ -155,7 +155,7 @@ def _shifted_exp(program: Program, node: Any, dim: int) -> SoftmaxForm | None:
 
 
 def exp_less_maximum(program: Program, node: Any, dim: int) -> SoftmaxForm | None:
-    """exp(x - max(x)), the top of a softmax over one dim; the form covers these nodes."""
+    """exp(x - max(x)), the numerator of a softmax over one dim; the form covers these nodes."""
     less = exp_operand(program, node)
     call = program.call(less) if less is not None else None
     if less is None or call is None or call.op != "sub" or call.get("alpha") != 1:
@@ -167,7 +167,7 @@ def exp_less_maximum(program: Program, node: Any, dim: int) -> SoftmaxForm | Non
 
 
 def exp_operand(program: Program, node: Any) -> Node | None:
-    """What a node is the exponential of."""
+    """The operand of a node that is an exponential."""
     call = program.call(node) if isinstance(node, Node) else None
     if call is None or call.op != "exp" or call.mutates or not isinstance(call.args["self"], Node):
         return None
@@ -207,8 +207,8 @@ def _exp_of_log(program: Program, node: Node) -> SoftmaxForm | None:
 def _goes_into_products(program: Program, node: Node) -> bool:
     """Is every row of the value summed up by a product, whatever view or cast comes first?
 
-    Of a row with a score of +inf, exp(x - logsumexp(x)) makes a NaN there and zeros elsewhere, a softmax only NaN:
-    after a product over the row both are NaN.
+    In a row with a score of +inf, exp(x - logsumexp(x)) is NaN there and zero elsewhere, and a softmax is NaN
+    everywhere: after a product over the row both are NaN.
     """
     work, seen = [node], {node}
     while work:
@@ -232,10 +232,10 @@ FORMS: dict[str, Callable[[Program, Node], SoftmaxForm | None]] = {
 
 
 def reduction(program: Program, node: Any, ops: tuple[str, ...]) -> Reduction | None:
-    """A reduction over one dim that is kept, or its first result.
+    """A reduction over one dim that is kept as an axis, or the first result of such a reduction.
 
-    `detach` may cut the gradient of a maximum, which only shifts the scores of a row. A sum and a logsumexp are the
-    denominator: without their gradient it is no softmax, unless nobody wants a gradient.
+    `detach` may block the gradient of a maximum, which only shifts the scores of a row. A sum and a logsumexp are the
+    denominator: without their gradient this is not a softmax, unless no gradient is needed.
     """
     nodes: list[Node] = []
     kept_at: int | None = None

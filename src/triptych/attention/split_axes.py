@@ -1,4 +1,4 @@
-"""Scores whose axes are split for a moment, so that rows and columns of an image have a bias each."""
+"""Scores whose axes are split temporarily, to add one bias for the rows and one for the columns of an image."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class BiasOfSplitAxes(AttentionRule):
             return
         if scores.dtype != wanted.dtype or split.dim() <= scores.dim() or not _is_product(program, start.args["self"]):
             return
-        if known_equal(split.shape[-2:], scores.shape[-2:]):  # a bias of windows, which need not be stretched for that
+        if known_equal(split.shape[-2:], scores.shape[-2:]):  # a bias per window, which need not be expanded for that
             return
         added = [(other, sign) for _, other, sign in reversed(chain[:-1])]
         covers = [n for n, _, _ in chain]
@@ -63,7 +63,8 @@ class BiasOfSplitAxes(AttentionRule):
 
 
 def _sums(program: Program, node: Node) -> list[tuple[Node, Any, int]]:
-    """The sums above a reshape, with what is added, down to the reshape that split the axes; none if it is not so."""
+    """The sums above a reshape, each with the added tensor and its sign, up to the reshape that split the axes; empty
+    if the graph has another form."""
     call = program.call(node)
     sums: list[tuple[Node, Any, int]] = []
     while call is not None and len(sums) < LONGEST:

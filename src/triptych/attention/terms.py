@@ -34,7 +34,7 @@ class Term:
     """One step between the two products."""
 
     before: ScoreType
-    """What the step is applied to."""
+    """The type of the scores or probabilities that the step is applied to."""
     node: Node
     """The operation it was read from, which a refusal names."""
 
@@ -65,7 +65,7 @@ class View(Term):
     shape: tuple[Any, ...]
     """The shape afterwards."""
     step: BatchStep | None
-    """What queries, keys and values have to follow."""
+    """The change of the batch axes, which must be made to queries, keys and values too."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Bias(Term):
 
 @dataclass(frozen=True)
 class Shift(Term):
-    """One number more or less for all scores of a row, which the softmax does not see."""
+    """One number added to all scores of a row, which does not change the softmax."""
 
     summed_in: torch.dtype
     is_own_maximum: bool = False
@@ -102,12 +102,12 @@ class Mask(Term):
     masks_out: bool
     """The mask is true where a score is replaced, and not where it stays."""
     fill: float
-    """As the scores' dtype holds it."""
+    """The number, rounded to the dtype of the scores."""
 
 
 @dataclass(frozen=True)
 class CutOff(Term):
-    """Nothing stays below the lowest number of the dtype: -inf is raised to it."""
+    """The scores are clamped at the lowest finite number of the dtype: -inf is raised to it."""
 
     lowest: float
 
@@ -124,7 +124,7 @@ class Sink(Term):
 
 @dataclass(frozen=True)
 class DropSink(Term):
-    """A slice of the probabilities, which is to be all but the sink's."""
+    """A slice of the probabilities, which must keep all but the sink's."""
 
     call: Call
     old: torch.Tensor
@@ -168,7 +168,7 @@ class Attention:
     values: Contraction
     """Probabilities left, values right."""
     result: Node
-    """What the attention takes the place of: that product, or a reshape of it."""
+    """The node that the attention replaces: the product with the values, or a reshape of it."""
     score_terms: Sequence[Term]
     probability_terms: Sequence[Term]
     scores: ScoreType

@@ -1,7 +1,7 @@
 """What a collective costs on a link: a latency for each step, and bytes over the bandwidth, by ring and by tree.
 
-Nothing here depends on the machine: ranks that ask the same question get the same answer, wherever they are, and so
-take the same decisions. The figures are what links of a kind sustain, about four fifths of the data sheet's.
+Nothing here depends on the machine: the same question gets the same answer on every rank, so that all ranks make the
+same decisions. The figures are what links of a kind sustain, about four fifths of the data sheet's.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ..ir.collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 RING, TREE = "ring", "tree"
 
 TREE_RATE = 0.7
-"""What part of the bandwidth a tree reaches: in its upper levels not all links are busy."""
+"""The fraction of the bandwidth that a tree reaches: in its upper levels not all links are busy."""
 
 ROUNDS = {ALL_REDUCE: 2, ALL_GATHER: 1, REDUCE_SCATTER: 1}
-"""An all-reduce reduces and scatters, then gathers."""
+"""How often the data goes around: an all-reduce is a reduce-scatter followed by an all-gather."""
 
 MACHINE = 8
-"""A group of GPUs of up to this size counts as one machine's."""
+"""A group of up to this many GPUs is assumed to be in one machine."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ AUTOMATIC = "auto"
 
 
 def link_of(name: str, device_type: str, ranks: int) -> Link:
-    """The link by its name, or by what it connects: GPUs of one machine, of several machines, or processes on CPUs."""
+    """The link of that name, or for `auto` by what it connects: GPUs of one machine, of several machines, or processes
+    on CPUs."""
     if name == AUTOMATIC:
         name = "memory" if device_type != "cuda" else "nvlink" if ranks <= MACHINE else "infiniband"
     if name not in LINKS:
@@ -67,7 +68,7 @@ class CommunicationCost:
 
     seconds: float
     algorithm: str
-    """The quicker one: ring or tree."""
+    """The faster one: ring or tree."""
     sent: float
     """Bytes that a rank sends."""
 

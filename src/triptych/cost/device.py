@@ -1,7 +1,7 @@
-"""A roofline of a device: memory bandwidth, arithmetic, and what a kernel costs at least.
+"""A roofline model of a device: memory bandwidth, arithmetic, and the minimal cost of a kernel.
 
-Known devices come from a table of what they sustain, not of what is printed on the box; another GPU is measured
-once and remembered on disk. The answers are estimates: a rewrite asks whether it pays, never whether it is right.
+Known devices come from a table of sustained rates, not of those in the data sheet; another GPU is measured once and the
+result is stored on disk. The answers are estimates: they decide whether a rewrite pays, never whether it is correct.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class DeviceModel:
     """Floating-point operations a second in GEMMs of bf16 and fp16."""
     single: float
     launch: float
-    """What a kernel costs at least, from the call to the next one."""
+    """The minimal cost of a kernel, from its call to the next one."""
     cores: int = 1
     operator: float = 0.0
-    """What a call of an operator written in Python costs at least: the host then is slower than with torch's own."""
+    """The minimal cost of calling an operator written in Python: it takes the host longer than one of torch's."""
 
     def flops(self, dtype: torch.dtype) -> float:
         if dtype in (torch.bfloat16, torch.float16):
@@ -46,7 +46,7 @@ class DeviceModel:
         return self.single / 2 if dtype == torch.float64 else self.single
 
     def gemm(self, m: int, n: int, k: int, dtype: torch.dtype, batch: int = 1, rate: float = 1.0) -> float:
-        """Seconds for `batch` products of (m, k) by (k, n), in one call; at a part of the usual rate if it is said."""
+        """Seconds for `batch` products of (m, k) by (k, n), in one call; `rate` is the fraction of the usual rate."""
         tiles = math.ceil(m / TILE) * math.ceil(n / TILE) * batch
         busy = rate * min(1.0, max(tiles, 1) / self.cores)
         arithmetic = 2.0 * batch * m * n * k / (self.flops(dtype) * busy)
@@ -80,18 +80,18 @@ KNOWN = (
 USUAL = KNOWN[0]
 
 CPU_THREAD = DeviceModel("cpu", bandwidth=20e9, half=20e9, single=40e9, launch=2.5e-6)
-"""One thread of a server of the last years; a call from generated code to a kernel and back."""
+"""One thread of a recent server; a launch is a call from generated code to a kernel and back."""
 
 
 @functools.cache
 def device_model(device: torch.device | str) -> DeviceModel:
-    """The model of a device: known by its name, remembered from an earlier measurement, or measured now."""
+    """The model of a device: known by its name, stored by an earlier measurement, or measured now."""
     device = torch.device(device)
     if device.type != "cuda":
         threads, one = torch.get_num_threads(), CPU_THREAD
         bandwidth, half, single = one.bandwidth * min(threads, 8), one.half * threads, one.single * threads
         return replace(one, bandwidth=bandwidth, half=half, single=single)
-    if not torch.cuda.is_available():  # a graph for a GPU that is elsewhere
+    if not torch.cuda.is_available():  # the graph is for a GPU of another machine
         return USUAL
     name = torch.cuda.get_device_name(device)
     for model in KNOWN:
@@ -104,8 +104,8 @@ NOMINAL_THREADS = 8
 
 
 def nominal_model(device: torch.device) -> DeviceModel:
-    """The model of a kind of device, whichever this one is: for decisions that every rank must take alike, though ranks
-    may have different GPUs, or different numbers of threads."""
+    """The model of a kind of device, whichever this one is: for decisions that must be the same on every rank, though
+    ranks may have different GPUs, or different numbers of threads."""
     if device.type == "cuda":
         return USUAL
     one, threads = CPU_THREAD, NOMINAL_THREADS
@@ -118,7 +118,8 @@ DEVICES = "devices.json"
 
 
 def measure(name: str, device: torch.device) -> DeviceModel:
-    """Bandwidth by a copy, arithmetic by a product: about a second, once. A launch costs what it does elsewhere."""
+    """Measures bandwidth by a copy and arithmetic by a product, which takes about a second, once. The cost of a launch
+    is not measured: it is that of the known GPUs."""
     log.info("measuring %s, once", name)
     with _private.without_dispatch_modes(), torch.no_grad():
         large = torch.empty(1 << 27, dtype=torch.uint8, device=device)
@@ -140,7 +141,7 @@ def _remembered(name: str) -> DeviceModel | None:
         held = DeviceModel(**read_store(DEVICES)[name])
     except (KeyError, TypeError):
         return None
-    return replace(held, launch=GPU_LAUNCH, operator=GPU_OPERATOR)  # not measured, so not remembered either
+    return replace(held, launch=GPU_LAUNCH, operator=GPU_OPERATOR)  # never measured, so not taken from the file
 
 
 def _remember(model: DeviceModel) -> DeviceModel:

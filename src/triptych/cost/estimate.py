@@ -1,7 +1,7 @@
-"""What single operations of a graph cost, as a rough figure to show, not one to decide by.
+"""Rough estimates of what single operations of a graph cost.
 
-Every operation counts as a kernel of its own: it reads its operands and writes its result. Views, inputs and
-constants cost nothing. What fusion saves is visible only where kernels are counted instead of operations.
+Every operation counts as a separate kernel: it reads its operands and writes its result. Views, inputs and
+constants cost nothing. The gain by fusion is visible only where kernels are counted instead of operations.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _flops(node: Node) -> float:
         return backward * 2.0 * elements(produced.shape) * elements(weight.shape[1:])
     if not is_gemm(name):
         return 0.0
-    # the first operand of a sum with a product is what is added to it
+    # the first operand of `addmm` and its variants is the tensor that is added to the product
     left = operands[-2:][0] if name in ("addmm", "baddbmm", "addbmm") else operands[0]
     return 2.0 * elements(first.shape) * size_hint(left.shape[-1] if left.dim() else 1)
 

@@ -1,4 +1,4 @@
-"""Measuring what the model of a device cannot know, once for each question: answers are kept in memory and on disk."""
+"""Measures what the model of a device cannot predict, once per question; answers are cached in memory and on disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .timing import Work, seconds
 log = logging.getLogger("triptych")
 
 SHARE = 0.25
-"""Of the free memory, what a measurement may take."""
+"""The fraction of the free memory that a measurement may use."""
 
 MEASURED = "measured.json"
 
@@ -22,8 +22,8 @@ _known: dict[str, float] = {}
 
 
 def measuring_allowed() -> bool:
-    """May a choice depend on how long something took? Not where the user asks for the same numbers in every run: the
-    choices round differently, and the quicker one can be another in the next process."""
+    """May a choice depend on measured times? Not if the user asks for the same numbers in every run: the alternatives
+    round differently, and another one may be the fastest in the next process."""
     config = _private.inductor_config
     # torch has batch_invariant since 2.13
     wants_same_numbers = config.deterministic or getattr(config, "batch_invariant", False)
@@ -31,7 +31,8 @@ def measuring_allowed() -> bool:
 
 
 def can_measure(device: torch.device, needed: int) -> bool:
-    """Is the device there, with room for that many bytes, and nobody recording what is launched?"""
+    """May something be measured: is that allowed, is the device available with room for that many bytes, and is no CUDA
+    graph being captured?"""
     if not measuring_allowed() or device.type != "cuda" or not torch.cuda.is_available():
         return False
     if torch.cuda.is_current_stream_capturing():
@@ -43,7 +44,7 @@ def can_measure(device: torch.device, needed: int) -> bool:
 def measured(question: str, device: torch.device, prepare: Callable[[], Work]) -> float | None:
     """Seconds that a piece of work takes on a GPU: from memory, from disk, or measured now; None if it fails.
 
-    `question` names all that the answer depends on but the device and torch's version, which are added.
+    `question` names everything that the answer depends on except the device and torch's version, which are added.
     """
     key = f"{torch.cuda.get_device_name(device)} | torch {torch.__version__} | {question}"
     if key not in _known:

@@ -1,4 +1,4 @@
-"""What was measured on this machine, kept between runs: small JSON files, never unpickled, never executed."""
+"""Measurements on this machine, stored between runs in small JSON files, which are never unpickled or executed."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ def read_store(name: str) -> dict[str, Any]:
 
 
 def add_to_store(name: str, key: str, value: Any) -> None:
-    """Add an entry to a file. It is written aside and moved into place: an interrupted process leaves the file as it
-    was, and another one that reads it meanwhile sees all of it. Of two that write at once, one entry may be lost."""
+    """Add an entry to a file. The new content is written to a temporary file and moved into place: an interrupted
+    process leaves the old file, and another process that reads meanwhile never sees part of one. If two processes write
+    at once, one entry may be lost."""
     try:
         path = store_path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +52,7 @@ def add_to_store(name: str, key: str, value: Any) -> None:
 
 
 def store_path(name: str) -> Path:
-    """Where measurements are kept between runs. Raises RuntimeError where the user has no home."""
+    """Where measurements are stored between runs. Raises RuntimeError if the user has no home directory."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "triptych" / name
 

@@ -1,4 +1,4 @@
-"""Who shares memory with whom, and who writes it: asked here and nowhere else."""
+"""Alias analysis: which values may share memory, and which nodes write it. All such queries go through this module."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from .positions import Positions
 class Aliasing:
     """May-alias classes of the values of one graph, and the nodes that write each class.
 
-    Operations and their schemas say who may share; at the torch level the storages of the fake values are asked
-    too, because inputs may share memory that no operation in the graph tells of.
+    Operations and their schemas say which values may share memory. The storages of the fake values are compared too
+    (at the ATen level only those of inputs and of operations that may alias), because inputs may share memory without
+    any operation in the graph saying so.
     """
 
     def __init__(self, graph: Graph, call: Callable[[Node], Call | None] = read) -> None:
@@ -28,7 +29,7 @@ class Aliasing:
         self._effects: dict[Node, Effects] = {}
         self._storages: dict[int, tuple[Node, object]] = {}
         self._writers: dict[Node, Positions] = {}
-        """Who writes a class, by its root; classes that nobody writes are left out."""
+        """The nodes that write each class, keyed by its root; a class that no node writes has no entry."""
         self._every_writer = Positions()
         self._barriers = Positions()
         self._inputs: list[Node] = []
@@ -38,11 +39,12 @@ class Aliasing:
         self._pieces: dict[tuple[object, object], Node] = {}
         self._several: dict[Node, bool] = {}
         self.joined: list[tuple[Node, Node]] = []
-        """Every class that became part of another, in turn: the names of both, for whoever keeps notes by class."""
+        """Every merge of two classes, in order: the merged root and the root that remains. Callers that store data by
+        class need it to update their keys."""
         for node in graph.nodes:
             self.add(node)
         if self.any_write and any(fact(n) is None for n in self._inputs):
-            self._join(self._inputs)  # inputs of which nothing is known may be one tensor
+            self._join(self._inputs)  # inputs without facts may be the same tensor
 
     def add(self, node: Node) -> None:
         """Take a new node into account."""
@@ -72,7 +74,8 @@ class Aliasing:
         return [a for a in seen.aliases if not (seen.may_copy and self.surely_apart(node, a))]
 
     def _makes_several(self, node: object) -> bool:
-        """Several results, each in memory of its own, that are only taken apart: pieces share nothing."""
+        """Does the node return several results, each in new memory, that are only read through `getitem`? Then the
+        results do not alias each other."""
         if not isinstance(node, Node) or node not in self._effects:
             return False
         if node not in self._several:
@@ -85,7 +88,7 @@ class Aliasing:
         return self._several[node]
 
     def forget(self, node: Node) -> None:
-        """A node that was erased writes no more; its class stays, which is safe."""
+        """Remove the writes of an erased node. Its alias class stays, which is conservative."""
         seen = self._effects.pop(node, None)
         self._fresh.discard(node)
         if seen is None:
@@ -114,14 +117,15 @@ class Aliasing:
 
     @contextlib.contextmanager
     def moving(self, node: Node) -> Iterator[None]:
-        """Around a move of a node: writes and regions are looked up by their place."""
+        """Context in which a node is moved: writes and region bounds are indexed by graph position, so the node's are
+        removed before the move and added again after it."""
         seen = self.effects(node)
         self._displace(node, seen)
         yield
         self._place(node, seen)
 
     def refresh(self, node: Node) -> None:
-        """A node whose operands are others now may share and write other memory."""
+        """Recompute the effects of a node whose operands have changed: it may alias and write other memory now."""
         self.forget(node)
         self.add(node)
 
@@ -137,15 +141,15 @@ class Aliasing:
         return node in self._fresh
 
     def surely_apart(self, left: Node, right: Node) -> bool:
-        """Both values are known and lie in different memory."""
+        """Are the storages of both values known, and different?"""
         first, second = storage(fact(left)), storage(fact(right))
         return first is not None and second is not None and first != second
 
     def is_dead(self, node: Node, draws_may_go: bool = False) -> bool:
         """Does nobody use the value, and would nobody notice if its node were erased?
 
-        A draw stays, because it advances a generator that later draws and the user see, unless the caller's rewrite
-        does the work of the draw (`draws_may_go`).
+        A random draw stays, because it advances a generator that later draws and the user see, unless the caller's
+        rewrite does the work of the draw (`draws_may_go`).
         """
         if node.users or node.op in ("placeholder", "output"):
             return False
@@ -161,7 +165,7 @@ class Aliasing:
         return self._root(left) is self._root(right)
 
     def memory(self, node: Node) -> Node:
-        """A name for the memory of a value: values that may share have the same one."""
+        """A key for the memory of a value: values that may share memory have the same key."""
         return self._root(node)
 
     def written(self, node: Node) -> bool:
@@ -178,7 +182,7 @@ class Aliasing:
         return tuple(self._writers[self._root(node)]) if self.written(node) else ()
 
     def written_between(self, values: Iterable[Node], first: Node, last: Node) -> Node | None:
-        """The first node from `first` up to `last`, itself left out, that writes memory one of the values may share."""
+        """The first node from `first` up to but excluding `last` that writes memory which a value may share."""
         if not self._writers:
             return None
         writers = (self._writers.get(root) for root in {self._root(v) for v in values})
@@ -186,7 +190,7 @@ class Aliasing:
         return min((n for n in nearest if n is not None), default=None)
 
     def memory_written_between(self, first: Node, last: Node) -> Iterator[tuple[Node, Node]]:
-        """Every write from `first` up to `last`, itself left out: the node, and a name for the memory it writes."""
+        """Every write from `first` up to but excluding `last`: the node, and the key of the memory that it writes."""
         for writer in self._every_writer.between(first, last):
             yield from ((writer, self._root(target)) for target in self._effects[writer].writes)
 
@@ -219,7 +223,7 @@ class Aliasing:
         return node
 
     def _join(self, nodes: Iterable[Node]) -> None:
-        """Make one class of several; what is known of each holds for the whole."""
+        """Merge several classes; the result has the writers, inputs and outputs of all of them."""
         first: Node | None = None
         for node in nodes:
             root = self._root(node)
@@ -242,5 +246,5 @@ class Aliasing:
             return
         for item in value if isinstance(value, (list, tuple)) else (value,):
             key = storage(item)
-            if key is not None:  # the value is kept, so that no other one can come to lie there
+            if key is not None:  # storing the value keeps its storage alive: no other gets the same key
                 self._join((self._storages.setdefault(key, (node, item))[0], node))

@@ -1,4 +1,4 @@
-"""Which autocast regions a node of a torch-level graph stands in."""
+"""Which autocast regions a node of a torch-level graph is in."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class AutocastRegions:
         return [] if bound is None else [begin.args for begin in self._open_behind[bound]]
 
     def forget(self, node: Node) -> None:
-        """A bound is about to be erased: its region is none any more. Ends go before the begins that they refer to."""
+        """Remove the region whose enter or exit node is about to be erased. The exit node, which refers to the enter
+        node, is erased first."""
         begin: Any = node if _begins(node) else node.args[0]
         if begin in self._open_behind:
             last = node if node is not begin else None

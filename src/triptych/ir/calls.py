@@ -1,7 +1,7 @@
 """Reading a node: which operation it is, whatever its spelling, with every argument under its name.
 
 `torch.sum(x, axis=-1)`, `x.sum(-1)` and `aten.sum.dim_IntList(x, [1])` all read as `sum(self=x, dim=[1])`.
-Arguments that say the default are left out, dims are counted from the front where the rank is known.
+Arguments equal to their default are left out, and dims are counted from the front where the rank is known.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ log = logging.getLogger("triptych")
 
 @dataclass(frozen=True)
 class Call:
-    """An operation by name and its arguments by parameter; the defaults are left out."""
+    """An operation by name and its arguments by parameter; arguments equal to their default are left out."""
 
     op: str
     args: dict[str, Any]
     mutates: bool = False
 
     def get(self, param: str) -> Any:
-        """The argument, or the default that leaving it out means."""
+        """The argument, or its default if it was left out."""
         if param in self.args:
             return self.args[param]
         default = op_parameters(self.op).get(param)
@@ -55,18 +55,18 @@ SPECIAL_METHODS = {function.__name__.strip("_"): name for function, name in OPER
 REFLECTED = {
     f"r{row.operator.__name__.strip('_')}": name for name, row in OPERATIONS.items() if row.operator is not None
 }
-"""`1 - x` as a method of x, `x.__rsub__(1)`: the operands stand the other way round."""
+"""`1 - x` as a method of x, `x.__rsub__(1)`: the operands are swapped."""
 
 PYTHON_RENAMES = {"training": "train", "split_size_or_sections": "split_size", "tensor": "self"}
 """Parameters of functions written in Python that the schema calls by another name."""
 
 
 def read(node: Node) -> Call | None:
-    """The call a node makes; None for placeholders, attributes, outputs and what we do not read.
+    """The call a node makes; None for placeholders, attributes, outputs and calls that are not understood.
 
-    It never raises: graphs are read outside of passes too, where nobody could catch it. A symbol that tracing has
-    fixed reads as its number; a call whose dim (or another argument that the schema wants as a plain number) is still
-    a node is one we do not read.
+    It never raises, because graphs are also read outside of passes, where no one would catch the error. A symbol that
+    tracing has specialised is read as its number. A call whose dim (or another argument that the schema wants as a
+    plain number) is still a node counts as not understood.
     """
     try:
         return _read(node, *_settled_arguments(node))
@@ -99,7 +99,7 @@ def _read(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | N
 
 
 def _settled_arguments(node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments, with the numbers that symbols have become in the place of the nodes that compute them."""
+    """The arguments, where nodes whose symbols tracing has specialised are replaced by their numbers."""
     if any(settled(n) is not n for n in node.all_input_nodes):
         return torch.fx.map_arg((node.args, node.kwargs), settled)
     return node.args, node.kwargs
@@ -153,7 +153,7 @@ def _method(node: Node, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _python_method(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-    """A method that takes more than its operator does, as `x.norm(dim=1)`, which has a default for the order."""
+    """A method whose Python signature accepts more than its operator's schema: `x.norm(dim=1)` has a default for p."""
     target = getattr(torch.Tensor, name, None)
     sig = _python_signature(target) if inspect.isfunction(target) else None
     try:
@@ -205,7 +205,7 @@ def _python_function(
     if given.arguments.get("out") is not None:
         return Call(f"{name}.out", dict(given.arguments), mutates=True)
     known = parameters(name)
-    idle = "dropout" in name and given.arguments.get("training") is False  # in place, and yet nothing is written
+    idle = "dropout" in name and given.arguments.get("training") is False  # writes nothing even if `inplace`
     in_place = bool(given.arguments.get("inplace", False)) and not idle
     mutates = in_place or name.endswith("_")
     bound: dict[str, Any] = {}
@@ -238,7 +238,7 @@ def _bind(node: Node, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             bound = sig.bind(args, kwargs, check=not number_first)
             if bound is not None:
                 return _canonical(node, sig.name, bound, sig.mutates)
-    if name in ("size", "stride") and len(args) == 1:  # all of them: the schemas know only one at a time
+    if name in ("size", "stride") and len(args) == 1:  # without a dim; the schemas take one dim
         return Call(name, {"self": args[0], **kwargs})
     return None
 
@@ -259,7 +259,8 @@ def _canonical(node: Node, name: str, args: dict[str, Any], mutates: bool) -> Ca
 def _with_fixed_numbers(name: str, args: dict[str, Any]) -> dict[str, Any] | None:
     """The arguments, with a number wherever the schema wants one and takes no symbol: a dim, `keepdim`, `eps`.
 
-    None if one of them is not known. Rules can rely on it: a dim is an int, or the call is not there for them.
+    None if one of these numbers is not known: then the call is not read at all, so rules can rely on a dim being an
+    int.
     """
     fixed = {key: args[key] for key in fixed_parameters(name) if _has_node(args.get(key))}
     numbers = {key: fixed_number(value) for key, value in fixed.items()}
@@ -301,7 +302,8 @@ def _any_negative(value: Any) -> bool:
 
 
 def _rank_of_dims(node: Node, name: str, args: dict[str, Any]) -> int | None:
-    """The rank that dims are counted in; what `cat` and its like make tells it, since `cat` skips empty vectors."""
+    """The rank that dims refer to. For `cat`, `stack` and `unsqueeze` it is that of the result: they may add a dim,
+    and `cat` skips operands that are empty vectors."""
     known = tensor_fact(node if name in ("cat", "stack", "unsqueeze") else args.get("self", args.get("input")))
     return None if known is None else max(known.dim(), 1)
 

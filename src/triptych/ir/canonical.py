@@ -73,9 +73,9 @@ def _clamp_max(node: Node, args: Args) -> tuple[str, Args]:
 @spelled("reshape", "view", "reshape", "_unsafe_view")
 def _reshape(node: Node, args: Args) -> tuple[str, Args] | None:
     if "dtype" in args:
-        return None  # `view(dtype)` reads the bits anew
+        return None  # `view(dtype)` reinterprets the bits
     shape = args.get("size", args.get("shape", ()))
-    if isinstance(shape, Node):  # `x.view(y.size())`: the node that makes the whole shape
+    if isinstance(shape, Node):  # `x.view(y.size())`: one node computes the whole shape
         return _reshape_to_result(node, args)
     return "reshape", {"self": args["self"], "shape": _filled_in(node, shape)}
 
@@ -100,7 +100,7 @@ def _expand(node: Node, args: Args) -> tuple[str, Args] | None:
 
 
 def _filled_in(node: Node, sizes: Any) -> list[Any]:
-    """Sizes given as -1, where the result tells them."""
+    """The sizes, with each -1 replaced by the size of the result where that is a known number."""
     result = tensor_fact(node)
     if result is None or len(sizes) != result.dim():
         return list(sizes)
@@ -119,7 +119,7 @@ def _rank(value: Any) -> int | None:
 
 
 def _joined_on(dim_for_rank: Callable[[int], int | None], *names: str) -> None:
-    """Names for `cat`, where no operand is given a further dim first."""
+    """Registers further names of `cat`. A call that first adds a dim to its operands is not read as `cat`."""
 
     @spelled("cat", *names)
     def joined(node: Node, args: Args) -> tuple[str, Args] | None:
@@ -204,12 +204,12 @@ def _to(node: Node, args: Args) -> tuple[str, Args]:
         kept |= {"dtype": other.dtype, "device": other.device}
     elif "other" in args:
         return "to_like", args
-    if isinstance(kept.get("dtype"), (torch.device, str)):  # `x.to(x.device)`: the overload is chosen by the kind
+    if isinstance(kept.get("dtype"), (torch.device, str)):  # `x.to(x.device)`: the type selects the overload
         kept["device"] = kept.pop("dtype")
     if isinstance(kept.get("device"), str):
         kept["device"] = torch.device(kept["device"])
     source, result = tensor_fact(kept.get("self")), tensor_fact(node)
-    if source is not None and result is not None:  # what is said to stay as it is needs no saying
+    if source is not None and result is not None:  # drop arguments that change nothing
         if source.device == result.device:
             kept.pop("device", None)
         if source.layout == result.layout:
@@ -267,7 +267,7 @@ def _split(node: Node, args: Args) -> tuple[str, Args] | None:
     dim = args.get("dim", 0)
     sizes = [piece.shape[dim] for piece in pieces]
     if not known_equal(sum(sizes), source.shape[dim]):
-        return None  # `tensor_split` at places that go back and forth: the pieces overlap
+        return None  # `tensor_split` at indices that do not ascend: the pieces overlap
     return "split", {"self": args["self"], "sizes": sizes, **({} if dim == 0 else {"dim": dim})}
 
 
@@ -320,9 +320,10 @@ def _plain_slice(value: Any, dim: Any, start: Any, end: Any, step: Any) -> tuple
 
 
 def index_steps(rank: int, index: Any) -> list[tuple[int, Any]] | None:
-    """What an index does, step by step: a dim of the value so far, and a number, a slice or None (a new dim).
+    """An index as a list of steps. Each is a dim of the value that the steps before it give, and what is done there: a
+    number (select), a slice, or None (a new dim).
 
-    None where tensors, lists or masks index, or a number is not known.
+    Returns None if tensors, lists or masks are among the indices, or if a number is not known.
     """
     entries = list(index) if isinstance(index, tuple) else [index]
     if not all(e is None or e is Ellipsis or isinstance(e, slice) or type(e) is int for e in entries):
@@ -343,7 +344,7 @@ def index_steps(rank: int, index: Any) -> list[tuple[int, Any]] | None:
 
 @spelled("getitem", "getitem")
 def _getitem(node: Node, args: Args) -> tuple[str, Args] | None:
-    """An index of a tensor that does one thing is a select, a slice or an unsqueeze; of a tuple, an element."""
+    """An index of a tensor with a single step is read as select, slice or unsqueeze. An index of a tuple stays."""
     value, index = args["self"], args["index"]
     known = fact(value) if isinstance(value, Node) else None
     if not isinstance(known, torch.Tensor):
@@ -357,7 +358,7 @@ def _getitem(node: Node, args: Args) -> tuple[str, Args] | None:
 
 
 def index_step(value: Node, dim: int, entry: Any) -> tuple[str, Args] | None:
-    """One step of an index as the operation it is; None where its bounds are not known."""
+    """The operation that one step of an index performs; None where its bounds are not known."""
     known = tensor_fact(value)
     if entry is None:
         return "unsqueeze", {"self": value, "dim": dim}
@@ -388,7 +389,7 @@ def _getattr(node: Node, args: Args) -> tuple[str, Args] | None:
 def _filled_with(value: int, name: str) -> None:
     @spelled("full", name)
     def filled(node: Node, args: Args) -> tuple[str, Args] | None:
-        # `full` takes its dtype from the number, `zeros` from the default: only the result tells
+        # `full` infers the dtype from the number, `zeros` takes the default dtype: it is read from the result
         result = tensor_fact(node)
         return None if result is None else ("full", {**args, "fill_value": value, "dtype": result.dtype})
 

@@ -5,8 +5,8 @@ arrived. Nothing else may read the result before that, and the operand may be re
 which node is a collective, of which process group, with how many ranks and which reduction, asks this module.
 
 Only groups that are given by name are read: the name is the same on all ranks. Collectives of other kinds (broadcast,
-all-to-all, those of the autograd namespace, and those that write their operand) are not read. To passes they are
-operations that nothing moves over.
+all-to-all, those of the autograd namespace, and those that write their operand) are not read. For passes they are
+operations that no node may be moved across.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Collective:
 
     @property
     def results(self) -> tuple[Node, ...]:
-        """The nodes of its results: itself, or those that take one result of several."""
+        """The nodes of its results: the node itself, or the `getitem` nodes of a coalesced collective."""
         if not self.is_coalesced:
             return (self.node,)
         return tuple(sorted(u for u in self.node.users if u.target is operator.getitem))
@@ -62,12 +62,12 @@ class Collective:
 
     @property
     def wait(self) -> Node | None:
-        """The one wait, where the result of one tensor is used for nothing else."""
+        """The wait of a collective over one tensor, if the result has no other user."""
         users = list(self.node.users)
         return users[0] if not self.is_coalesced and len(users) == 1 and is_wait(users[0]) else None
 
     def like(self) -> tuple[Any, ...]:
-        """What two collectives must have in common to be one operation on more data."""
+        """A key that is equal for collectives that can be combined into one over more data."""
         tensor = tensor_fact(self.operands[0])
         dtype, device = (tensor.dtype, tensor.device) if tensor is not None else (None, None)
         return (self.kind, self.group, self.ranks, self.reduction, dtype, device)
@@ -100,8 +100,9 @@ def collectives(graph: torch.fx.Graph) -> Iterator[Collective]:
 
 
 def communications(graph: torch.fx.Graph) -> Iterator[tuple[str, str]]:
-    """All that ranks must do alike, in the order of the graph: the process group, and text that is the same on every
-    rank. Operators of symmetric memory compute and communicate."""
+    """Every communication of a graph, in order, as its process group and a text that is the same on every rank: all
+    ranks must run the same ones in the same order. Operators of symmetric memory, which compute and communicate, are
+    included."""
     for node in graph.nodes:
         if (found := collective(node)) is not None:
             yield found.group, found.signature()
@@ -136,7 +137,7 @@ def awaited(wait: Node) -> Collective | None:
 
 
 def bytes_moved(tensor: torch.Tensor | None) -> int | None:
-    """How many bytes a tensor has; None where sizes are symbols, of which ranks may think differently."""
+    """How many bytes a tensor has; None where sizes are symbolic, because they may differ between ranks."""
     if tensor is None or not is_static(tensor.shape):
         return None
     return int(numel(tensor.shape)) * tensor.element_size()

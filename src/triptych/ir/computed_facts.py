@@ -19,8 +19,9 @@ def fake(mode: Any, value: Any) -> Any:
 
 
 def no_pending_symbols(mode: Any) -> contextlib.AbstractContextManager[None]:
-    """Around computing facts: a size that depends on data gets a new symbol. Whoever traces next would look for that
-    symbol in the results of its own operation, and fail; a fact is compared and thrown away, or lives on its node."""
+    """Context in which facts are computed. A size that depends on data gets a new unbacked symbol, and the next tracer
+    would look for that symbol in the results of its own operation and fail. Here the symbols are not left pending: a
+    fact is compared and thrown away, or stored on its node."""
     if mode.shape_env is None:
         return contextlib.nullcontext()
     return mode.shape_env.ignore_fresh_unbacked_symbols()
@@ -29,17 +30,18 @@ def no_pending_symbols(mode: Any) -> contextlib.AbstractContextManager[None]:
 def compute_facts(
     gm: GraphModule, example_inputs: Sequence[Any], key: str, mode: Any, with_gradients: bool = False
 ) -> Any:
-    """Run the graph on fake inputs and leave each value on its node; the mode of the facts, or None.
+    """Run the graph on fake inputs and store each value on its node; returns the fake mode, or None if the run fails.
 
-    A graph that cannot run so keeps what it had. Before autograd, facts `with_gradients` say what requires one; a
-    traced ATen graph may write inputs that do, which autograd would refuse.
+    After a failure, the nodes that were not reached keep the facts they had. Before autograd, `with_gradients` makes
+    the facts say which values require a gradient. For a traced ATen graph it stays off: such a graph may write inputs
+    that require a gradient, which autograd would refuse.
     """
     mode = mode or _private.fake_mode_of(list(example_inputs))
     mode = mode or _private.FakeTensorMode(allow_non_fake_inputs=True)
     try:
         with mode, no_pending_symbols(mode), torch.set_grad_enabled(with_gradients):
             _FactRunner(gm, key, mode).run(*(fake(mode, v) for v in example_inputs))
-    except Exception:  # any failure of the user's own code: facts are a help, not a need
+    except Exception:  # any failure of the user's own code: facts are optional
         return None
     return mode
 
@@ -47,10 +49,10 @@ def compute_facts(
 def unify_fake_modes(gm: GraphModule, key: str, mode: Any) -> None:
     """Move all facts of a graph into one fake mode.
 
-    `make_fx` on real tensors gives every node a fake mode of its own: no two of its facts can be computed with, and
-    none shares memory with another, not even a view with its base. The graph is run once more, on fake values of
-    `mode`. Where that gives another value than the one recorded (a kernel that lays out its result in its own way),
-    or none at all (a size that depends on data), the recorded one is taken over.
+    `make_fx` on real tensors gives every node a different fake mode: an operation cannot be computed on two such
+    facts, and none shares memory with another, not even a view with its base. The graph is therefore run once more, on
+    fake values of `mode`. Where that gives a value that differs from the recorded one (a kernel that chooses the
+    strides of its result), or none at all (a size that depends on data), the recorded one is copied into `mode`.
     """
     facts = [fact(n) for n in gm.graph.nodes]
     tensors = [t for f in facts for t in (f if isinstance(f, (list, tuple)) else (f,)) if _is_fake(t)]
@@ -70,7 +72,7 @@ def _is_static(tensor: torch.Tensor) -> bool:
 
 
 def _moved(mode: Any, value: Any) -> Any:
-    """A fake value like this one, in memory of its own, in `mode`."""
+    """A fake value with the same metadata, in new memory, in `mode`."""
     if isinstance(value, (list, tuple)):
         return type(value)(_moved(mode, v) for v in value)
     if not _is_fake(value) or value.fake_mode is mode:
@@ -102,12 +104,12 @@ class _FactRunner(Interpreter):
 
 
 class _ModeRunner(_FactRunner):
-    """The same for a graph that has facts, which a computed value must agree with."""
+    """Like `_FactRunner`, for a graph with facts: where the computed value differs, the recorded one is used."""
 
     def __init__(self, gm: GraphModule, key: str, mode: Any) -> None:
         super().__init__(gm, key, mode)
         self.snapshots: dict[torch.Tensor, torch.Tensor] = {}
-        """The latest of each tensor."""
+        """The latest snapshot of each tensor."""
 
     def run_node(self, n: Node) -> Any:
         recorded = fact(n)

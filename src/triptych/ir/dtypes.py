@@ -1,4 +1,4 @@
-"""Which dtypes hold all values of which others."""
+"""Which dtypes can represent all values of which others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Floats:
     """Numbers of the form +-m * 2**e, m below 2**significand."""
 
     significand: int
-    """Bits, the hidden one among them."""
+    """Number of bits, including the hidden one."""
     lowest: int
     """Exponent of the smallest positive number."""
     highest: int
@@ -41,7 +41,7 @@ _FLOATS: dict[str, _Floats] = {
     "float8_e4m3fnuz": _Floats(4, -10, 7, infinite=False, negative_zero=False),
     "float8_e8m0fnu": _Floats(1, -127, 127, infinite=False, zero=False, negative=False, negative_zero=False),
 }
-"""By name: not every torch has every one of them."""
+"""Keyed by name, because not every release of torch has all of these dtypes."""
 
 _INTEGERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 

@@ -1,5 +1,5 @@
-"""What a node does beside computing: what it writes, what its result may share memory with, whether it draws
-random numbers, and whether it must stay although nobody uses it."""
+"""The effects of a node besides computing its value: which memory it writes, which operands its result may alias,
+whether it draws random numbers, and whether it must stay although nobody uses it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Effects:
     aliases: tuple[Node, ...] = ()
     """Operands whose memory the result may share."""
     may_copy: bool = False
-    """The result shares the operand's memory in some cases only (`reshape`, `to`): the facts tell which."""
+    """The result shares the operand's memory in some cases only (`reshape`, `to`): the facts say whether it does."""
     random: bool = False
     kept: bool = False
-    """Has an effect that no user shows: dead-code elimination leaves it."""
+    """The node has an effect beyond its result, so dead-code elimination must not remove it."""
     barrier: bool = False
     """Opens or closes a region (autocast, grad mode, profiler): nothing may be moved over it."""
 
@@ -50,7 +50,7 @@ BARRIER = Effects(kept=True, barrier=True)
 
 
 def effects(node: Node, call: Callable[[Node], Call | None] = read) -> Effects:
-    """What a node does beside computing its value; `call` reads which operation it is."""
+    """The effects of a node besides computing its value; `call` reads which operation it is."""
     if node.op == "call_function":
         target = node.target
         if isinstance(target, _private.OpOverload):
@@ -112,7 +112,7 @@ SYMMETRIC_MEMORY = "symm_mem"
 must call these in the same order."""
 
 SPARSE_TENSOR_OF = re.compile(r"_?sparse_(coo|csr|csc|bsr|bsc|compressed)_tensor")
-"""Operators that make a sparse tensor of indices and values. It keeps their memory, which no schema says."""
+"""Operators that build a sparse tensor from indices and values. It shares their memory, which no schema says."""
 
 KEEPS_STATISTICS = ("aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm", "aten::cudnn_batch_norm")
 
@@ -138,9 +138,9 @@ def _schema_effects(overload: _private.OpOverload) -> _SchemaEffects:
     kept = no_result or any(part in name for part in KEPT_NAMES) or communicates
     barrier = name.startswith("profiler::") or communicates
     if name == WAIT:
-        aliased = [0]  # the tensor itself, which the schema does not say
+        aliased = [0]  # it returns its operand, which the schema does not say
     if name == RESIZE_STORAGE:
-        written = [0]  # nor does it say this: what the memory held is gone
+        written = [0]  # the old contents are lost, which the schema does not say either
     makes_sparse = SPARSE_TENSOR_OF.match(name.partition("::")[2]) is not None
     if makes_sparse:
         aliased = [i for i, argument in enumerate(schema.arguments) if "Tensor" in str(argument.type)]
@@ -173,7 +173,7 @@ def _from_schema(node: Node, overload: _private.OpOverload) -> Effects:
 
 
 def _shared(node: Node) -> tuple[Node, ...]:
-    """Operands that share memory with the result although no schema says so: `diff` of nothing is its operand."""
+    """Operands that share memory with the result although no schema says so: `diff` of an empty tensor returns it."""
     operands = tuple(node_operands((node.args, node.kwargs)))
     shared = [any(word != "apart" for words in sharing(fact(node), [fact(o)]) for word in words) for o in operands]
     return tuple(o for o, is_shared in zip(operands, shared) if is_shared)
@@ -199,11 +199,11 @@ RANDOM_NAMES = ("dropout", "multi_head_attention", "gumbel_softmax")
 """Functions written in Python that draw random numbers, which no schema says."""
 
 PURE_MODULES = ("torch.nn.functional.", "torch.functional.", "torch._tensor.", "torch.special.")
-"""Where functions written in Python compute and do nothing else; any other may do anything."""
+"""Modules whose functions, written in Python, have no side effects; functions of other modules may have any."""
 
 
 ALWAYS_NEW = ("torch.nn.functional.multi_head_attention_forward",)
-"""Of those, what returns none of its operands."""
+"""Functions in `PURE_MODULES` that never return an operand."""
 
 
 @functools.cache
@@ -229,7 +229,7 @@ def _drops_nothing(call: Call) -> bool:
 def returned_operand(call: Call | None) -> Node | None:
     """The operand that a call returns itself, neither a copy nor a view of it: `+x`, and dropout that drops nothing.
 
-    Its fact may be a copy all the same: that of dropout is computed by a decomposition.
+    The fact of the call may still be a copy: that of dropout is computed by a decomposition.
     """
     if call is None or call.mutates:
         return None
@@ -239,7 +239,7 @@ def returned_operand(call: Call | None) -> Node | None:
 
 
 def _from_call(node: Node, call: Call | None) -> Effects:
-    """Torch-level calls: the schema of the operation they spell, else the worst."""
+    """Effects of a torch-level call, from the schema of its operation; the worst case if the operation is unknown."""
     operands = tuple(node_operands((node.args, node.kwargs)))
     if call is None:
         return Effects(writes=operands, aliases=operands, random=True, kept=True)
@@ -280,7 +280,7 @@ def _has_tensor(node: Node) -> bool:
 
 
 FUNCTIONALISED = ("auto_functionalized", "auto_functionalized_v2", "triton_kernel_wrapper_functional")
-"""Higher-order operators that call an operator which writes its operands, each on a copy: results are new memory."""
+"""Higher-order operators that run a mutating operator on copies of its operands: the results are new memory."""
 
 
 def _higher_order(node: Node) -> Effects:
@@ -322,5 +322,5 @@ def _from_module(node: Node) -> Effects:
         in_place = bool(getattr(module, "inplace", False))
         return Effects(operands if in_place else (), operands, may_copy=not in_place, kept=in_place)
     if type(module).__name__ == "GuardsFn":
-        return Effects(kept=True)  # what `torch.export` checks of its inputs: it reads them and may raise
+        return Effects(kept=True)  # the input checks of `torch.export`: it reads the inputs and may raise
     return Effects(writes=operands, aliases=operands, random=True, kept=True)

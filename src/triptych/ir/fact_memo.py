@@ -1,8 +1,8 @@
-"""Facts of calls that are alike: the layers of a model make the same calls on operands of the same shapes.
+"""A cache for the facts of equal calls: the layers of a model make the same calls on operands of the same shapes.
 
-Only facts about new memory are remembered. Each time they are asked for, they are copied to memory that nothing else
-has: the storage of a fact says which values share memory. What a view shares depends on its operand, and numbers that
-depend on data are other symbols each time; so views, in-place operations and symbolic sizes are always computed.
+Only facts about new memory are cached. Every lookup returns a copy with a new storage, because the storage of a fact
+says which values share memory. Views, in-place operations and symbolic sizes are always computed: the storage of a
+view depends on its operand, and numbers that depend on data get new symbols each time.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.device, torch
 
 
 class _Unlike(Exception):
-    """An argument that cannot be compared by what is known of it."""
+    """An argument has no key: its fact does not determine the fact of the call."""
 
 
 @dataclass(frozen=True)
 class _Fact:
-    """Not the tensor itself: its shape changes if `unsqueeze_` is computed on it."""
+    """The metadata of a cached fact. The tensor itself is not stored: computing `unsqueeze_` would change its shape."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -52,7 +52,7 @@ class FactMemo:
         """Targets that have returned something else than new memory."""
 
     def key(self, target: Any, *arguments: Any) -> Hashable | None:
-        """What is equal for calls with equal facts; None if the fact of this call is not to be remembered."""
+        """A key that is equal for calls with equal facts; None if the fact of this call must not be cached."""
         if self.mode is None or target in self._computed_always:
             return None
         try:
@@ -83,7 +83,7 @@ class FactMemo:
         if isinstance(value, slice):
             return (slice, *map(self._known, (value.start, value.stop, value.step)))
         if isinstance(value, CONSTANTS):
-            return (type(value), value)  # 1, 1.0 and True are three things
+            return (type(value), value)  # 1, 1.0 and True compare equal but differ as arguments
         raise _Unlike
 
     def _tensor(self, value: torch.Tensor) -> Hashable:
@@ -95,7 +95,7 @@ class FactMemo:
         return (value.requires_grad, value.is_conj(), value.is_neg())
 
     def _is_plain(self, value: Any) -> bool:
-        """A strided fake tensor of this mode with sizes that are numbers, and whose elements nobody knows."""
+        """A strided fake tensor of this mode with static sizes and strides, and without known elements."""
         return (
             type(value) is _private.FakeTensor
             and value.fake_mode is self.mode

@@ -36,7 +36,7 @@ def tensor_of(node: Any) -> torch.Tensor:
 
 
 POLICY = "recompute"
-"""Where the partitioner looks for what to do with a node: whether it is kept for the backward or computed again."""
+"""Meta key by which the partitioner is told whether to save a node for the backward or to recompute it."""
 
 
 def is_tangent(node: Node) -> bool:
@@ -49,7 +49,7 @@ def set_fact(node: Node, value: Any, key: str) -> None:
 
 
 def update_fact(node: Node, value: Any, key: str) -> None:
-    """A fact computed anew, without gradients, about a value that may require one."""
+    """Replace a fact by one that was recomputed with gradients off; a value that required a gradient still does."""
     old = fact(node)
     for was, now in zip(*([v] if isinstance(v, torch.Tensor) else v or () for v in (old, value))):
         if isinstance(was, torch.Tensor) and was.requires_grad and now.is_leaf:
@@ -85,12 +85,12 @@ def known_equal(left: Any, right: Any) -> bool:
 
 
 def number(value: Any) -> Any:
-    """A size as a number: a node that computes one stands for its symbol."""
+    """The number or symbol of a size; of a node that computes a size, its fact."""
     return fact(value) if isinstance(value, Node) else value
 
 
 def settled(value: Any) -> Any:
-    """The number that a symbol has become, where tracing has fixed it (with a guard); anything else as it is."""
+    """The constant to which tracing has specialised a symbol (with a guard); anything else is returned unchanged."""
     symbol = fact(value) if isinstance(value, Node) else value
     constant = None
     if isinstance(symbol, torch.SymInt):
@@ -103,7 +103,7 @@ def settled(value: Any) -> Any:
 
 
 def fixed_number(value: Any) -> Any:
-    """The same, where guards fix an expression and not its symbols: `d % 3` is 1 after somebody asked for it."""
+    """Like `settled`, but also where guards fix an expression and not its symbols: `d % 3` is 1 after a guard on it."""
     if isinstance(value, (list, tuple)):
         return [fixed_number(v) for v in value]
     value = settled(value)
@@ -128,15 +128,16 @@ def numel(shape: Sequence[Any]) -> Any:
 
 
 def is_contiguous(tensor: torch.Tensor) -> bool:
-    """Provably contiguous. Adds no guard, and asks nothing of sizes that depend on data."""
+    """Is the tensor provably contiguous? Adds no guard, and does not fail on sizes that depend on data."""
     if is_static(tensor.shape):
         return tensor.is_contiguous()
     return known_equal(tensor.stride(), [numel(tensor.shape[dim + 1 :]) for dim in range(tensor.dim())])
 
 
 def same_layout(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """The same places in memory: strides of size-1 dims do not count, unless a convolution would choose its memory
-    format by them. Values computed from the two may still have different strides: see `same_strides`."""
+    """Do both have their elements at the same offsets? Strides of size-1 dims do not count, unless a convolution would
+    choose its memory format by them. Values computed from the two may still have different strides: see `same_strides`.
+    """
     if left.layout != right.layout or left.layout != torch.strided:
         return left.layout == right.layout
     exact = True
@@ -162,13 +163,13 @@ def same_strides(left: Any, right: Any) -> bool:
 
 
 def same_bits_read(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Neither is a view that conjugates or negates what it reads where the other is not: `view_as_real` and
-    `view(dtype)` refuse such views."""
+    """Are both, or is neither, a view that lazily conjugates or negates its elements? `view_as_real` and `view(dtype)`
+    refuse such views."""
     return left.is_conj() == right.is_conj() and left.is_neg() == right.is_neg()
 
 
 def interchangeable(left: Any, right: Any) -> bool:
-    """Could one tensor stand for the other? `difference` says why not; this is quicker, and asked more often."""
+    """Can one tensor replace the other? `difference` says why not; this function is faster and called more often."""
     return (
         isinstance(left, torch.Tensor)
         and isinstance(right, torch.Tensor)
@@ -182,7 +183,7 @@ def interchangeable(left: Any, right: Any) -> bool:
 
 
 def difference(old: Any, new: Any, strides: bool = True) -> Refusal | None:
-    """Why a value cannot stand for another; None if it can."""
+    """Why `new` cannot replace `old`; None if it can."""
     if isinstance(old, (list, tuple)):
         if not isinstance(new, (list, tuple)) or len(old) != len(new):
             return Refusal("another number of results")
@@ -211,20 +212,24 @@ def _would_become(what: str, old: Any, new: Any) -> Refusal:
 
 
 def sizes_from_data(value: Any, operands: Any) -> bool:
-    """Has a value sizes or numbers that depend on data, and that none of its operands has? Computed again, they are
-    other symbols each time, and can be compared with nothing."""
+    """Does a value have sizes or numbers that depend on data, and that none of its operands has? Every computation
+    gives them new symbols, which cannot be compared with the old ones."""
     return bool(_unbacked(value) - _unbacked(operands))
 
 
 def gives_symbols(node: Node) -> bool:
-    """Does the node give a size or a number that depends on data its symbol, as `nonzero` and `item` do?"""
+    """Does the node introduce an unbacked symbol for a size or number that depends on data, as `nonzero` and `item`
+    do?"""
     return bool(node.meta.get("unbacked_bindings"))
 
 
 def symbols_would_merge(was: Node, now: Node) -> Refusal | None:
-    """Why the users of one value cannot read another that holds the same: `nonzero(x)` and `nonzero(x.clone())` have a
-    symbol each. A fake tensor remembers the symbols that were computed from it, so that of one operand both get the
-    same symbol where the graph is traced again, while sizes of other values are still written with two."""
+    """Why the users of `was` cannot read `now`, which has the same elements; None if they can.
+
+    `nonzero(x)` and `nonzero(x.clone())` introduce one unbacked symbol each. A fake tensor caches the symbols that
+    were computed from it. If both calls read the same operand, they get the same symbol when the graph is traced
+    again, while the sizes of other values still use two.
+    """
     reader = next(filter(gives_symbols, was.users), None)
     other = next((user for user in now.users if user is not reader and gives_symbols(user)), None) if reader else None
     if reader is None or other is None:
@@ -247,7 +252,8 @@ def storage(value: Any) -> int | None:
 
 
 def sharing(value: Any, operands: Sequence[Any]) -> list[list[str]]:
-    """How a value, or each of several, lies to its operands: the very same tensor, the same memory, or apart."""
+    """For each result and each operand: are they the same tensor ("itself"), in the same memory ("shared") or neither
+    ("apart")?"""
     made = value if isinstance(value, (list, tuple)) else (value,)
     given = [o for operand in operands for o in (operand if isinstance(operand, (list, tuple)) else (operand,))]
 

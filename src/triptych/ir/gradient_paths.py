@@ -31,7 +31,7 @@ METADATA = frozenset(
 
 WALKS = 32
 """How often a program is walked to see whether an input that a rewrite cuts off has another path to the output.
-A further rewrite that cuts one off is declined unseen, which keeps the work linear in the size of the program."""
+After that, a rewrite that cuts one off is declined without a walk: the work stays linear in the size of the program."""
 
 
 class GradientPaths:
@@ -59,8 +59,8 @@ class GradientPaths:
     ) -> Refusal | None:
         """Why the first of each pair may not be replaced by the second; None if the same inputs keep their gradients.
 
-        `made` are the nodes that the rewrite adds, in order. `is_write`: the first is a write in place, and what is
-        replaced is the memory that it writes, from there on.
+        `made` are the nodes that the rewrite adds, in order. `is_write`: the first is an in-place write, and the second
+        replaces the contents of the written memory from there on.
         """
         if not self.active:
             return None
@@ -84,7 +84,7 @@ class GradientPaths:
         return None
 
     def _changed(self, inputs: Sources, pairs: Sequence[tuple[Node, Node]], wanted: str, found: str) -> Refusal:
-        """The gradient of one of the inputs would change, by the first of the pairs in which it differs."""
+        """The refusal: the gradient of an input would change. It names the first pair that differs in the inputs."""
         at = next(was for was, now in pairs if (self.of(was) ^ self.of(now)) & inputs)
         sentence = f"the gradient of {self._name(inputs)} would be {{found}} instead of {{wanted}}"
         return Refusal(sentence, at, wanted, found)
@@ -105,7 +105,8 @@ class GradientPaths:
         return self._walk(replaced)[2] if self.walks <= WALKS else 0
 
     def _walk(self, replaced: Mapping[Node, Node]) -> tuple[dict[Node, Sources], dict[Node, Sources], Sources]:
-        """The sources of all values, of what is written, and of the outputs; each value read as what replaces it."""
+        """The sources of all values, of written memory, and of the outputs; an operand in `replaced` is read as its
+        replacement."""
         sources: dict[Node, Sources] = {}
         written: dict[Node, Sources] = {}
         aliasing = self.program.aliasing
@@ -156,7 +157,8 @@ class GradientPaths:
         return reached
 
     def _may_carry(self, node: Node) -> bool:
-        """The fact of a captured value says whether it requires a gradient; that of a new value does not."""
+        """Can a gradient flow through the value? The fact of a captured value says so. That of a value added by a rule
+        does not, so its operation and dtype decide."""
         value = fact(node)
         if RULE not in node.meta and value is not None:
             return _requires_grad(value)
@@ -166,7 +168,7 @@ class GradientPaths:
         return value is None or any(v.dtype.is_floating_point or v.dtype.is_complex for v in _tensors(value))
 
     def _operands(self, node: Node) -> Iterable[Node]:
-        """`x.expand_as(y)` is read as an `expand` of x: y gives its shape alone."""
+        """The operands that may get a gradient. `x.expand_as(y)` is read as `expand` of x: y only gives a shape."""
         call = self.program.call(node)
         if call is None or call.op.startswith("higher"):
             return node.all_input_nodes
@@ -191,7 +193,8 @@ class GradientPaths:
         return written.get(self.program.aliasing.memory(node), 0) if written else 0
 
     def _stands_off(self, node: Node) -> bool:
-        """A new node is in the same region as the next node of the last walk."""
+        """Is a node in a region without gradients? A new node is in the same region as the next node that the last walk
+        has seen."""
         one = node
         while one not in self._grad_off and one.op != "output":
             one = one.next
@@ -217,7 +220,7 @@ class GradientPaths:
         return reached
 
     def _of_tensor(self, tensor: Any, name: str) -> Sources:
-        """By the tensor itself: a weight may be read as an attribute here and by a module that is called there."""
+        """The bit is keyed by the tensor: one weight may be read by a `get_attr` node and by a called module."""
         return self._bit(id(tensor), name) if _requires_grad(tensor) else 0
 
     def _bit(self, key: object, name: str) -> Sources:
@@ -231,8 +234,9 @@ class GradientPaths:
 
 
 def _differentiable_writes(seen: Effects, node: Node) -> Iterable[Node]:
-    """What the node writes in a way that autograd follows: `x.add_(y)`, `x[i] = y`. Running statistics of a batch norm,
-    and what a custom operator writes beside its result, carry no gradient."""
+    """The operands that the node writes in a way that autograd follows: `x.add_(y)`, `x[i] = y`. Writes to the running
+    statistics of a batch norm, and those of a custom operator to operands that it does not return, carry no gradient.
+    """
     return seen.writes if fact(node) is None else [target for target in seen.writes if target in seen.aliases]
 
 
@@ -247,7 +251,7 @@ def _follows_gradients(program: Program) -> bool:
 
 
 def _cuts(op: str) -> bool:
-    """`detach`, and constructors that take only a shape from their operand."""
+    """Does the operation block gradients? `detach` does, and constructors that only read an operand's metadata."""
     return op == "detach" or op.startswith("new_") or (op.endswith("_like") and op != "to_like")
 
 

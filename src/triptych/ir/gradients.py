@@ -1,4 +1,4 @@
-"""Whether autograd may follow a graph: some rewrites give the same values and another gradient."""
+"""Whether autograd may differentiate a graph: some rewrites keep the values but change the gradients."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .text import RULE
 def gradient_wanted(program: Program) -> bool:
     """May anything in the graph need a gradient?
 
-    Asked of what comes in from outside only: the facts of new nodes are computed without gradients.
+    Facts are only consulted for inputs and attributes: those of new nodes are computed without gradients.
     """
     graph = program.graph
     if program.dialect == ATEN:
-        return True  # traced with gradients off: the facts do not tell
+        return True  # traced with gradients off: the facts do not say so
     if _captured_without(program):
         return False
     if graph.find_nodes(op="call_module", sort=False):
@@ -34,7 +34,7 @@ def gradient_wanted(program: Program) -> bool:
 
 
 def _captured_without(program: Program) -> bool:
-    """A graph of Dynamo's, captured under `no_grad` or `inference_mode`: its guards let it be called only there."""
+    """Was the graph captured by Dynamo under `no_grad` or `inference_mode`? Its guards then allow calls only there."""
     if torch.is_grad_enabled() or "dynamo_compile_id" not in program.gm.meta:
         return False
     regions = _private.region_functions()  # one of them may turn gradients on
@@ -47,7 +47,7 @@ def _may_need(leaf: Node) -> bool:
 
 
 def may_require_grad(node: Node) -> bool:
-    """May autograd follow the value? The fact tells it of what was captured; of what a pass made its operands do."""
+    """May the value require a gradient? The fact of a captured value says so; a new value depends on its operands."""
     seen: set[Node] = set()
     work = [node]
     while work:
@@ -64,12 +64,12 @@ def may_require_grad(node: Node) -> bool:
 
 
 def gradient_reaches(program: Program, node: Node) -> bool:
-    """May a gradient flow back through this value? Where none does, `detach` behind it changes nothing."""
+    """May a gradient flow back through this value? Where none does, a `detach` after it changes nothing."""
     return gradient_wanted(program) and (program.dialect == ATEN or may_require_grad(node))
 
 
 def reached_by_gradients(program: Program) -> set[Node]:
-    """Values on a way to what the graph returns that no `detach` cuts."""
+    """Values with a path to an output of the graph that no `detach` interrupts."""
     reached: set[Node] = set()
     for node in reversed(program.graph.nodes):
         for user in node.users:

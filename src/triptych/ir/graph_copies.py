@@ -1,4 +1,4 @@
-"""Copies of graphs: to look at later, or to go back to."""
+"""Copies of graphs, to inspect later or to restore."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 DYNAMO_SOURCE = "_dynamo_source"
-"""Where an input came from in the user's code: AOTAutograd wants it on every input, and it is no meta."""
+"""Where an input came from in the user's code. AOTAutograd needs it on every input; it is an attribute of the node, not
+an entry of its meta."""
 
 
 class Backup:
-    """The graphs of a module and of its sub-graphs as they are now, to go back to as often as needed."""
+    """The current graphs of a module and of its sub-graphs, which can be restored any number of times."""
 
     def __init__(self, gm: GraphModule) -> None:
         self._graphs = [(m, GraphState(m)) for m in gm.modules() if isinstance(m, GraphModule)]
@@ -21,10 +22,10 @@ class Backup:
 
 
 class GraphState:
-    """What a graph is made of, written down: a graph is made of it only when it is asked for, which is seldom.
+    """A record of the nodes of a graph. A new graph is built from it only on demand, which is rare.
 
-    Arguments are kept as they are, with the nodes of the graph in them: torch.fx never changes the arguments that a
-    node has, it gives the node others.
+    Arguments are stored as they are, with the nodes of the old graph in them: torch.fx never mutates the arguments of a
+    node, it assigns new ones.
     """
 
     def __init__(self, gm: GraphModule) -> None:
@@ -36,7 +37,7 @@ class GraphState:
         ]
 
     def graph(self) -> Graph:
-        """A new graph, as that of the module was; what stands in the meta of its nodes is shared."""
+        """A new graph equal to the recorded one; the values in the meta of its nodes are shared."""
         graph = Graph(owning_module=self.gm)
         made: dict[Node, Node] = {}
         for old, (op, target, args, kwargs, name, kind), meta, source in self.nodes:
@@ -51,12 +52,12 @@ class GraphState:
 
 
 def copy_graph(gm: GraphModule) -> Graph:
-    """The graph as it is now; the meta of its nodes is copied, what stands in it is shared."""
+    """A copy of the current graph; the meta of its nodes is copied, the values in it are shared."""
     return GraphState(gm).graph()
 
 
 def snapshot(gm: GraphModule) -> GraphModule:
-    """A copy whose graph, and whose sub-graphs, later passes do not reach; tensors and modules are shared."""
+    """A copy whose graph and sub-graphs later passes do not change; tensors and modules are shared."""
     copied = GraphModule(gm, copy_graph(gm))
     for name, child in gm.named_children():
         if isinstance(child, GraphModule) and hasattr(copied, name):

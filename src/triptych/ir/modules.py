@@ -1,4 +1,4 @@
-"""What a graph reads from its module: attributes, and modules called whole, read as the operation they are."""
+"""What a graph reads from its module: attributes, and called modules, which are read as operations."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _DROPOUTS: dict[type, str] = {
 
 
 def drops_dim_one(name: str, operand: Any) -> bool:
-    """Does `dropout1d`, or its like, drop whole slices along dim 1, as `feature_dropout` does?
+    """Does `dropout1d`, `dropout2d` or `dropout3d` drop whole slices along dim 1, as `feature_dropout` does?
 
-    Without a batch, which one dim less tells, the slices lie along dim 0. `dropout2d` takes three dims for a batch.
+    For an input without a batch dim, recognised by its rank, the slices are along dim 0. `dropout2d` treats three dims
+    as batched.
     """
     known = tensor_fact(operand)
     return known is not None and known.dim() == {"1": 3, "2": known.dim(), "3": 5}.get(name[-2:-1])
@@ -40,7 +41,7 @@ def called_module(node: Node) -> nn.Module | None:
 
 
 def module_call(node: Node) -> tuple[str, dict[str, Any]] | None:
-    """The operation a module stands for, with its arguments; None for a module we do not read."""
+    """The operation that a called module performs, with its arguments; None for a module that is not understood."""
     module = called_module(node)
     if module is None or len(node.args) != 1 or node.kwargs or _private.has_hooks(module):
         return None

@@ -54,7 +54,7 @@ def operation_names() -> tuple[str, ...]:
 
 
 def list_operations(name: str | None = None) -> list[OperationInfo]:
-    """The operations that rules can name, or the one that `name` is, or is a spelling of."""
+    """All operations that rules can name; with `name`, only the operation of that name or of that spelling."""
     if name is not None:
         name = str(name)
         op = name if is_operation(name) else SPELLING_OF.get(name, name)
@@ -72,7 +72,7 @@ def _info(name: str) -> OperationInfo:
 
 
 def unknown_operation(name: str) -> UnknownName:
-    """The error for a name that no pattern can use: what to write in its place."""
+    """The error for a name that no pattern can use; it says what to write instead."""
     op = SPELLING_OF.get(name)
     if op is not None and is_operation(op) and op != name:
         hint = f"it is read as '{op}', which stands for all its spellings: write op.{_info(op)}"

@@ -59,10 +59,10 @@ class Operation:
     method_order: tuple[int, ...] | None = None
     """The order of the parameters as a method, where the tensor is not the first parameter of the schema."""
     neutral: int | None = None
-    """The number n for which `f(x, n)` is x, of integers; of booleans its truth. `neutral_problem` of
-    `rules/neutral.py` says which floats are an exception."""
+    """The number n for which `f(x, n)` is x, for integers; for booleans it is `bool(n)`. `neutral_problem` of
+    `rules/neutral.py` says for which floats it does not hold."""
     absorbing: int | None = None
-    """The number n for which `f(x, n)` is n whatever x is, of integers; of booleans its truth."""
+    """The number n for which `f(x, n)` is n for every x, for integers; for booleans it is `bool(n)`."""
 
 
 OPERATIONS: dict[str, Operation] = {
@@ -143,7 +143,7 @@ OPERATIONS: dict[str, Operation] = {
     "dropout": Operation("pointwise"),
     "rand": Operation("never_negative never_negative_zero"),
     "rand_like": Operation("never_negative never_negative_zero"),
-    # reductions, and what is normalised along dims
+    # reductions and normalisations along dims
     "sum": Operation("reduction"),
     "mean": Operation("reduction"),
     "prod": Operation("reduction"),
@@ -211,7 +211,7 @@ OPERATIONS: dict[str, Operation] = {
     "view": Operation("reads_layout"),
     "view_as_real": Operation("reads_layout"),
     "view_as_complex": Operation("reads_layout"),
-    # parts of tensors, and tensors of parts
+    # parts of tensors, and tensors joined from parts
     "slice": Operation("same_elements", {"self": REQUIRED, "dim": 0, "start": 0, "end": None, "step": 1}),
     "select": Operation("same_elements", {"self": REQUIRED, "dim": REQUIRED, "index": REQUIRED}),
     "narrow": Operation("same_elements"),
@@ -256,7 +256,7 @@ NO_ROW = Operation()
 
 
 def operation(name: str) -> Operation:
-    """The row of an operation; an empty one if the table has nothing to say of it."""
+    """The row of an operation; an empty row if the table has none."""
     return OPERATIONS.get(name, NO_ROW)
 
 

@@ -15,12 +15,12 @@ from .program import Program
 def predecessors(
     program: Program, nodes: Sequence[Node], free_draws: bool = False, free_collectives: bool = False
 ) -> dict[Node, list[Node]]:
-    """What must stand before each node: its operands, and what its effects must not overtake.
+    """For each node, the nodes that must come before it: its operands, and those that order its effects.
 
     Writes, random draws and regions keep their order, and a read stays on its side of a write. With `free_draws`
-    random draws may change places among themselves. With `free_collectives` collectives and their waits only keep to
-    the data: the order of collectives may change, which is right if it changes on every rank alike. A collective reads
-    its operands until it is waited for.
+    random draws may change places among themselves. With `free_collectives` collectives and their waits are ordered by
+    data dependencies only: the order of collectives may change, which is correct if it changes in the same way on every
+    rank. A collective reads its operands until it is waited for.
     """
     aliasing = program.aliasing
     before: dict[Node, list[Node]] = {}
@@ -63,7 +63,7 @@ def predecessors(
 
 
 def nearest_order(before: Mapping[Node, Sequence[Node]], rank: Mapping[Node, int]) -> list[Node]:
-    """The order that `before` allows in which nodes stand by their rank as far as they can."""
+    """A topological order for `before` that follows the ranks: of the ready nodes, the lowest rank comes next."""
     waits = {node: len(set(wanted)) for node, wanted in before.items()}
     after: dict[Node, list[Node]] = defaultdict(list)
     for node, wanted in before.items():

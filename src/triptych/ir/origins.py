@@ -1,4 +1,4 @@
-"""Where the inputs of a graph come from: which are weights, and which tensors of the user stand behind them."""
+"""Where the inputs of a graph come from: which are weights, and which of the user's tensors they are."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .weights import FIXED, is_weight
 
 
 class Origins:
-    """The inputs of a captured graph, and those of the graphs that AOTAutograd makes of it.
+    """The inputs of a captured graph, and those of the graphs that AOTAutograd builds from it.
 
-    AOTAutograd tells of each of its inputs what it was: an input of the captured graph, by place, or a parameter or
+    AOTAutograd records the origin of each of its inputs: an input of the captured graph, by index, or a parameter or
     buffer of its module.
     """
 
@@ -32,7 +32,7 @@ class Origins:
         return isinstance(origin, (_private.ParamAOTInput, _private.BufferAOTInput))
 
     def tensor(self, node: Node) -> torch.Tensor | None:
-        """The tensor itself that the program was captured with; a fake value tells only its type."""
+        """The real tensor that the program was captured with; the fake value only has its metadata."""
         origin = node.meta.get("desc")
         if isinstance(origin, _private.PlainAOTInput):
             return given_tensor(self.inputs[origin.idx])
@@ -43,7 +43,7 @@ class Origins:
 
 
 def given_tensor(node: Node) -> torch.Tensor | None:
-    """What Dynamo was given for an input; it forgets that once the program is compiled."""
+    """The real tensor with which Dynamo captured an input; Dynamo drops it once the program is compiled."""
     with contextlib.suppress(Exception):
         return _real(node.meta["grapharg"].example)
     return None

@@ -1,20 +1,20 @@
-"""May a new value be written into the memory of an operand? The proof that nobody can tell the difference.
+"""Proves that a new value may be written into the memory of an operand without any visible difference.
 
-`y = f(x)` may be computed into the memory of x where
+`y = f(x)` may be computed into the memory of x if
 
-- the elements of x lie in different places: no `expand`, no overlapping `as_strided`;
+- no two elements of x overlap in memory: no `expand`, no overlapping `as_strided`;
 - nothing reads or writes the old x, or an alias of it, after f. One write is allowed, `copy_(x, z)`, which overwrites
-  all of x. Where z is y itself the copy has nothing left to do and goes; where z is another value, y must not be read
-  behind that copy;
-- x is no input of the graph, unless there is such a copy, since the caller sees the value that an input ends with; and
-  then y is not returned, since the result would share the caller's memory;
+  all of x. If z is y itself, the copy becomes redundant and is erased; if z is another value, y must not be read after
+  that copy;
+- x is not an input of the graph, since the caller sees the final value of an input. If there is such a copy, x may be
+  an input; then y must not be returned, since the result would share the caller's memory;
 - no other operand of f shares memory with x;
 - x is not complex, for Inductor: it calls ATen for views of complex tensors, and may move a read before a write;
 - y has the strides of x, unless only that copy reads it.
 
-Aliases are those of `ir.alias`: values that may share memory. What a value is a view of, and with which sizes, strides
-and offset, is computed anew from the operations, because facts that were recorded while the graph was traced may say
-where a value lay then.
+Aliases are those of `ir.alias`: values that may share memory. The base of a view, and its sizes, strides and offset,
+are recomputed from the operations, because facts that were recorded during tracing may describe a place in memory that
+has changed since.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ UNDECLARED_VIEWS = frozenset((aten._unsafe_view.default, aten.reshape.default, a
 """Operations whose result may share the operand's memory although the schema does not say so."""
 
 LAZY_COPIES = frozenset((aten.flip.default, aten.repeat.default))
-"""Copies that Inductor does not make: it reads the operand, in another order, where the result is used. It saves what
-was computed from a buffer before the buffer is written, and takes these for the buffer itself."""
+"""Copies that Inductor does not materialise: it reads the operand, in another order, where the result is used. Before a
+buffer is written, Inductor saves the values computed from it, but it treats these copies as the buffer itself."""
 
 
 MOST_INLINED = 500
-"""Search budget: how many values that Inductor may compute inside the kernel of a write are looked at."""
+"""Search budget: how many values to examine that Inductor may compute inside the kernel of a write."""
 
 
 MOST_USERS = 256
-"""A value with more users stays where it is, since each of them is told of the other memory: keeps the work linear
-where a tensor is written very often."""
+"""A value with more users is not moved into other memory, since each user has to be updated. This limit keeps the work
+linear where a tensor is written very often."""
 
 
 @dataclass(frozen=True)
@@ -68,22 +68,22 @@ class Overwrite:
     """A value that may be written into the memory of `destination`."""
 
     value: Node | None
-    """None: a result that nobody takes."""
+    """None for a result that no node reads."""
     destination: Node
     copy_back: Node | None = None
-    """`copy_(destination, value)`, which has nothing left to do."""
+    """`copy_(destination, value)`, which becomes redundant."""
 
 
 class LaterUses:
-    """Who touches which memory behind a place of the graph, from the end of the graph to its beginning."""
+    """Which later nodes read or write a memory, tracked while the graph is walked from its end to its beginning."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.inductor = _is_for_inductor(program)
         self._lazy_writes: list[tuple[Node, list[Node | None]]] = []
-        """For Inductor: writes, with what may be read inside their kernels in another order."""
+        """For Inductor: writes, each with the values that its kernel may read in another order than it writes."""
         self._touches: dict[Node, list[Node]] = {}
-        """By memory, as heaps: values come to share memory, and a heap of few is put into one of many."""
+        """Later uses by memory, as heaps: when two memories are merged, the smaller heap is pushed into the larger."""
         self._passed: set[Node] = set()
         self._synced = 0
         hidden = UNDECLARED_VIEWS | LAZY_COPIES if self.inductor else UNDECLARED_VIEWS
@@ -92,8 +92,8 @@ class LaterUses:
                 program.aliasing.count_as_shared(node, node.args[0])
 
     def walk(self) -> Iterator[Node]:
-        """The nodes, the last first. While one is handled, `of` knows those behind it; nodes that a rewrite puts before
-        it are passed next."""
+        """Yields the nodes, the last first. While one is handled, `of` knows the uses by the nodes after it. If a
+        rewrite erases it, the nodes put in its place are recorded as uses too."""
         node = self.program.graph.output_node()
         self._pass(node)
         while (node := node.prev).op != "root":
@@ -110,11 +110,11 @@ class LaterUses:
                 self._pass(node)
 
     def of(self, value: Node) -> list[Node]:
-        """The nodes behind this place that read or write memory of the value."""
+        """The nodes after the current one that read or write memory of the value."""
         return [n for n in self._heap(value) if not n._erased]
 
     def first(self, value: Node) -> Node | None:
-        """The first of them."""
+        """The first node after the current one that reads or writes memory of the value."""
         touches = self._heap(value)
         while touches and touches[0]._erased:
             heapq.heappop(touches)
@@ -129,7 +129,7 @@ class LaterUses:
         seen = self.program.aliasing.effects(node)
         is_view = bool(seen.aliases) and not (seen.writes or seen.may_copy or seen.random or seen.kept)
         if is_view or node.target is operator.getitem or node.target in SIZES_ONLY:
-            return  # whoever reads through the view is a use
+            return  # a node that reads through the view is a use, the view itself is not
         if self.inductor and seen.writes and (reads := _reads_of_write(self.program, node)):
             self._lazy_writes.append((node, reads))
         self._sync()
@@ -140,9 +140,9 @@ class LaterUses:
             heapq.heappush(self._touches.setdefault(self.program.aliasing.memory(operand), []), node)
 
     def lazy_write(self, values: Iterable[Node], besides: Node | None) -> Node | None:
-        """A write behind this place of memory of these values that reads memory of them in another order.
+        """A later write to memory of these values whose kernel may read that memory in another order; not `besides`.
 
-        Inductor's scheduler keeps such a write apart from the read only if the memory was not written before.
+        Inductor's scheduler separates such a write from the read only if the memory was not written before.
         """
         memory, effects = self.program.aliasing.memory, self.program.aliasing.effects
         shared = {memory(v) for v in values}
@@ -154,7 +154,7 @@ class LaterUses:
         return None
 
     def _sync(self) -> None:
-        """Values that shared no memory before a rewrite may share some now."""
+        """Merge the uses of values that came to share memory by a rewrite."""
         joined = self.program.aliasing.joined
         for part, whole in joined[self._synced :]:
             fewer, more = sorted((self._touches.pop(part, []), self._touches.pop(whole, [])), key=len)
@@ -165,10 +165,11 @@ class LaterUses:
 
 
 def _reads_of_write(program: Program, node: Node) -> list[Node | None]:
-    """What Inductor may read inside the kernel of a write, other than the elements that it writes in turn."""
+    """Values that Inductor may read inside the kernel of a write, except each element that is read just before it is
+    written."""
     written = program.aliasing.effects(node).writes
     if not isinstance(node.target, _private.OpOverload) or node.target.namespace not in ("aten", "prims"):
-        return []  # a kernel of its own
+        return []  # a separate kernel, into which nothing is inlined
     there = place(program, written[0]) if node.target is COPY else None
     sources = [n for n in node.all_input_nodes if n not in written]
     return [read for read, _ in _inlined_reads(program, sources, there)]
@@ -182,7 +183,7 @@ def _from(node: Node) -> Iterator[Node]:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value lies: the value that it is a view of, and its sizes, strides and offset in there."""
+    """The place of a value in memory: its base, and its sizes, strides and offset in the base."""
 
     base: Node
     tensor: torch.Tensor
@@ -209,7 +210,7 @@ class Place:
 
 
 def place(program: Program, node: Node) -> Place | None:
-    """Where a value lies in the memory of what it is a view of; None where that cannot be told."""
+    """The place of a value in the memory of its base; None where that cannot be determined."""
     views = []
     base = node
     while isinstance(base.target, _private.OpOverload):
@@ -234,12 +235,12 @@ def place(program: Program, node: Node) -> Place | None:
 
 
 def same_order(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Are both contiguous and of one size: do they differ in shape alone?"""
+    """Are both contiguous with the same number of elements, so that they differ in shape alone?"""
     return known_equal(a.numel(), b.numel()) and is_contiguous(a) and is_contiguous(b)
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
-    """May two elements lie in the same place? False only where the strides prove that none do."""
+    """May two elements overlap in memory? False only where the strides prove that none do."""
     dims = [(stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if not known(size == 1)]
     extent: Any = 1
     for stride, size in sorted(dims, key=lambda dim: _hint(dim[0])):
@@ -256,7 +257,7 @@ def _hint(number: Any) -> int:
 
 
 class Operands:
-    """The operands of an operation that is to write some of them: who else is in its way."""
+    """The operands of an operation that will overwrite some of them, and which others conflict with that."""
 
     def __init__(
         self,
@@ -266,11 +267,11 @@ class Operands:
         inlines: bool = True,
         written: Place | None = None,
     ) -> None:
-        """`written`: the place that is written in the order of the operands' elements, if it is: an operand may be that
-        very place. `inlines`: Inductor may compute the other operands inside the kernel that writes."""
+        """`written`: the place that is written, if it is written in the order of the operands' elements. An operand may
+        then be exactly that place. `inlines`: Inductor may compute the other operands inside the kernel that writes."""
         self._memory = program.aliasing.memory
         self._operands: dict[Node, list[Node]] = {}
-        """By memory."""
+        """The operands by memory."""
         others = [n for n in others if written is None or not _lies_at(program, n, written)]
         for node in (*node_operands(list(destinations)), *others):
             self._operands.setdefault(self._memory(node), []).append(node)
@@ -295,10 +296,10 @@ def _is_for_inductor(program: Program) -> bool:
 def _inlined_reads(
     program: Program, operands: Collection[Node], written: Place | None
 ) -> Iterator[tuple[Node | None, Node]]:
-    """Values that Inductor may read inside the kernel that writes, when it computes an operand there, and the operand.
-    None stands for any value, where there are too many to look at.
+    """Pairs of a value that Inductor may read inside the writing kernel, and the operand that it computes there from
+    it. A value of None stands for any value: there were too many to examine.
 
-    Left out are reads of the very elements that are written, each before its own write: pointwise operations on
+    Reads of exactly the elements that are written, each before its own write, are left out: pointwise operations on
     `written` itself.
     """
     work = [(operand, operand, written is not None) for operand in operands]
@@ -343,7 +344,7 @@ def _lies_at(program: Program, node: Node, written: Place) -> bool:
 
 
 def overwrite(later: LaterUses, value: Node | None, destination: Any, operands: Operands) -> Overwrite | Refusal:
-    """The proof that `value` may be written into `destination`, one of the operands; else why not."""
+    """An `Overwrite` if `value` provably may be written into `destination`, one of the operands; else why not."""
     program, aliasing = later.program, later.program.aliasing
     there = place(program, destination) if isinstance(destination, Node) else None
     if there is None or not _is_plain(there.tensor):
@@ -396,7 +397,7 @@ def overwrite(later: LaterUses, value: Node | None, destination: Any, operands: 
 
 
 def _offset_matters(program: Program, value: Node) -> bool:
-    """Does anybody count elements from the beginning of the value's memory, as `as_strided` does?"""
+    """Does any user address elements relative to the start of the storage, as `as_strided` does?"""
     work, seen = [value], {value}
     while work:
         node = work.pop()
@@ -414,7 +415,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _overwrites(program: Program, node: Node, there: Place) -> bool:
-    """Does the node write all of this place, whatever was there?"""
+    """Does the node overwrite every element of this place?"""
     if node.target is not COPY or node.args[0] is node.args[1]:
         return False
     target = place(program, node.args[0])  # type: ignore[arg-type]
@@ -425,7 +426,7 @@ def _overwrites(program: Program, node: Node, there: Place) -> bool:
 
 
 def _is_in_order(program: Program, view: Any, value: Node) -> bool:
-    """Is `view` all of the value, its elements in their order?"""
+    """Is `view` a view of all elements of the value, in the same order?"""
     if view is value:
         return True
     there, whole = place(program, view), tensor_fact(value)

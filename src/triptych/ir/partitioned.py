@@ -1,4 +1,4 @@
-"""A forward and its backward, once the partitioner has made them of a joint graph."""
+"""A forward graph and its backward graph, after the partitioner has split a joint graph."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch.fx import Graph, GraphModule, Node
 from .facts import known, known_equal
 
 BACKWARD = "triptych_backward"
-"""Where the module of a forward graph has its backward, as long as passes look at both."""
+"""Meta key of a forward module: its backward, while passes look at both."""
 
 RESULTS = "triptych_results"
-"""Where the output of a forward graph says how many of its values the program gets; those after them are kept for the
-backward."""
+"""Meta key of the output node of a forward graph: how many of its values are returned to the program. The values after
+them are saved for the backward."""
 
 GRADIENTS = "triptych_gradients"
-"""Where the output of a backward graph has the strides of what its values are gradients of."""
+"""Meta key of the output node of a backward graph: the strides of the tensors that its values are the gradients of."""
 
 
 def mark_gradients(backward: Graph, given: Sequence[Any]) -> None:
-    """Say what a backward graph was given by the program: it returns a gradient for each of those, in order."""
+    """Record the strides of the program's inputs, `given`: the backward graph returns a gradient for each, in order."""
     output = backward.output_node()
     if len(given) == len(output.args[0]):  # type: ignore[arg-type]
         output.meta[GRADIENTS] = [tuple(x.stride()) if isinstance(x, torch.Tensor) else None for x in given]
@@ -34,8 +34,8 @@ def returns_gradients(graph: Graph) -> bool:
 
 
 def is_gradient_that_fits(node: Node, tensor: Any) -> bool:
-    """Would a returned value be a gradient that lies as what it is the gradient of? Autograd takes any strides, and
-    copies the others."""
+    """Would `tensor`, returned in place of `node`, be a gradient with the strides of the tensor that it is the gradient
+    of? Autograd accepts gradients with other strides, but copies them."""
     if not returns_gradients(node.graph) or not isinstance(tensor, torch.Tensor):
         return False
     output = node.graph.output_node()
@@ -58,11 +58,11 @@ class Backward:
 
     gm: GraphModule
     results: int
-    """How many values the forward returns to the program; what it returns after them is kept for the backward."""
+    """How many values the forward returns to the program; the values after them are saved for the backward."""
 
     @property
     def inputs(self) -> dict[str, Node]:
-        """What the backward takes, by name; a value that the forward keeps has the same name in both graphs."""
+        """The inputs of the backward by name; a value that the forward saves has the same name in both graphs."""
         return {n.name: n for n in self.gm.graph.nodes if n.op == "placeholder"}
 
 
@@ -71,13 +71,13 @@ def backward_of(forward: GraphModule) -> Backward | None:
 
 
 def kept_values(forward: GraphModule, backward: Backward) -> list[Node]:
-    """What the forward keeps for the backward; numbers aside."""
+    """The values that the forward saves for the backward, except plain numbers."""
     returned: Any = forward.graph.output_node().args[0]
     return [n for n in returned[backward.results :] if isinstance(n, Node)]
 
 
 def results(graph: Graph) -> list[Node]:
-    """What a graph returns to the program: all values but those that a forward keeps for its backward."""
+    """The values that a graph returns to the program: all but those that a forward saves for its backward."""
     output = graph.output_node()
     returned: Any = output.args[0]
     given = returned[: output.meta.get(RESULTS)] if isinstance(returned, (tuple, list)) else (returned,)

@@ -1,4 +1,4 @@
-"""A few nodes of a graph in graph order, so that what stands between two places is found without a walk."""
+"""A few nodes of a graph in graph order, so that the nodes between two positions are found without a walk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.fx import Node
 
 
 class Positions:
-    """Nodes sorted by where they stand. A node that is moved must be removed before and added after."""
+    """Nodes sorted by graph position. A node must be removed before it is moved, and added again afterwards."""
 
     def __init__(self, nodes: Iterable[Node] = ()) -> None:
         self._nodes = sorted(nodes)
@@ -28,7 +28,7 @@ class Positions:
             bisect.insort(self._nodes, node)
 
     def remove(self, node: Node) -> None:
-        """Before it leaves the graph: a node without a place cannot be looked up."""
+        """Must be called before the node leaves the graph: without a position it cannot be looked up."""
         index = self._index(node)
         if index is not None:
             del self._nodes[index]
@@ -37,14 +37,14 @@ class Positions:
         self._nodes = sorted({*self._nodes, *others._nodes})
 
     def between(self, first: Node, last: Node) -> Iterator[Node]:
-        """Those from `first` on, up to and without `last`."""
+        """The nodes from `first` up to but excluding `last`."""
         for index in range(bisect.bisect_left(self._nodes, first), len(self._nodes)):
             if not self._nodes[index] < last:
                 return
             yield self._nodes[index]
 
     def before(self, node: Node) -> Node | None:
-        """The nearest one before a node."""
+        """The nearest of these nodes before `node`."""
         index = bisect.bisect_left(self._nodes, node)
         return self._nodes[index - 1] if index else None
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 TORCH, ATEN = "torch", "aten"
 
 WILL_BE_DECOMPOSED = "triptych_will_be_decomposed"
-"""In the `meta` of a graph module: whoever compiles the graph decomposes it first, as exported programs are, also those
-that were decomposed before. A graph from AOTAutograd is not."""
+"""Key in the `meta` of a graph module whose graph will be decomposed before it is compiled. That is so for exported
+programs, even those that were decomposed before, and not for graphs from AOTAutograd."""
 
 
 def dialect_of(gm: GraphModule) -> str:
@@ -46,7 +46,7 @@ def dialect_of(gm: GraphModule) -> str:
         if node.op == "call_function" and not isinstance(node.target, (_private.OpOverload, hop)):
             value = fact(node)
             if node.target is _private.InvokeQuant:
-                continue  # options of a higher-order operator, made in the graph
+                continue  # an object with the options of a higher-order operator
             is_arithmetic = getattr(node.target, "__module__", "") in ("_operator", "math", "torch", "builtins")
             if not is_arithmetic or (value is None and node.target is not operator.getitem):
                 return TORCH
@@ -54,7 +54,7 @@ def dialect_of(gm: GraphModule) -> str:
             results = value if isinstance(value, (list, tuple)) else (value,)
             if any(isinstance(v, torch.Tensor) for v in results) and not is_element:
                 return TORCH
-    # a graph of Dynamo's in which only operators are left, since rewrites put them there
+    # a graph from Dynamo may contain only operators, if rewrites put them there
     inputs = [n.meta for n in gm.graph.nodes if n.op == "placeholder"]
     return TORCH if any("example_value" in meta and "val" not in meta for meta in inputs) else ATEN
 
@@ -80,21 +80,21 @@ class Program:
         self.is_inference = is_inference
         """An ATen graph without a backward."""
         self.origins: Origins | None = None
-        """Where the inputs come from, if the graph is one of a compile."""
+        """Where the inputs come from, if the graph belongs to a compile."""
         self.graph = gm.graph
         self.dialect = dialect_of(gm)
         self.fact_key = "val" if self.dialect == ATEN else "example_value"
         self.knowledge: Any = None
-        """What is known of the elements of values, once somebody asks (`values.knowledge`)."""
+        """What is known about the elements of values; created on first use (`values.knowledge`)."""
         self.constant_numbers = itertools.count()
-        """For names of tensors that are put into the graph's module."""
+        """Numbers for the names of tensors that are added to the graph's module."""
         self._calls: dict[Node, Call | None] = {}
         self.notes: dict[Node, Any] = {}
-        """What was worked out about a node alone, and would be again and again; forgotten when it changes."""
+        """Cached results that depend on a single node; an entry is dropped when its node changes."""
         self._aliasing: Aliasing | None = None
         self._sizes: dict[Any, list[tuple[Node, int | None]]] | None = None
         self._of_backward: set[Node] = set()
-        """What is computed from the gradients that come into a joint graph; known as long as the sizes are."""
+        """Values computed from the tangents of a joint graph; filled together with `_sizes`."""
         self.fake_mode = _private.fake_mode_of([fact(n) for n in self.graph.nodes if n.op == "placeholder"])
         if example_inputs and not self._has_facts():
             with_gradients = self.dialect == TORCH and torch.is_grad_enabled()
@@ -137,32 +137,32 @@ class Program:
         return GradientPaths(self)
 
     def computed_once(self, *nodes: Node) -> bool:
-        """Is work on these values done once, before the first call? It is for weights that stay as they are."""
+        """Is work on these values done once, before the first call? It is for values derived from frozen weights."""
         return self.options.freeze and not self.is_training and all(self.weights.derive(n) for n in nodes)
 
     @functools.cached_property
     def is_training(self) -> bool:
-        """Gradients of something that comes in will be asked for."""
+        """Does an input or attribute require a gradient, with grad mode on?"""
         if not torch.is_grad_enabled():
             return False
         inputs = [tensor_fact(n) for n in self.graph.nodes if n.op in ("placeholder", "get_attr")]
         return any(t is not None and t.requires_grad for t in inputs)
 
     def changed(self, node: Node) -> None:
-        """The arguments of a node are others now."""
+        """Drop what is cached about a node whose arguments have changed."""
         self._calls.pop(node, None)
         self.notes.pop(node, None)
 
     def respelled(self, node: Node) -> None:
-        """A node calls the same thing in other words."""
+        """Update what is cached about a node that now spells the same operation differently."""
         self.changed(node)
         if self._aliasing is not None:
             self._aliasing.refresh(node)
 
     def size_sources(self, expr: Any, at: Node) -> Iterator[tuple[Node, int | None]]:
-        """Where a node can have a symbolic size from: an earlier node that is it, or a dim of a tensor that comes in.
+        """Where a node at `at` can get a symbolic size from: an earlier node whose value it is, or a dim of an input.
 
-        A value of the forward gets none from the backward, where the partitioner would have to put it too.
+        A value of the forward gets no source from the backward: the partitioner would have to move the value there too.
         """
         if self._sizes is None:
             self._sizes = {}
@@ -201,9 +201,9 @@ class Program:
 
     @contextlib.contextmanager
     def moving(self, node: Node) -> Iterator[None]:
-        """Around a move of a node to another place."""
+        """Context in which a node is moved to another position."""
         if is_bound(node):
-            self.__dict__.pop("autocast_regions", None)  # read anew when somebody asks
+            self.__dict__.pop("autocast_regions", None)  # recomputed on the next use
         with contextlib.nullcontext() if self._aliasing is None else self._aliasing.moving(node):
             yield
 
@@ -213,7 +213,8 @@ class Program:
     # ---- facts for graphs that come without ----
 
     def _has_facts(self) -> bool:
-        """Some calls have no value (a store, a region's end), so not every node can be asked."""
+        """Does the graph come with facts? One call with a fact suffices: some calls have no value (a store, the end of
+        a region)."""
         inputs = [n for n in self.graph.nodes if n.op == "placeholder"]
         calls = [n for n in self.graph.nodes if n.op in ("call_function", "call_method", "call_module")]
         return all(fact(n) is not None for n in inputs) and (not calls or any(fact(n) is not None for n in calls))
@@ -224,7 +225,7 @@ class Program:
         return None if self.fake_mode is None else fake(self.fake_mode, value)
 
     def compute(self, node: Node, known: Callable[[Node], Any] = fact, at: Node | None = None) -> Any:
-        """The value of a node on the facts of its operands, if it stood at `at`; None where one of them is unknown."""
+        """The fact of a node, computed from those of its operands as if it were at `at`; None if one is unknown."""
         if node.op == "get_attr":
             return self.attribute_fact(str(node.target))
         unknown = False
@@ -252,7 +253,7 @@ class Program:
 
     @contextlib.contextmanager
     def computing(self, node: Node) -> Iterator[None]:
-        """The surroundings in which the facts of a node that stands at `node` are computed."""
+        """Context in which the fact of a node at the position of `node` is computed."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(_private.without_dispatch_modes())
             if self.fake_mode is not None:
@@ -261,14 +262,14 @@ class Program:
             if self.has_symbols:
                 stack.enter_context(_private.enable_python_dispatcher())
             stack.enter_context(torch.no_grad())
-            if self.dialect == ATEN:  # its casts are in the graph: those of the caller's autocast are no part of it
+            if self.dialect == ATEN:  # its casts are in the graph: the caller's autocast must add none
                 stack.enter_context(_private.without_autocast())
             for region in self.autocast_around(node):
                 stack.enter_context(torch.autocast(*region))
             yield
 
     def autocast_dtype(self, node: Node, device: torch.device) -> torch.dtype | None:
-        """What products are rounded to where `node` stands; None without autocast."""
+        """The dtype to which autocast casts matrix products at the position of `node`; None without autocast."""
         with contextlib.ExitStack() as stack:
             for region in self.autocast_around(node):
                 stack.enter_context(torch.autocast(*region))
@@ -298,12 +299,13 @@ class Program:
 
     @functools.cached_property
     def unreadable(self) -> str | None:
-        """Why nothing in this graph may be rewritten, if so."""
+        """Why nothing in this graph may be rewritten; None if it may."""
         return unreadable(self.graph) if self.dialect == TORCH else None
 
     @functools.cached_property
     def has_composites(self) -> bool:
-        """Operators such as `linear` have a place in the graph: it has some, or will be decomposed again."""
+        """May the graph contain composite operators such as `linear`? It may if it already does, or if it will be
+        decomposed."""
         if self.gm.meta.get(WILL_BE_DECOMPOSED):
             return True
         overloads = {n.target for n in self.graph.nodes if isinstance(n.target, _private.OpOverload)}

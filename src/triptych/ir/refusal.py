@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Refusal:
-    """The text is made when somebody reads it, for most refusals are never read.
+    """The text is built only when it is read, because most refusals never are.
 
-    `wanted` and `found` are text, or values of any kind (a dtype, a shape, a node) that are printed then.
+    `wanted` and `found` are text, or values of any kind (a dtype, a shape, a node) that are formatted then.
     """
 
     sentence: str = ""
-    """The reason in words; `{at}`, `{wanted}` and `{found}` in it stand for what is given here."""
+    """The reason in words; `{at}`, `{wanted}` and `{found}` in it are replaced by these fields."""
     at: Node | Value | None = None
-    """The value at fault; None: the one that the rule would replace."""
+    """The value at fault; None if it is the value that the rule would replace."""
     wanted: Any = None
     found: Any = None
     matched: int | None = None
-    """How many nodes of a pattern had matched before this one did not; None: all of them."""
+    """How many nodes of a pattern matched before one did not; None if all of them matched."""
 
     @property
     def node(self) -> Node | None:
@@ -33,7 +33,7 @@ class Refusal:
 
     @property
     def reason(self) -> str:
-        """The sentence, and what was wanted and found where it does not say that itself."""
+        """The sentence, followed by what was wanted and found unless the sentence mentions them."""
         compared = {"wanted": self.wanted, "found": self.found}
         said = {name: words(value) for name, value in compared.items() if value is not None}
         sentence, is_compared = self.sentence, any(f"{{{name}}}" in self.sentence for name in said)
@@ -46,7 +46,7 @@ class Refusal:
         return self.reason
 
     def blaming(self, node: Node) -> Refusal:
-        """The same, with the node at fault."""
+        """The same refusal with `node` as the node at fault."""
         return replace(self, at=node)
 
 

@@ -17,7 +17,7 @@ from .facts import fact
 REQUIRED = type("Required", (), {"__repr__": lambda self: "REQUIRED"})()
 
 NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim", "x": "self", "a": "self", "x1": "self", "x2": "other"}
-"""What the Python bindings accept beside the schema's names."""
+"""Parameter names that the Python bindings accept besides those of the schema."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Param:
     default: Any
     keyword_only: bool
     grows: int
-    """`int[2]`: a lone number stands for the list of it, that long; 0 where it does not."""
+    """The length to which a single number is expanded: 2 for `int[2]`; 0 where a single number is not accepted."""
     written: bool
     fixed: bool
-    """The schema takes a number here (`int dim`) and no symbol (`SymInt start`): tracing fixes a symbol that is
-    given."""
+    """The schema takes a number here (`int dim`) and no symbol (`SymInt start`): tracing specialises a symbol that is
+    passed."""
 
     def accepts(self, value: Any) -> bool:
         if value is None:
@@ -65,7 +65,7 @@ class Param:
         return not isinstance(value, (torch.dtype, torch.device, str)) or self.kind == "any"
 
     def plain(self, value: Any) -> Any:
-        """One way to give a list: numbers grown to the length wanted, tuples made lists."""
+        """The value with lists in one form: single numbers expanded to the wanted length, tuples converted to lists."""
         if self.grows and _is_int(value):
             return [value] * self.grows
         if self.kind in ("ints", "tensors") and isinstance(value, (list, tuple)):
@@ -94,7 +94,8 @@ _KINDS = {
 
 
 def _is_fixed(kind: Any) -> bool:
-    """A number, or a list of numbers, and no symbol: the printed type does not tell `int` from `SymInt`."""
+    """Is the type a number, or a list of numbers, that cannot be a symbol? The printed type does not distinguish `int`
+    from `SymInt`."""
     while kind.kind() in ("OptionalType", "ListType"):
         kind = kind.getElementType()
     return kind.kind() in ("IntType", "FloatType", "BoolType")
@@ -172,14 +173,14 @@ class Signature:
         return alias if alias in self.by_name else None
 
     def _gather_trailing(self, args: Sequence[Any], positional: list[Param]) -> list[Any] | None:
-        """`x.view(2, 3)`, `einsum(how, a, b)`: what stands at the end is the list that the last parameter wants."""
+        """`x.view(2, 3)`, `einsum(how, a, b)`: the trailing arguments form the list that the last parameter wants."""
         fixed = len(positional) - 1
         rest = list(args[fixed:])
         fits = bool(positional) and all(_is_element(positional[-1], v) for v in rest)
         return [*args[:fixed], rest] if fits else None
 
     def _whole_tail(self, param: Param, positional: list[Param], args: Sequence[Any]) -> list[Any] | None:
-        """`x.view(6)`: the same with one."""
+        """`x.view(6)`: a single trailing argument forms the list."""
         if param is positional[-1] and len(args) == len(positional) and _is_element(param, args[-1]):
             return [args[-1]]
         return None
@@ -199,7 +200,7 @@ def same_constant(value: Any, default: Any) -> bool:
 
 
 def argument_key(value: Any) -> Any:
-    """What is the same for the same arguments: 1, 1.0 and True are three things."""
+    """A hashable key that is equal for the same arguments; 1, 1.0 and True get three different keys."""
     if isinstance(value, (Node, torch.dtype, torch.device)):
         return value
     if isinstance(value, (list, tuple)):
@@ -235,7 +236,7 @@ def overloads(name: str) -> tuple[Signature, ...]:
 
 @functools.cache
 def parameters(name: str) -> dict[str, Any]:
-    """All parameters of an operation over its overloads, with the default that leaving it out means."""
+    """All parameters of an operation over its overloads, with their defaults."""
     merged: dict[str, Any] = {}
     for sig in sorted(overloads(name), key=lambda s: -len(s.params)):
         for param in sig.params:

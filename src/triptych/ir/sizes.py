@@ -1,4 +1,4 @@
-"""Sizes as plain numbers, for estimates only: nothing a rewrite must hold by."""
+"""Sizes as plain numbers, for estimates only: the correctness of a rewrite must not depend on them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from .facts import number
 
 UNKNOWN_SIZE = 64
-"""Taken for a size that no run has shown yet."""
+"""Assumed for a symbolic size without a hint."""
 
 
 def size_hint(size: Any) -> int:

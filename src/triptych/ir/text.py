@@ -1,4 +1,4 @@
-"""A graph as text that a person enjoys reading: one line a node, with shapes, source line and the rule that made it.
+"""A graph as readable text: one line per node, with shapes, source line and the rule that created it.
 
     relu: f32[8, 64] = relu(x)  # model.py:31  <- fuse_linear
 """
@@ -22,10 +22,10 @@ DTYPES = {
 }  # fmt: skip
 
 TABLES_OF_KERNELS = ("kernel_idx", "constant_args_idx", "tma_descriptor_metadata")
-"""Arguments of a launch of a Triton kernel that are numbers of tables, which differ from run to run."""
+"""Arguments of a Triton kernel launch that are indices into side tables, which differ from run to run."""
 
 RULE = "triptych_rule"
-"""Where a node keeps the name of the rule that made it."""
+"""Meta key of a node: the name of the rule that created it."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -46,7 +46,7 @@ def type_of(value: Any) -> str:
 
 
 def target_name(node: Node) -> str:
-    """The operation as it is spelled in this graph, short."""
+    """A short name of the operation, as it is spelled in this graph."""
     target = node.target
     if isinstance(target, _private.OpOverload):
         name = str(target).removesuffix(".default")
@@ -114,7 +114,7 @@ def call_text(node: Node) -> str:
 def _kernel_name(index: Any) -> str:
     """The name of a Triton kernel that a node launches."""
     kernel = _private.kernel_side_table.id_to_kernel.get(index)
-    while hasattr(kernel, "fn"):  # of a tuner, of the compiled function
+    while hasattr(kernel, "fn"):  # autotuners and compiled functions wrap the kernel
         kernel = kernel.fn
     return "an unknown kernel" if kernel is None else getattr(kernel, "__name__", type(kernel).__name__)
 

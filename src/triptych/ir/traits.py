@@ -14,7 +14,7 @@ VIEW, POINTWISE = with_trait("view"), with_trait("pointwise")
 
 @functools.cache
 def is_pointwise(op: str) -> bool:
-    """One result element from the operands' elements at the same place."""
+    """Does each element of the result come from the operands' elements at the same position?"""
     if op in POINTWISE:
         return True
     return bool(overloads(op)) and all(

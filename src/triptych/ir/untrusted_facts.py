@@ -17,16 +17,16 @@ def unreadable(graph: Graph) -> str | None:
         if node.op not in ("call_function", "call_method"):
             continue
         if _opens_transform(node.target):
-            # inside, values are wrapped: they have another rank than they show, and gradients of their own
+            # inside, values are wrapped: their actual rank differs from the one they show, and so do their gradients
             return f"{node.name} belongs to a function transform"
         if _changes_shape_in_place(node):
-            # one fake tensor stands for the value before and after
+            # the same fake tensor is the fact of the value before and after the change
             return f"{node.name} changes the shape of a tensor in place"
     return None
 
 
 def _opens_transform(target: Any) -> bool:
-    """What `torch.func` leaves in a graph: `vmap`, `grad`, `jvp` and their like, written out."""
+    """Is the target a function into which Dynamo expands `vmap`, `grad`, `jvp` and other transforms of `torch.func`?"""
     if isinstance(target, (str, _private.OpOverload, _private.HigherOrderOperator)):
         return False
     name, module = getattr(target, "__name__", ""), getattr(target, "__module__", None) or ""
@@ -41,7 +41,7 @@ def _changes_shape_in_place(node: Node) -> bool:
 
 
 def _name(target: Any) -> str:
-    """By the target alone: a call whose arguments are not known changes the shape all the same."""
+    """The name of the operation, from the target alone: a call with unknown arguments changes the shape too."""
     if isinstance(target, _private.OpOverload):
         return target._schema.name.removeprefix("aten::")
     return target if isinstance(target, str) else getattr(target, "__name__", "")
@@ -50,8 +50,8 @@ def _name(target: Any) -> str:
 def _is_of_no_gradient(value: Any) -> bool:
     """Was this value computed from tensors that need no gradient? Then `detach_` does nothing.
 
-    `torch.export` writes `detach_(lift_fresh_copy(constant))` for `torch.tensor(2.0)`. The value's own fact does not
-    tell: it was recorded after the detach.
+    `torch.export` writes `detach_(lift_fresh_copy(constant))` for `torch.tensor(2.0)`. The value's own fact cannot be
+    used: it was recorded after the detach.
     """
     if not isinstance(value, Node) or value.op != "call_function" or value.kwargs.get("requires_grad"):
         return False

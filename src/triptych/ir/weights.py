@@ -1,4 +1,4 @@
-"""Which values are the model's own: parameters, buffers, and what is computed from them alone."""
+"""Which values belong to the model: parameters, buffers, and values computed from them alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ STATIC_INPUT = "_dynamo_static_input_type"
 """Dynamo's mark on an input that is a parameter or a buffer of a module."""
 
 FIXED = "triptych_fixed"
-"""Our mark on an input that lies in the same memory on every call."""
+"""Our meta key for an input that is in the same memory on every call."""
 
 
 def is_weight(node: Node) -> bool:
@@ -21,7 +21,7 @@ def is_weight(node: Node) -> bool:
 
 
 class Weights:
-    """What is computed from weights and constants alone, and so is the same on every call until a weight changes."""
+    """Values that are computed from weights and constants alone, and so are the same until a weight changes."""
 
     def __init__(self, graph: Graph, aliasing: Aliasing) -> None:
         self.aliasing = aliasing
@@ -30,7 +30,7 @@ class Weights:
             self._known[node] = self._derived(node)
 
     def derive(self, node: Node) -> bool:
-        """Is the value computed from weights alone? A rewrite keeps values, so an answer stays right."""
+        """Is the value computed from weights alone? Rewrites do not change values, so an answer stays valid."""
         if node not in self._known:
             self._known[node] = self._derived(node)
         return self._known[node]

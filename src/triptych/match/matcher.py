@@ -54,7 +54,7 @@ class Matcher:
 
     def find(self, roots: tuple[Pattern, ...], node: Node) -> Iterator[PatternMatch]:
         self._bindings, self._nodes = {}, []
-        if isinstance(roots[0], CallOf) and len(roots) == 1:  # nothing to try out: the rule does the looking
+        if isinstance(roots[0], CallOf) and len(roots) == 1:  # no alternatives to try: the rule checks the rest
             if self._is_call_of(roots[0], node):
                 yield PatternMatch((node,), {}, (node,))
             return
@@ -72,7 +72,8 @@ class Matcher:
         return best or Refusal(at=node, wanted=roots[0], found=node, matched=0)
 
     def _other_roots(self, patterns: tuple[Pattern, ...], done: tuple[Node, ...]) -> Iterator[tuple[Node, ...]]:
-        """Further roots hang on values that are bound already: look at those values' users."""
+        """Matches of the remaining roots. Each of them uses a value that is already bound or covered, so the candidates
+        are the users of those values."""
         if not patterns:
             yield done
             return
@@ -86,11 +87,11 @@ class Matcher:
 
     def _miss(self, value: Any, wanted: Any, found: Any) -> None:
         if self.missed is not None:
-            at = value if isinstance(value, Node) else self._user  # a number is at fault where it is an argument
+            at = value if isinstance(value, Node) else self._user  # for a number, blame the call that takes it
             self.missed.note(at, len(self._nodes), wanted, found)
 
     def _match(self, pattern: Pattern, value: Any) -> Iterator[None]:
-        """Yields once for each way to match; bindings hold while the caller holds the iterator."""
+        """Yields once for each way to match; the bindings are valid until the caller advances the iterator."""
         return _BY_KIND[type(pattern)](self, pattern, value)
 
     def _match_constant(self, pattern: Constant, value: Any) -> Iterator[None]:
@@ -131,7 +132,7 @@ class Matcher:
         del self._bindings[name]
 
     def _match_operation(self, pattern: Operation, value: Any) -> Iterator[None]:
-        """No generator until the operation is the right one: most often it is not."""
+        """Returns an empty iterator, without creating a generator, if the operation differs: most often it does."""
         call = self.program.call(value) if isinstance(value, Node) else None
         if call is not None and call.op in READ_AS.get(pattern.op, ()):
             pattern = by_name(pattern, call) or pattern

@@ -3,8 +3,9 @@
     def pattern(self, op, x, a, b):
         return op.to(op.to(x, dtype=a), dtype=b)
 
-Parameters after `op` are captures: they bind whatever stands there, and the same capture twice must bind the same
-value twice. Annotate a capture (`x: Tensor`, `n: Int`, `c: Is("zero", is_zero)`) to restrict what it takes.
+Parameters after `op` are captures: they bind whatever value is at that position, and a capture that is used twice must
+bind the same value both times. Annotate a capture (`x: Tensor`, `n: Int`, `c: Is("zero", is_zero)`) to restrict the
+values that it can bind.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Pattern:
         return iter(())
 
     def root_ops(self) -> frozenset[str]:
-        """The operations a match of this pattern can end in; empty means any."""
+        """The operations that the root of a match can call; empty means any."""
         return frozenset()
 
     def depth(self) -> int:
@@ -115,7 +116,7 @@ class Constant(Pattern):
 
 @dataclass(frozen=True, eq=False)
 class Such(Pattern):
-    """A constant by predicate."""
+    """A value that satisfies a predicate."""
 
     restriction: Is
 
@@ -139,7 +140,7 @@ class Operation(Pattern):
 
 
 READ_AS = {"transpose": ("permute",), "getitem": ("select",)}
-"""Operations that a graph of known ranks has under another name: a pattern may be written without knowing the rank."""
+"""Operations that are read under another name where ranks are known; a pattern can use them without a known rank."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,9 +148,9 @@ class CallOf(Pattern):
     """Any call of some operations, whatever its arguments."""
 
     ops: frozenset[str]
-    """Empty: any operation."""
+    """The names of the operations; empty means any operation."""
     writes: bool = False
-    """Calls that write in place too."""
+    """Whether calls that write in place match too."""
 
     def root_ops(self) -> frozenset[str]:
         return self.ops
@@ -160,7 +161,7 @@ class CallOf(Pattern):
 
 @dataclass(frozen=True, eq=False)
 class Either(Pattern):
-    """The first alternative that matches."""
+    """Several alternatives, tried in order."""
 
     options: tuple[Pattern, ...]
 
@@ -177,12 +178,12 @@ class Either(Pattern):
 
 @dataclass(frozen=True, eq=False)
 class Through(Pattern):
-    """`inner`, seen through any number of one-operand steps."""
+    """`inner`, followed by any number of operations out of `ops` on its result."""
 
     ops: frozenset[str]
     inner: Pattern
     steps: str | None = None
-    """A capture for the steps passed, outermost first."""
+    """The name of a capture for the nodes of those operations, outermost first."""
 
     def children(self) -> Iterator[Pattern]:
         return iter((self.inner,))
@@ -213,11 +214,11 @@ class ListOf(Pattern):
 
 @dataclass(frozen=True, eq=False)
 class Each(Pattern):
-    """Every element of a list; what the element captures is collected, one entry an element."""
+    """Every element of a list; each capture in `element` binds a tuple with one entry per element."""
 
     element: Pattern
     same: frozenset[str] = field(default_factory=frozenset)
-    """Captures that are one value for all elements."""
+    """Captures that must bind the same value for all elements."""
 
     def children(self) -> Iterator[Pattern]:
         return iter((self.element,))
@@ -237,7 +238,7 @@ def as_pattern(value: Any) -> Pattern:
 
 
 class PatternBuilder:
-    """`op` in a pattern: calling an operation by name makes a pattern of it."""
+    """`op` in a pattern: calling an operation by name builds a pattern for it."""
 
     def __getattr__(self, name: str) -> Callable[..., Pattern]:
         params = op_parameters(name)
@@ -270,7 +271,7 @@ class PatternBuilder:
         return Either(tuple(getattr(self, name)(*args, **kwargs) for name in ops))
 
     def optional(self, op: str, x: Any, *args: Any, **kwargs: Any) -> Pattern:
-        """A step that may be there or not; its captures are None where it is not."""
+        """An operation that may be absent; its captures are None then."""
         inner = as_pattern(x)
         return Either((getattr(self, op)(inner, *args, **kwargs), inner))
 

@@ -1,5 +1,5 @@
-"""A pattern is written before anybody knows a rank: what it says in negative dims, or as a transpose or an index, is
-compared with a call by the rank of the call's operand."""
+"""Patterns are written without knowing ranks. Negative dims, transposes and indices in a pattern are converted by the
+rank of a call's operand before they are compared with that call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ADDS_A_DIM = frozenset(["unsqueeze", "stack"])
 
 
 def by_rank(name: str, wanted: Pattern, call: Call) -> Pattern:
-    """What a pattern wants of an argument, with its dims counted from the first and without a size of -1."""
+    """The pattern of an argument, with dims counted from the front and a size of -1 filled in."""
     if name in DIMS:
         rank = _rank(call) if _is_negative(wanted) else None
         wanted = wanted if rank is None else _counted(wanted, rank)
@@ -26,7 +26,7 @@ def by_rank(name: str, wanted: Pattern, call: Call) -> Pattern:
 
 
 def by_name(pattern: Operation, call: Call) -> Operation | None:
-    """The pattern as the operation that the call is read as; None if it is another operation."""
+    """The pattern converted to the operation that the call is read as; None if that is not possible."""
     if pattern.op == "transpose" and call.op == "permute":
         order = list(range(len(call.args["dims"])))
         one, other = (getattr(pattern.args.get(name), "value", None) for name in ("dim0", "dim1"))
@@ -73,7 +73,8 @@ def _counted(wanted: Pattern, rank: int) -> Pattern:
 
 
 def _sized(wanted: Pattern, shape: Any) -> Pattern:
-    """With the size that -1 stands for: the number of elements is what it is, so it is the one in its place."""
+    """The pattern with -1 replaced by the call's size at that position. The number of elements is fixed, so that is the
+    size that -1 stands for."""
     items = wanted.items if isinstance(wanted, ListOf) else ()
     values = [getattr(item, "value", None) for item in items] or getattr(wanted, "value", None)
     if not isinstance(values, (list, tuple)) or not isinstance(shape, (list, tuple)) or len(values) != len(shape):

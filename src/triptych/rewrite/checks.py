@@ -23,7 +23,7 @@ from .spelling import Spelling
 
 
 class Terms(Protocol):
-    """What a rewrite says of itself; rules say it as class attributes."""
+    """What a rewrite declares about itself; rules declare it as class attributes."""
 
     @property
     def takes_random(self) -> bool: ...
@@ -59,7 +59,7 @@ class Checks:
     program: Program
 
     def _check_respelled(self, node: Node, before: Spelling, seen: Effects) -> dict[Node, Any]:
-        """The new facts of values whose strides change: only those of size-1 dims may."""
+        """The new facts of values whose strides change; only the strides of size-1 dims may."""
         old = fact(node)
         if any(map(keyword.iskeyword, node.kwargs)):
             raise Refused("Python has a parameter's name for itself", at=node)
@@ -71,7 +71,7 @@ class Checks:
             raise Refused(f"cannot be written so: {type(error).__name__}", at=node) from error
         if new is None:
             return {}
-        if problem := difference(old, new, strides=not seen.writes):  # a copy may lie otherwise
+        if problem := difference(old, new, strides=not seen.writes):  # a copy may have other strides
             raise Refused(problem.blaming(node))
         if seen.writes or before.same_function(Spelling.of(node)):
             return {}
@@ -81,7 +81,7 @@ class Checks:
         return {} if same_strides(old, new) else {node: new, **follow(self.program, {node: new})}
 
     def _copied_fact(self, node: Node) -> Any:
-        """Where a node writes its operands, it must not write what is known of them."""
+        """A copy of a fact, for a node that writes its operands: computing it must not change the facts themselves."""
         value = fact(node)
         if not isinstance(value, torch.Tensor):
             return value
@@ -99,7 +99,7 @@ class Checks:
     def _check_order(
         self, olds: Sequence[Node], made: list[Node], covered: tuple[Node, ...], op: Emitter, terms: Terms
     ) -> None:
-        """Nothing between the first covered node and the place of the new ones may write what they read."""
+        """No node between the first covered node and the position of the new ones may write a value that they read."""
         aliasing = self.program.aliasing
         for node in covered:
             seen = aliasing.effects(node)
@@ -120,7 +120,8 @@ class Checks:
                 raise Refused("{at} uses the value before the replacement can stand", at=user)
 
     def _check_value(self, was: Node, now: Node, terms: Terms) -> bool:
-        """Raises Refused unless shape, dtype and device stay; True where strides differ, which `follow` looks into."""
+        """Raises Refused unless shape, dtype and device are the same. Returns whether the strides differ, which
+        `follow` examines further."""
         old, new = fact(was), fact(now)
         if old is None or new is None:
             if not terms.without_facts:
@@ -133,7 +134,8 @@ class Checks:
         return not same_strides(old, new)
 
     def _check_offset(self, was: Node, now: Node) -> None:
-        """Of a result that is a view of an input, AOTAutograd uses sizes, strides and offset alone."""
+        """A returned value keeps its storage offset: AOTAutograd rebuilds a result that is a view of an input from its
+        sizes, strides and offset alone."""
         old, new = fact(was), fact(now)
         is_returned = was.graph.output_node() in was.users
         if self.program.dialect != ATEN or not is_returned or not isinstance(old, torch.Tensor):
@@ -149,17 +151,17 @@ class Checks:
             raise Refused(problem)
 
     def _strides_seen(self, node: Node, is_blind: Callable[[str], bool]) -> Node | None:
-        """A user that is no operation of the given kind, whose results do not depend on the strides of an operand."""
+        """A user whose result may depend on the strides of the value; `is_blind` says which operations' do not."""
         calls = ((user, self.program.call(user)) for user in node.users)
         return next((user for user, call in calls if call is None or not is_blind(call.op)), None)
 
     def _check_memory(self, was: Node, now: Node, is_new: bool) -> None:
-        """No new sharing of memory that a write or a caller could notice, and none lost."""
+        """The rewrite must neither add nor remove sharing of memory that a write or the caller could notice."""
         aliasing = self.program.aliasing
         if aliasing.same(was, now) and self._same_storage(was, now):
             return
         if is_new and aliasing.is_fresh(was) and aliasing.is_fresh(now):
-            return  # one new tensor for another: later writes and views follow it
+            return  # a new tensor replaces a new tensor: later writes and views use the replacement
         if writer := aliasing.first_writer(was, now):
             raise Refused("memory of the value is written, by {at}", at=writer)
         was_shares = aliasing.is_input(was)
@@ -173,7 +175,8 @@ class Checks:
             )
 
     def _gradient_needs(self, node: Node, besides: Node) -> bool:
-        """May the backward read what this node computes? So far the caller gets a copy, and may write to it."""
+        """May the backward read the value of this node? Before the rewrite the caller gets a copy of it, and may write
+        to that copy."""
         is_read = any(user is not besides for user in node.users)
         if self.program.dialect == ATEN:
             return is_read and self.program.is_joint
@@ -183,8 +186,8 @@ class Checks:
         return is_read or call is None or call.op in SAVED_FOR_BACKWARD
 
     def _returned_beside(self, was: Node) -> bool:
-        """Is memory of the value also returned by a way that does not go through it? Nobody is promised that gradients
-        share memory."""
+        """Is memory of the value also returned through a value that is not a view of it? This is ignored for gradients:
+        nothing promises that they share memory."""
         if returns_gradients(was.graph):
             return False
         return self._returned_through(was) < self.program.aliasing.output_uses(was)
@@ -207,11 +210,11 @@ class Checks:
             work += views
 
     def _check_identity(self, was: Node, now: Node) -> None:
-        """Where a value that was there already takes the place of another: is the difference seen from outside?
+        """Raises Refused if the caller could see that an existing value replaces another.
 
-        Two tensors the caller gets stay two, and a view of an input is not the input: `y.unsqueeze_(0)` on one of
-        them, after the call, must not show in the other. And `y = x * 1` under `no_grad`, used after it, cuts the
-        gradient; x in its place would not.
+        Two tensors that the caller gets stay two, and a view of an input is not the input: `y.unsqueeze_(0)` on one of
+        them, after the call, must not affect the other. And `y = x * 1` under `no_grad`, used after that region, blocks
+        the gradient; x in its place would not.
         """
         value = fact(was)
         if value is not None and value is fact(now):
@@ -257,17 +260,17 @@ class Checks:
         return operand in seen.aliases and (in_place or (value is not None and fact(operand) is value))
 
     def _same_storage(self, was: Node, now: Node) -> bool:
-        """Is it surely the same memory? `reshape` and its like may copy: at the torch level the facts tell whether they
-        did. In ATen a value that is no view has memory of its own, whoever may share it later: a higher-order operator
-        says of all its operands that its results may."""
+        """Do both certainly share memory? `reshape` and similar operations may copy: at the torch level the facts say
+        whether they did. In ATen a value that is not a view has separate memory, whatever its alias class: a
+        higher-order operator puts all its operands into one class, since its results may alias any of them."""
         aliasing = self.program.aliasing
         if self.program.dialect == ATEN:
             return bool(aliasing.effects(was).aliases)
         return not aliasing.surely_apart(was, now)
 
     def _check_results(self, was: Node, covered: Iterable[Node]) -> None:
-        """A result that is a view of another result must stay one: kernels write two results that are views of a third
-        value to memory of their own."""
+        """A result that is a view of another result must stay one. If both became views of a third value, kernels would
+        write them to separate memory."""
         if self.program.dialect != ATEN or not self.program.aliasing.is_output(was):
             return
         output, viewed = was.graph.output_node(), self.program.aliasing.effects(was).aliases
@@ -276,7 +279,8 @@ class Checks:
                 raise Refused("the value is a view of {at}, which is returned too", at=node)
 
     def _check_saved(self, was: Node, now: Node, made: Iterable[Node]) -> None:
-        """Autograd needs some results as they were computed: a write to one, allowed before, would be an error then."""
+        """Autograd saves the results of some operations for the backward: an in-place write to such a result, which was
+        allowed before the rewrite, would become an error."""
         aliasing = self.program.aliasing
         if not aliasing.written(was) or not self.program.gradient_paths.active:
             return

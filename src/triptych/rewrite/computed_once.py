@@ -1,4 +1,5 @@
-"""Taking work on weights out of a graph: what is computed once goes into a graph of its own, whose results come in."""
+"""Hoisting work on weights out of a graph: operations that are computed once move into a separate graph, whose results
+become inputs of the original one."""
 
 from __future__ import annotations
 
@@ -16,25 +17,25 @@ if TYPE_CHECKING:
     from .rewriter import Rewriter
 
 COMPUTED_ONCE = "triptych_computed_once"
-"""Where the module of a graph has what was taken out of it, until the flow takes it over."""
+"""Meta key of a graph module: the operations hoisted out of its graph, until the compile flow collects them."""
 
 
 class ComputedOnce:
-    """What was taken out of a graph: operations, the inputs they take, and the inputs that stand for their results."""
+    """The operations hoisted out of a graph, the inputs that they read, and the new inputs that hold their results."""
 
     def __init__(self, gm: GraphModule) -> None:
         self.gm = gm
         self.inputs = gm.graph.find_nodes(op="placeholder")
-        """What the graph took before."""
+        """The inputs of the graph before anything was hoisted."""
         self.sources: list[Node] = []
-        """Those of its inputs that the operations here take."""
+        """The inputs that the hoisted operations read."""
         self.results: dict[Node, Node] = {}
-        """Each new input of the graph, and the operation here that makes it."""
+        """Each new input of the graph, and the hoisted operation that computes it."""
         self._graph = Graph()
         self._copies: dict[Node, Node] = {}
 
     def take(self, node: Node) -> None:
-        """Copy a value and everything that it is computed from; what was taken before is shared."""
+        """Copy a value and everything that it is computed from; nodes that were copied before are shared."""
         for one in sorted(ancestors([node])):
             if one in self._copies:
                 continue
@@ -60,16 +61,16 @@ class ComputedOnce:
 
     @property
     def kept(self) -> list[int]:
-        """Which of its inputs the graph still takes, by their old place."""
+        """The old indices of the inputs that the graph still has."""
         return [place for place, node in enumerate(self.inputs) if not node._erased]
 
     @property
     def weights(self) -> list[int]:
-        """Which inputs the operations taken out need, by their old place."""
+        """The old indices of the inputs that the hoisted operations read."""
         return [self.inputs.index(node) for node in self.sources]
 
     def module(self) -> GraphModule:
-        """From the weights to the constants."""
+        """A module that computes the constants from the weights."""
         graph, copies = Graph(), dict[Node, Node]()
         graph.graph_copy(self._graph, copies)
         graph.output(tuple(copies[result] for result in self.results.values()))
@@ -78,12 +79,12 @@ class ComputedOnce:
 
 @dataclass(frozen=True)
 class TakeOut(SoundByRule):
-    """A value is computed before the graph is called: it becomes an input. That it is the same on every call is for the
-    rule to know."""
+    """Compute a value before the graph is called: it becomes an input. The rule must ensure that it is the same on
+    every call."""
 
     node: Node
     mark: str
-    """What the new input is marked with."""
+    """Meta key that is set on the new input."""
 
     def make(self, rewriter: Rewriter, op: Emitter) -> None:
         rewriter.require_room()
@@ -100,7 +101,7 @@ class TakeOut(SoundByRule):
 
 @dataclass(frozen=True)
 class DropInputs(SoundByRule):
-    """Inputs that nobody reads any more are no inputs any more; the flow knows which are left."""
+    """Remove inputs that no node reads any more; the compile flow learns from `ComputedOnce.kept` which are left."""
 
     nodes: Sequence[Node]
 

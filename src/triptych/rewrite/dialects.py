@@ -1,5 +1,5 @@
-"""How a dialect writes an operation that takes more there than a call of one function or method with the arguments as
-they are; the simple cases are in the table of `ir/operations.py`."""
+"""How a dialect writes operations that need more than a single call of a function or method with unchanged arguments.
+The simple cases are in the table of `ir/operations.py`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _torch_batch_norm(op: Emitter, a: dict[str, Any]) -> Value:
 
 
 def _torch_rdiv(op: Emitter, a: dict[str, Any]) -> Value:
-    if isinstance(a["other"], Node):  # Python would ask the other tensor to divide
+    if isinstance(a["other"], Node):  # `/` would call the division of the other tensor
         return op.node("call_method", "__rdiv__", (a["self"], a["other"]), {})
     return op.node("call_function", operator.truediv, (a["other"], a["self"]), {})
 
@@ -90,7 +90,8 @@ def _aten_getitem(op: Emitter, a: dict[str, Any]) -> Value:
 
 
 def _aten_to(op: Emitter, a: dict[str, Any]) -> Value:
-    """As AOTAutograd leaves them: Inductor can lower these, and not the `_to_copy` they come from."""
+    """Casts and device copies in the form that AOTAutograd leaves: Inductor can lower these, but not the `_to_copy`
+    that they come from."""
     rest = {k: v for k, v in a.items() if k not in ("self", "copy", "non_blocking")}
     if set(rest) - {"dtype", "device"}:
         return op.node("call_function", aten._to_copy.default, (a["self"],), rest)
@@ -118,7 +119,7 @@ def _aten_reshape(op: Emitter, a: dict[str, Any]) -> Value:
         return _aten_copied_view(op, a["self"], shape)
     try:
         return op.node("call_function", aten.view.default, (a["self"], shape), {})
-    except (RuntimeError, ValueError):  # the memory cannot be seen in this shape
+    except (RuntimeError, ValueError):  # the strides allow no view of this shape
         op.drop_last()
         return _aten_copied_view(op, a["self"], shape)
 
@@ -129,7 +130,8 @@ def _aten_copied_view(op: Emitter, x: Any, shape: list[Any]) -> Value:
 
 
 def _surely_no_view(value: Any, shape: list[Any]) -> bool:
-    """Asked of a tensor without memory: fake tensors allow some views over dims of size one that real ones refuse."""
+    """Is a view of this shape certainly impossible? It is tried on a meta tensor, because fake tensors allow some views
+    over size-1 dims that real tensors refuse."""
     if not isinstance(value, torch.Tensor) or not is_static((*value.shape, *value.stride(), *shape)):
         return False
     with _private.without_dispatch_modes():

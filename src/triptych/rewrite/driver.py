@@ -31,16 +31,16 @@ class Tally:
     matched: int = 0
     fired: Counter[str] = field(default_factory=Counter)
     declines: dict[tuple[str, str], Decline] = field(default_factory=dict)
-    """The latest reason for each rule and node: a site looked at twice counts once."""
+    """The latest reason for each rule and node: a site that is visited twice counts once."""
     decisions: list[Decision] = field(default_factory=list)
     sites: list[Firing] | None = None
-    """Where rules fired; None if nobody wants to know."""
+    """Where rules fired; None if that is not recorded."""
     errors: list[str] = field(default_factory=list)
     stop: str = "nothing to do"
 
 
 class RuleSet:
-    """Rules by the operation their pattern ends in."""
+    """Rules by the operation at the root of their pattern."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.by_op: dict[str, list[CompiledRule]] = {}
@@ -60,8 +60,9 @@ class RuleSet:
 
 
 def run_rules(rewriter: Rewriter, rules: Sequence[Rule], *, strict: bool = False, tally: Tally | None = None) -> Tally:
-    """Apply rules in the order given: neighbours with patterns together, until none of them fires; a rule that finds
-    its sites itself alone, once over its sites. `strict`: a rule that raises is an error, not a skipped rewrite."""
+    """Apply rules in the order given. Consecutive rules with patterns run together until none of them fires; a rule
+    that overrides `sites` runs alone, once over its sites. `strict`: a rule that raises is an error, not a skipped
+    rewrite."""
     tally = tally or Tally()
     for alone, group in itertools.groupby(rules, lambda rule: compiled(rule).finds_itself):
         if not alone:
@@ -87,7 +88,7 @@ def _run_sites(rewriter: Rewriter, rule: CompiledRule, strict: bool, tally: Tall
             return
         if match is None:
             break
-        if rewriter.stopped and match.names != ():  # what is not counted may undo a change of the order
+        if rewriter.stopped and match.names != ():  # an uncounted rewrite may undo a reordering
             continue
         tally.tried += 1
         at = match.node
@@ -133,11 +134,11 @@ def _run_patterns(rewriter: Rewriter, rules: Sequence[Rule], strict: bool, tally
 
 
 MOST_USERS = 100
-"""A value with more users than these is not followed to them whenever one of them changes: keeps runs linear."""
+"""The users of a value with more users than this are not revisited after a change, which keeps runs linear."""
 
 
 def _neighbourhood(touched: list[Node], reach: int) -> list[Node]:
-    """Nodes a pattern could now match at: what changed and, as deep as patterns go, its users."""
+    """Nodes at which a pattern could match now: the changed nodes and their users, as far as patterns reach."""
     seen = dict.fromkeys(n for n in touched if not n._erased)
     edge = list(seen)
     for _ in range(reach - 1):
@@ -165,7 +166,7 @@ def _apply(rewriter: Rewriter, matcher: Matcher, rule: CompiledRule, node: Node,
 def _try(
     rewriter: Rewriter, rule: CompiledRule, match: Match, node: Node, tally: Tally, strict: bool
 ) -> bool | Decline:
-    """Check and rewrite one site: True if that was done, False if it is none of the rule's, else why it declined."""
+    """Check and rewrite one site: True if it was rewritten, False if the rule does not apply, else why it declined."""
     tally.matched += 1
     names = (rule.name,) if match.names is None else match.names
     what = next(iter(names), rule.name)
@@ -197,7 +198,7 @@ def _try(
 
 
 def _rewrite(rewriter: Rewriter, rule: CompiledRule, match: Match) -> list[Node]:
-    """Rewrite one site; the nodes that the rule emitted for it."""
+    """Rewrite one site; returns the nodes that the rule emitted for it."""
     roots = [root.node for root in match.roots]
     op = match.emitter(rewriter.program, match.before or max(roots), rule.name)
     try:

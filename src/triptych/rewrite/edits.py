@@ -1,8 +1,8 @@
-"""What a rewrite may return instead of new values: an edit of another kind. The rewriter makes all of them.
+"""Edits of other kinds that a rewrite may return instead of new values. The rewriter performs all of them.
 
 `Respell` and `SetArguments` write a call another way, `Erase` and `EraseUnused` remove nodes that nobody uses, `Move`,
-`Reorder` and `Arrange` change the order, `WriteInPlace` computes results into memory that is there, `ReplaceAll` makes
-several replacements that hang together, and `Together` makes several edits one rewrite.
+`Reorder` and `Arrange` change the order, `WriteInPlace` computes results into existing memory, `ReplaceAll` makes
+several replacements that depend on each other, and `Together` combines several edits into one rewrite.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class Edit(ABC):
 
     @abstractmethod
     def make(self, rewriter: Rewriter, op: Emitter) -> None:
-        """Edit the graph; raises Refused, and changes nothing, where that would not be right.
+        """Edit the graph; raises Refused, and changes nothing, where that would be incorrect.
 
-        `op` is the emitter that was given to the rewrite: it has made the nodes that the edit uses.
+        `op` is the emitter that was given to the rewrite: it has created the nodes that the edit uses.
         """
 
     @abstractmethod
     def require_sound(self, rewriter: Rewriter, op: Emitter) -> None:
-        """Raise Refused where `make` would, and change nothing: what `why_not` asks."""
+        """Raise Refused where `make` would, and change nothing; `why_not` calls this."""
 
 
 class SoundByRule(Edit):
-    """An edit that the rewriter never refuses: that it is right is for the rule to know."""
+    """An edit that the rewriter never refuses: the rule must ensure that it is correct."""
 
     def require_sound(self, rewriter: Rewriter, op: Emitter) -> None:
         """There is nothing to check here."""
@@ -47,7 +47,7 @@ class SoundByRule(Edit):
 
 @dataclass(frozen=True)
 class Respell(Edit):
-    """The same call written another way: its result is computed anew and must be what was known."""
+    """The same call written another way: the fact of its result is recomputed and must agree with the old one."""
 
     node: Node
     spelling: Spelling
@@ -61,8 +61,8 @@ class Respell(Edit):
 
 @dataclass(frozen=True)
 class SetArguments(SoundByRule):
-    """The same call with other arguments or by another overload, where the result is known to stay what it was, or to
-    become what `value` says."""
+    """The same call with other arguments or by another overload, where the rule knows that the result stays the same,
+    or has the fact `value`."""
 
     node: Node
     args: tuple[Any, ...]
@@ -79,7 +79,7 @@ class SetArguments(SoundByRule):
 
 @dataclass(frozen=True)
 class ReadInstead(SoundByRule):
-    """Some users of a value read another one, which holds the same whenever they run."""
+    """Some users of a value read another one, which has the same elements whenever they run."""
 
     was: Node
     now: Node
@@ -95,9 +95,9 @@ class WriteInPlace(SoundByRule):
     """`y = f(x); copy_(x, y); g(y)` -> `f_(x); g(x)`: results that were written into the memory of other values."""
 
     replaced: Node
-    """The node whose work the new ones do."""
+    """The node whose work the new nodes do."""
     results: Sequence[tuple[Node, Node]]
-    """The node itself or those that take one of its results, and the values that hold the same now."""
+    """Pairs: the node itself or the `getitem` of one of its results, and the value that now has the same elements."""
     copies_back: Sequence[Node]
 
     def make(self, rewriter: Rewriter, op: Emitter) -> None:
@@ -107,7 +107,7 @@ class WriteInPlace(SoundByRule):
 
 @dataclass(frozen=True)
 class Resize(SoundByRule):
-    """The same operation with other arguments: a longer result, of which its users read what they read before."""
+    """The same operation with other arguments: the result is longer, and its users read the same elements as before."""
 
     node: Node
     args: tuple[Any, ...]
@@ -121,7 +121,7 @@ class Resize(SoundByRule):
 
 @dataclass(frozen=True)
 class Annotate(SoundByRule):
-    """What code generation is told of a node beside its arguments."""
+    """Set a meta entry of a node that code generation reads."""
 
     node: Node
     key: str
@@ -133,7 +133,7 @@ class Annotate(SoundByRule):
 
 @dataclass(frozen=True)
 class TakeOutOfTuple(SoundByRule):
-    """`f(x)[0]` -> `f(x)`, where f is a graph of one result that nobody else calls: f returns the result itself."""
+    """`f(x)[0]` -> `f(x)`, where f is a sub-graph with one result and no other call: f returns the result itself."""
 
     call: Node
     element: Node
@@ -145,7 +145,7 @@ class TakeOutOfTuple(SoundByRule):
 
 @dataclass(frozen=True)
 class ReturnCopy(SoundByRule):
-    """A graph that is called returns a copy of one of its results, wherever it is called."""
+    """Make a called sub-graph return a copy of one of its results; that holds for all of its calls."""
 
     body: GraphModule
     place: int
@@ -156,7 +156,7 @@ class ReturnCopy(SoundByRule):
 
 @dataclass(frozen=True)
 class Erase(Edit):
-    """Nodes that nobody uses, or only each other: users before their operands."""
+    """Erase nodes that no other nodes use. `nodes` lists users before their operands."""
 
     nodes: Sequence[Node]
 
@@ -176,7 +176,7 @@ class Erase(Edit):
 
 @dataclass(frozen=True)
 class EraseUnused(SoundByRule):
-    """Those of the nodes that nobody uses any more and nothing can notice, and then what nobody but they used."""
+    """Erase those of the nodes that are dead, and then those of their operands that become dead."""
 
     nodes: Sequence[Node]
 
@@ -192,7 +192,7 @@ class EraseUnused(SoundByRule):
 
 @dataclass(frozen=True)
 class Move(SoundByRule):
-    """A node put before another. That no write, draw or region is crossed is for the rule to know."""
+    """Move a node before another. The rule must ensure that it crosses no write, random draw or region."""
 
     node: Node
     before: Node
@@ -204,7 +204,7 @@ class Move(SoundByRule):
 
 @dataclass(frozen=True)
 class Reorder(SoundByRule):
-    """Several moves, in turn, that are right only as a whole; each counts as a rewrite."""
+    """Several moves, in order, that are correct only as a whole; each counts as a rewrite."""
 
     moves: Sequence[Move]
 
@@ -216,7 +216,7 @@ class Reorder(SoundByRule):
 
 @dataclass(frozen=True)
 class Arrange(SoundByRule):
-    """All nodes in another order, the output last. That it computes the same is for the rule to know."""
+    """Put all nodes into another order, the output last. The rule must ensure that the program computes the same."""
 
     order: Sequence[Node]
 
@@ -228,7 +228,8 @@ class Arrange(SoundByRule):
 
 @dataclass(frozen=True)
 class TakeResults(SoundByRule):
-    """`x.add_(1); x.mul_(2); f(x)` -> `a = x.add_(1); b = a.mul_(2); f(b)`: writes that return x itself."""
+    """`x.add_(1); x.mul_(2); f(x)` -> `a = x.add_(1); b = a.mul_(2); f(b)`: later nodes read the results of the writes,
+    which return x itself."""
 
     written: Node
     writes: Collection[Node]
@@ -239,7 +240,7 @@ class TakeResults(SoundByRule):
 
 @dataclass(frozen=True)
 class WriteToNewMemory(Edit):
-    """`x.relu_()` -> `relu(x)`: whoever reads x after the write reads the new value."""
+    """`x.relu_()` -> `relu(x)`: nodes that read x after the write read the new value."""
 
     node: Node
     new: Any
@@ -253,9 +254,9 @@ class WriteToNewMemory(Edit):
 
 @dataclass(frozen=True)
 class ReplaceAll(Edit):
-    """Several replacements that hang together, the later built on the earlier: all of them or none.
+    """Several replacements of which later ones use earlier ones: either all of them are made, or none.
 
-    Each has an emitter of its own, made by `op.at`.
+    Each has a separate emitter, created by `op.at`.
     """
 
     replacements: Sequence[Replacement]

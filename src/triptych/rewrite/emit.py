@@ -1,7 +1,7 @@
 """Writing operations: a canonical call in the dialect of the graph it goes into.
 
 `op.reshape(x, [4, 8])` becomes `torch.reshape(x, [4, 8])` in a torch-level graph and `aten.view` (or a copy and
-`aten._unsafe_view`, where the memory cannot be viewed so) in an ATen graph.
+`aten._unsafe_view`, where the strides do not allow a view) in an ATen graph.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from .refusal import Refused
 aten = torch.ops.aten
 
 STRIDES_RELIED_ON = "eager_input_vals"
-"""In the `meta` of a launch of a Triton kernel: the arguments as fake tensors. The kernel is told the strides of its
-operands as numbers, so that Inductor must give them these strides; otherwise it keeps to their order alone."""
+"""Meta key of a Triton kernel launch: the arguments as fake tensors. The kernel gets the strides of its operands as
+numbers, so Inductor must give the operands exactly these strides; without this key it only preserves their order."""
 
 STALE_META = (
     "val", "example_value", "tensor_meta", "unbacked_bindings", STRIDES_RELIED_ON, "arg_kwarg_vals",
 )  # fmt: skip
-"""What a node knows of its own value: a new node computes its own."""
+"""Meta keys that describe a node's own value: they are not copied to a new node."""
 
 SIZE_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "Add": operator.add, "Mul": operator.mul, "FloorDiv": operator.floordiv, "CleanDiv": operator.floordiv,
     "Mod": operator.mod, "PythonMod": operator.mod, "Pow": operator.pow, "PowByNatural": operator.pow,
 }  # fmt: skip
-"""What symbolic sizes are computed with, by the name that the symbols know it by."""
+"""The Python operators that compute symbolic sizes, by the class name of the symbolic expression."""
 
 AS_TENSOR_OVERLOAD = with_trait("number_as_tensor")
 
 
 class Emitter:
-    """`op` in a rewrite: calling an operation by name puts a node of it into the graph."""
+    """`op` in a rewrite: calling an operation by name inserts a node for it into the graph."""
 
     def __init__(self, program: Program, anchor: Node, rule: str) -> None:
         self.program = program
@@ -61,7 +61,7 @@ class Emitter:
         self._others: list[Emitter] = []
 
     def at(self, anchor: Node, rule: str = "") -> Emitter:
-        """An emitter that writes in another place of the graph; it is discarded with this one."""
+        """An emitter that inserts nodes at another position of the graph; it is discarded with this one."""
         other = Emitter(self.program, anchor, rule or self.rule)
         self._others.append(other)
         return other
@@ -85,28 +85,29 @@ class Emitter:
         return build
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> Value:
-        """A node for one particular function: for operations that have no name of their own here."""
+        """A node that calls one particular function, for operations without a canonical name."""
         return self.node("call_function", target, self._plain(args), self._plain(kwargs))
 
     def attribute(self, path: str) -> Node:
-        """A tensor of the graph's module, such as a parameter: the node that is there already, or a new one."""
+        """A tensor of the graph's module, such as a parameter: an earlier node that reads it, or a new one."""
         for node in self.program.graph.find_nodes(op="get_attr", target=path):
             if node < self.anchor:
                 return node
         return self.node("get_attr", path, (), {}).node
 
     def constant(self, value: torch.Tensor) -> Node:
-        """A tensor that is known now: a buffer of the graph's module, which has it on its device once and for all."""
+        """A tensor that is known at compile time. It becomes a buffer of the graph's module, so that it is copied to
+        its device only once."""
         names = (f"constant_{number}" for number in self.program.constant_numbers)
         name = next(n for n in names if not hasattr(self.program.gm, n))
         self.program.gm.register_buffer(name, value, persistent=False)
         sources = getattr(self.program.gm, "_param_name_to_source", None)
-        if sources is not None:  # a graph of Dynamo's: AOTAutograd wants to know the origin of every buffer it finds
+        if sources is not None:  # a graph from Dynamo: AOTAutograd needs the origin of every buffer
             sources[name] = _private.ConstantSource(name)
         return self.attribute(name)
 
     def again(self, node: Node, operands: Mapping[Node, Node]) -> Value:
-        """The call a node makes, in its own words and with its own source line, on other operands."""
+        """A copy of the call that a node makes, with the same spelling and source line, on other operands."""
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: operands.get(n, n))
         value = self.node(node.op, node.target, args, kwargs)
         value.node.meta |= {k: v for k, v in node.meta.items() if k not in (*STALE_META, RULE)}
@@ -115,7 +116,7 @@ class Emitter:
     # ---- making nodes ----
 
     def _plain(self, value: Any) -> Any:
-        """Nodes for values, and for symbolic sizes the nodes that compute them."""
+        """The argument with values replaced by their nodes, and symbolic sizes by nodes that compute them."""
         if isinstance(value, Value):
             return value.node
         if isinstance(value, (list, torch.Size)):
@@ -129,13 +130,13 @@ class Emitter:
         return value
 
     def size_node(self, size: torch.SymInt) -> Any:
-        """A node that computes a size, or the number it is."""
+        """A node that computes a size, or the number if the size is constant."""
         if size.node.is_constant():
             return int(size)
         return self._expression(size.node.expr)
 
     def _expression(self, expr: Any) -> Any:
-        """A node that computes a symbolic size: one of the graph, else arithmetic on such."""
+        """A node that computes a symbolic size: an existing one, or else new arithmetic on existing ones."""
         if expr.is_Integer:
             return int(expr)
         for node, dim in self.program.size_sources(expr, self.anchor):
@@ -164,13 +165,13 @@ class Emitter:
         return Value(self.program, node)
 
     def drop_last(self) -> None:
-        """Take the newest node back: it could not be computed, another form is tried."""
+        """Erase the newest node: its value could not be computed, and another form is tried."""
         node = self.made.pop()
         self.program.erased(node)
         self.program.graph.erase_node(node)
 
     def discard(self) -> None:
-        """Take everything back, users before their operands, whichever emitter wrote them."""
+        """Erase all nodes that this emitter and those created by `at` have made, users before their operands."""
         emitters = [self]
         for emitter in emitters:
             emitters += emitter._others
@@ -187,7 +188,7 @@ class Emitter:
         if _number_first(bound):
             if is_commutative(name) and set(bound) == {"self", "other"}:
                 bound = {"self": bound["other"], "other": bound["self"]}
-            elif row.operator is not None and name != "div" and len(bound) == 2:  # `3 / x` is no `div`, but `rdiv`
+            elif row.operator is not None and name != "div" and len(bound) == 2:  # `3 / x` is `rdiv`, not `div`
                 return self.node("call_function", row.operator, tuple(bound.values()), {})
         dim = bound.get("dim")
         if isinstance(dim, list) and len(dim) == 1:
@@ -233,7 +234,7 @@ def _number_first(bound: dict[str, Any]) -> bool:
 
 
 def _split_arguments(name: str, bound: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What must be given goes by position, the rest by keyword: the one agreed way."""
+    """Required arguments are passed by position, the rest by keyword."""
     by_keyword = keyword_only(name)
     args: list[Any] = []
     kwargs: dict[str, Any] = {}

@@ -1,5 +1,5 @@
-"""Declared examples: where a rule fires, and where it declines and why. Written once, they are the test, the
-documentation and the gallery."""
+"""Declared examples: where a rule fires, and where it declines and why. The same examples serve as tests, as
+documentation and as the gallery."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class Example:
     inputs: tuple[Any, ...]
     fires: bool
     because: str = ""
-    """Part of the reason given where the rule declines; empty: the pattern must not match at all."""
+    """Part of the reason given where the rule declines; if empty, the pattern must not match at all."""
     dialects: Sequence[str] = BOTH
     dynamic: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
-    """What a rule is made with, where it takes any settings of its own."""
+    """Arguments with which the rule is created, if it takes any."""
     is_inference: bool = True
     prepare: Callable[[torch.fx.Graph], None] | None = None
-    """Done to the captured graph first: for passes about what no program can say, such as a wrong order."""
+    """Applied to the captured graph first, for graphs that no program can express, such as one in a wrong order."""
     same_values: bool = True
     """False where random numbers come from another stream: only shapes, dtypes, strides and sharing are compared."""
 
@@ -88,8 +88,8 @@ class _Lazily:
 
 
 def lazily(make: Callable[[], list[Example]]) -> Any:
-    """Examples of a rule that are made when somebody looks at them: of modules, whose weights are drawn, or of random
-    inputs. The user's random numbers are not touched, neither when the rule is imported nor later."""
+    """Examples of a rule that are created on first access: those with modules, whose weights are drawn, or with random
+    inputs. The user's random state is not touched, neither when the rule is imported nor later."""
     return _Lazily(make)
 
 
@@ -102,19 +102,19 @@ def declines(program: Callable[..., Any], *inputs: Any, because: str = "", **how
 
 
 def others_are_weights(graph: torch.fx.Graph) -> None:
-    """A `prepare` of examples: all inputs but the first are weights."""
+    """For `prepare` of an example: all inputs but the first are weights."""
     for node in graph.find_nodes(op="placeholder")[1:]:
         node.meta[FIXED] = True
 
 
 def mark_as_gradients(graph: torch.fx.Graph) -> None:
-    """A `prepare` of examples: what the graph returns are gradients of contiguous weights."""
+    """For `prepare` of an example: the graph returns gradients of contiguous weights."""
     returned: Any = graph.output_node().args[0]
     mark_gradients(graph, [torch.empty(tensor_of(node).shape, device="meta") for node in returned])
 
 
 def _one_expression(text: str) -> str:
-    """A lambda out of the call it stands in: up to the comma or bracket that ends it."""
+    """A lambda, cut out of the surrounding call at the comma or bracket that ends it."""
     depth, seen_colon = 0, False
     for i, char in enumerate(text):
         if char in "([{":
@@ -131,7 +131,8 @@ def _one_expression(text: str) -> str:
 
 
 def make_input(spec: Any, generator: torch.Generator) -> Any:
-    """A tensor from `bf16[4, 8]`: floats normal, integers small, booleans even; other values as they are."""
+    """A tensor for a spec such as `bf16[4, 8]`: normal floats, small integers, or booleans that are true half of the
+    time. Other values are returned unchanged."""
     if not isinstance(spec, str) or not (parsed := re.fullmatch(r"(\w+)\[([\d, ]*)\]", spec)):
         return spec
     dtype = DTYPE_OF[parsed.group(1)]

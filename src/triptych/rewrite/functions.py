@@ -1,4 +1,4 @@
-"""`triptych.rule`: a rule made of two functions, what to look for and what to put in its place."""
+"""`triptych.rule`: a rule made of two functions, a pattern and its replacement."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rule(
     stages: Sequence[str] = Rule.stages,
     examples: Sequence[Any] = (),
 ) -> Rule:
-    """A rule that puts what `replacement` computes where `pattern` stands. Both take the same parameters.
+    """A rule that replaces what matches `pattern` by what `replacement` computes. Both take the same parameters.
 
     They are plain PyTorch functions:
 
@@ -45,7 +45,7 @@ def rule(
 
     A parameter stands for any tensor, unless it is annotated otherwise (`n: int`). Sizes and dims in the pattern must
     be in the program as they are written; with `example_inputs`, one tensor for each parameter, the pattern is read for
-    tensors of their rank, so that `x.t()` or `sum(-1)` is known by any spelling. `check(m, x, ...)` may say with
+    tensors of their rank, so that `x.t()` or `sum(-1)` matches any spelling. `check(m, x, ...)` may say with
     `m.require(condition, reason)` what else must hold. Results may differ by rounding unless `exact` is set.
     """
     for function in (pattern, replacement):
@@ -88,7 +88,7 @@ def _text(function: Function) -> str:
 
 
 def _method(parameters: Sequence[str], body: Callable[..., Any], first: Sequence[str] = ("op",)) -> Any:
-    """A method with these parameters by name: rules are asked for what they want by their signature."""
+    """A method with these named parameters: the signature of a rule's method decides which captures it is given."""
 
     def method(self: Rule, *args: Any, **kwargs: Any) -> Any:
         return body(*args, **kwargs)
@@ -162,7 +162,7 @@ def _rewrite_method(replacement: Function) -> Any:
 
 
 def _emit(op: Emitter, function: Function, given: Mapping[str, Any]) -> Any:
-    """Put the operations of a plain function into the graph, as they are or, in an ATen graph, as ATen."""
+    """Insert the operations of a plain function into the graph, as they are or, in an ATen graph, as ATen operators."""
     in_order = [given[name] for name in _parameters(function)]
     operands = [value.node if isinstance(value, Value) else value for value in in_order]
     traced = in_aten(op, function, operands) if op.program.dialect == ATEN else _traced(function)
@@ -170,7 +170,7 @@ def _emit(op: Emitter, function: Function, given: Mapping[str, Any]) -> Any:
 
 
 def put(op: Emitter, traced: GraphModule, operands: Iterable[Any]) -> Any:
-    """Write a traced graph into the program, with these operands for its inputs; what it returns."""
+    """Insert a traced graph into the program, with these operands for its inputs; returns the results of that graph."""
     inputs = iter(operands)
     now: dict[Node, Any] = {}
     for node in traced.graph.nodes:

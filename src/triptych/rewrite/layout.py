@@ -1,4 +1,4 @@
-"""Replacements with other strides: which values downstream change their strides, and whether anybody could see it."""
+"""Replacements with other strides: which downstream values change their strides, and whether that could be visible."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ from ..ir.schema import packet_tags
 from .refusal import Refused
 
 FURTHEST = 256
-"""So many values a replaced one are looked at before a difference counts as one that is seen."""
+"""Search budget: how many downstream values to examine per replaced node before assuming that a stride change is
+visible."""
 
 READS_LAYOUT = with_trait("reads_layout")
 
 SIZE_FROM_DATA = frozenset(["dynamic_output_shape", "data_dependent_output"])
 
 KNOWN_NAMESPACES = ("aten", "prims", "triptych")
-"""Operators of others may take for granted that an operand is contiguous."""
+"""Operators of other namespaces may assume that an operand is contiguous."""
 
 
 def follow(program: Program, replaced: Mapping[Node, Any]) -> dict[Node, Any]:
-    """The facts of the values computed from `replaced`, once those have the strides that the given facts say.
+    """The new facts of downstream values whose strides change because the nodes in `replaced` get the given facts.
 
-    The difference ends where an operation computes the same strides from it, as a product, a sum or a copy does.
-    Raises Refused if it gets to the caller, or to an operation that could tell. Strides of size-1 dims count too:
-    pointwise operations order the dims of their result by them.
+    The change ends at an operation whose result has the same strides as before, as that of a product, a sum or a copy.
+    Raises Refused if it reaches the caller, or an operation that may depend on strides. Strides of size-1 dims count
+    too: pointwise operations order the dims of their result by them.
     """
     aliasing = program.aliasing
     facts: dict[Node, Any] = dict(replaced)
@@ -73,13 +74,14 @@ def follow(program: Program, replaced: Mapping[Node, Any]) -> dict[Node, Any]:
 
 
 def _is_computed_so_anyway(program: Program, node: Node, old: Any, new: Any) -> bool:
-    """Does the fact of the node only lack the strides of size-1 dims that its own operands give it?"""
+    """Do the facts differ in strides of size-1 dims alone, and does recomputing the node from its present operands give
+    the new strides too?"""
     return difference(old, new) is None and same_strides(program.compute(node), new)
 
 
 def _require_not_returned(node: Node, new: Any) -> None:
-    """Before anything downstream is computed: the caller sees the strides of what is returned. A gradient may get
-    those of its tensor."""
+    """Refuse to change the strides of a returned value, which the caller sees, before anything downstream is computed.
+    A gradient may get the strides of its tensor."""
     if any(user.op == "output" for user in node.users) and not is_gradient_that_fits(node, new):
         raise Refused(_problem(node, new).blaming(node))
 
@@ -98,10 +100,10 @@ def _seen_by(observer: Node, changed: Node, new: Any) -> Refusal:
 
 
 def require_same_place(program: Program, was: Node, now: Node) -> None:
-    """Refuse a value with other strides, or another storage offset, where an operation looks at these.
+    """Refuse a value with other strides, or another storage offset, where an operation reads these.
 
-    The offset of an input is whatever the caller's tensor has, and no guard holds it: only a value in the same memory
-    has the same one.
+    The offset of an input is whatever the caller's tensor has, and no guard fixes it: only a value in the same memory
+    has the same offset.
     """
     aliasing = program.aliasing
     if not aliasing.is_input(now) or aliasing.same(was, now):
@@ -122,7 +124,7 @@ def _same_place(old: Any, new: Any) -> bool:
 
 
 def _observer(program: Program, value: Node) -> Node | None:
-    """An operation on the value, or on a view of it, that may look at strides and storage offset."""
+    """An operation on the value, or on a view of it, that may read strides and storage offset."""
     work, seen = [value], {value}
     while work:
         node = work.pop()
@@ -138,7 +140,7 @@ def _observer(program: Program, value: Node) -> Node | None:
 
 
 def looks_beyond_values(program: Program, node: Node) -> bool:
-    """May the operation tell two operands with equal elements apart, by strides, storage offset or address?"""
+    """May the operation distinguish operands with equal elements, by strides, storage offset or address?"""
     target = node.target
     if isinstance(target, _private.HigherOrderOperator) or of_a_library(target):
         return True
@@ -149,16 +151,16 @@ def looks_beyond_values(program: Program, node: Node) -> bool:
 
 
 def _is_blind(program: Program, node: Node) -> bool:
-    """Does the operation compute the same values, however its operands lie?"""
+    """Does the operation compute the same values whatever the strides of its operands are?"""
     call = program.call(node)
     if call is None or looks_beyond_values(program, node) or not program.aliasing.effects(node).pure:
         return False
-    return not packet_tags(call.op) & SIZE_FROM_DATA  # computed again, it would make up sizes that nobody knows
+    return not packet_tags(call.op) & SIZE_FROM_DATA  # recomputing it would create new unbacked sizes
 
 
 def _require_same_sharing(program: Program, node: Node, old: Any, new: Any, facts: Mapping[Node, Any]) -> None:
-    """What was a view may be a copy now (`reshape`, `contiguous`) or the other way round: then only one of the
-    values in that memory may be returned."""
+    """Because of other strides a view may become a copy (`reshape`, `contiguous`) or the other way round. Then at most
+    one of the values in that memory may be returned, and none may be an input or be written."""
     operands = list(node_operands((node.args, node.kwargs)))
     before = sharing(old, [fact(n) for n in operands])
     if before == sharing(new, [facts.get(n, fact(n)) for n in operands]):

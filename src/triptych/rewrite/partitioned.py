@@ -1,4 +1,4 @@
-"""Edits of a forward and its backward together: what the one keeps, and the other takes."""
+"""Edits of a forward and its backward together: the values that the forward saves and the backward reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def behind_views(node: Node) -> list[Node]:
-    """A value, what it is a view of, and so on; only views by numbers."""
+    """A value, the value that it is a view of, and so on; only through views that have no other node as an argument."""
     chain = [node]
     while node.op == "call_function" and effects(node).aliases and len(node.all_input_nodes) == 1:
         (node,) = node.all_input_nodes
@@ -27,8 +27,8 @@ def behind_views(node: Node) -> list[Node]:
 
 @dataclass(frozen=True)
 class KeepInstead(SoundByRule):
-    """The forward keeps `source` for the backward, instead of its view `held` and of `computed`, which the backward
-    then makes of it."""
+    """The forward saves `source` for the backward, instead of its view `held` and of `computed`; the backward then
+    recomputes both from it."""
 
     source: Node
     held: Node
@@ -46,7 +46,7 @@ class KeepInstead(SoundByRule):
         backward.gm.recompile()
 
     def _take(self, backward: Backward) -> None:
-        """Let the backward take `source`, and make of it what it took before."""
+        """Make `source` an input of the backward, which recomputes its former inputs from it."""
         graph, inputs = backward.gm.graph, backward.inputs
         taken, chain = inputs[self.held.name], behind_views(self.held)
         chain = list(reversed(chain[: chain.index(self.source)]))
@@ -66,7 +66,7 @@ class KeepInstead(SoundByRule):
             graph.erase_node(placeholder)
 
     def _kept(self, output: Node, results: int) -> tuple[Any, ...]:
-        """What the forward returns now; the descriptions of it follow."""
+        """The values that the forward returns now; updates their descriptions in the meta of the output."""
         returned: Any = output.args[0]
         instead = {self.held: self.source, self.computed: None}
         changed = [instead.get(n, n) if i >= results and isinstance(n, Node) else n for i, n in enumerate(returned)]

@@ -19,16 +19,17 @@ class Pass:
 
     name: ClassVar[str] = ""
     default: ClassVar[bool] = True
-    """Runs unless removed; False: runs only if added by name."""
+    """The pass runs unless it is removed; if False, it runs only if added by name."""
     parts: ClassVar[tuple[str, ...]] = ()
     """Names that, added in place of the pass's own, run a part of it; each can be removed, too."""
     required: ClassVar[bool] = False
-    """What follows cannot do without it: it runs with all passes off and beyond a limit of rewrites, a bisection does
-    not count it, and it cannot be removed."""
+    """Later steps depend on the pass: it runs with all passes off and beyond a limit of rewrites, a bisection does not
+    count it, and it cannot be removed."""
     changes_interface: ClassVar[bool] = False
-    """Afterwards the graph takes or returns other values, as the flow knows: it cannot be verified by running both."""
+    """The pass changes inputs or outputs of the graph, which the compile flow accounts for. It cannot be verified by
+    running the graph before and after it."""
     exact: ClassVar[bool] = True
-    """Bit for bit the same results; for passes made of rules, each rule says it."""
+    """Results are bit-identical. In a pass made of rules, each rule declares this itself."""
     examples: ClassVar[list[Any]] = []
     """For passes that are not made of rules; rules carry their own."""
 
@@ -38,7 +39,7 @@ class Pass:
 
     @classmethod
     def details(cls) -> str:
-        """What the docstring says after the purpose: what is not kept, and what the options mean."""
+        """The docstring after the purpose: which properties are not preserved, and what the options mean."""
         rest = (inspect.getdoc(cls) or "").partition("\n\n")[2]
         return "\n\n".join(paragraph.replace("\n", " ") for paragraph in rest.split("\n\n"))
 

@@ -1,4 +1,4 @@
-"""What the driver keeps of a site: a refusal, a rewrite, or a decision of the cost model."""
+"""What the driver records about a site: a refusal, a rewrite, or a decision of the cost model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..ir.text import source_line
 
 
 def brief(record: Any) -> str:
-    """The repr of a dataclass without the fields that say nothing."""
+    """The repr of a dataclass without the fields that have their defaults."""
     shown = [
         f"{field.name}={value!r}"
         for field in fields(record)
@@ -24,7 +24,7 @@ def brief(record: Any) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Decline:
-    """A site that a rule looked at and left alone, and why. It has names, not nodes: it outlives the graph."""
+    """A site that a rule examined and left alone, and why. It stores names, not nodes: it outlives the graph."""
 
     rule: str
     node: str
@@ -39,9 +39,9 @@ class Decline:
     wanted: str = ""
     found: str = ""
     matched: int = 0
-    """How many nodes of the rule's pattern had matched, or how many the site covers."""
+    """How many nodes of the rule's pattern matched, or how many nodes the site covers."""
     complete: bool = True
-    """The whole pattern was there: a check, or the rewriter, declined."""
+    """The whole pattern matched, and a check or the rewriter declined."""
     graph: str = ""
     """The graph it is in, where a record does not say so."""
 
@@ -49,7 +49,7 @@ class Decline:
     def of(refusal: Refusal, rule: str, root: Node, covered: int = 0, raised: bool = False, graph: str = "") -> Decline:
         """The refusal of a site that begins at `root`; `covered`: how many nodes a complete match has."""
         at = refusal.node
-        if at is None or at._erased:  # one that the rewrite made and that is gone with it
+        if at is None or at._erased:  # a node that the rewrite added, erased with it
             at = root
         wanted, found = ("" if value is None else words(value) for value in (refusal.wanted, refusal.found))
         return Decline(
@@ -99,33 +99,33 @@ def _comment(source: str) -> str:
 
 
 GAIN = 0.95
-"""What is left of the time must be less than this part of it: a smaller gain is within the error of a model."""
+"""The new time must be less than this fraction of the old one: a smaller gain is within the error of the cost model."""
 
 SLOWER = 1.05
-"""What saves memory may take this many times as long."""
+"""A rewrite that saves memory may take up to this many times as long."""
 
 MODEL_ERROR = 1.5
-"""By what factor the model of a device may be off in how two ways compare."""
+"""The factor by which the cost model of a device may be wrong about the ratio of two costs."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """A rewrite that could have lost: what the cost model said of both ways, in seconds."""
+    """A rewrite that is not always faster: the costs of the old and the new form, in seconds."""
 
     before: float
     after: float
     rule: str = ""
     node: str = ""
     sure: bool = False
-    """The new way is the old one with less to do, and nothing more: any gain counts."""
+    """The new form does part of the work of the old one and nothing else, so any gain counts."""
     measured: bool = False
     """Timed on the device, not modelled."""
     saves: int = 0
-    """Bytes of memory that the new way needs less at its peak: for them it may be a little slower."""
+    """By how many bytes the new form lowers the peak memory; in return it may be a little slower."""
 
     @property
     def most(self) -> float:
-        """What the new way may cost."""
+        """The new form must cost less than this."""
         if self.saves:
             return SLOWER * self.before
         return self.before if self.sure else GAIN * self.before

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Refused(Exception):
-    """Not an error: a rewrite that would not be right here, with its reason."""
+    """Not an error: the rewrite is not made here, for the reason given."""
 
     def __init__(
         self, reason: str | Refusal = "", *, at: Node | Value | None = None, wanted: Any = None, found: Any = None
@@ -22,7 +22,7 @@ class Refused(Exception):
 
     @property
     def refusal(self) -> Refusal:
-        """As data; made here, because most refusals are misses that nobody asks about."""
+        """The refusal as data; built on demand, because most refusals are misses that are never read."""
         reason, *data = self.args
         return reason if isinstance(reason, Refusal) else Refusal(reason, *data)
 
@@ -35,4 +35,4 @@ class Refused(Exception):
 
 
 class NotConcerned(Refused):
-    """The site is none of the rule's: a miss, as if the pattern had not matched, and not worth a line in a report."""
+    """The rule does not apply to the site: a miss, as if the pattern had not matched, which reports do not list."""

@@ -1,7 +1,7 @@
-"""The only thing that edits graphs.
+"""The rewriter: nothing else edits graphs.
 
-It checks that a replacement is as good as what it replaces (shape, dtype, device, strides, memory sharing, order of
-writes and random draws) and takes a rewrite back whole if it is not.
+It checks that a replacement is equivalent to the value it replaces (shape, dtype, device, strides, memory sharing,
+order of writes and random draws) and undoes the whole rewrite if it is not.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from .spelling import Spelling
 from .view_facts import views_moved
 
 MOST_WRITES = 64
-"""Writes of one memory by calls without a result, such as `x[m] = 0`: each that makes a new value is told to all users
-of x that follow. Where there are more, they stay writes, which keeps the work linear."""
+"""Limit for writes to one memory by calls without a result, such as `x[m] = 0`. A write that is replaced by a new value
+changes all later users of x. Where there are more writes, they stay in place, which keeps the work linear."""
 
 
 @dataclass(frozen=True)
 class Replacement:
-    """One replacement of several: values, what takes their place, who made it, and whose work it does."""
+    """One of several replacements: the old values, the new ones, the emitter that created them, and the nodes whose
+    work they do."""
 
     olds: tuple[Node, ...]
     new: Any
@@ -43,10 +44,10 @@ class Replacement:
 
 
 class Rewriter(Checks):
-    """Edits one program. Whoever drives it counts each rewrite, which may be several edits; a limit stops it.
+    """Edits one program. The driver counts each rewrite, which may consist of several edits; a limit stops it.
 
-    A rewrite that would go beyond the limit is refused, and so is everything after it: what a limit of n leaves is what
-    the first n rewrites made. A bisection relies on it.
+    A rewrite that would exceed the limit is refused, and so is every later one: with a limit of n, the graph is the
+    result of the first n rewrites. A bisection relies on this.
     """
 
     def __init__(self, program: Program, pass_name: str = "", limit: int | None = None) -> None:
@@ -54,13 +55,13 @@ class Rewriter(Checks):
         self.pass_name = pass_name
         self.limit = limit
         self.rewrites = 0
-        """Rewrites that are done and counted."""
+        """How many rewrites are done and counted."""
         self.edited = False
         """Something in the graph was changed, counted or not."""
         self.stopped = False
         """The limit has refused a rewrite."""
         self.touched: list[Node] = []
-        """Nodes made or given other operands by the last rewrite: what a worklist looks at again."""
+        """Nodes that the last rewrite created or gave other operands: a worklist visits them again."""
         self._relaid: dict[Node, Any] = {}
         """New facts of downstream values whose strides change because a replacement has different strides."""
 
@@ -72,7 +73,7 @@ class Rewriter(Checks):
     def replace(
         self, old: Node | Sequence[Node], new: Any, op: Emitter, covered: Iterable[Node] = (), terms: Terms = PLAIN
     ) -> None:
-        """Put `new` where `old` stands, if that is right; raises Refused and changes nothing if it is not.
+        """Replace `old` by `new` if that is sound; raises Refused and changes nothing if it is not.
 
         `covered` are the nodes whose work the new value does; those nobody uses any more are erased.
         """
@@ -80,8 +81,8 @@ class Rewriter(Checks):
         self.replace_all([Replacement(olds, new, op, tuple(dict.fromkeys((*olds, *covered))), terms)], 1)
 
     def replace_all(self, edits: Sequence[Replacement], rewrites: int) -> None:
-        """Several replacements that hang together, the later built on the earlier: all of them or none. They count as
-        so many rewrites."""
+        """Several replacements of which later ones use earlier ones: either all of them are made, or none. `rewrites`
+        is how many rewrites they count as."""
         self._relaid = {}
         try:
             self.require_room(rewrites)
@@ -102,7 +103,7 @@ class Rewriter(Checks):
             self.erase_unused((*edit.covered, *edit.op.made), edit.terms.takes_random)
 
     def install(self, made: Any, old: Sequence[Node], op: Emitter, covered: Iterable[Node], terms: Terms) -> None:
-        """Make what a rewrite returned part of the graph: new values for the old ones, or an edit of another kind."""
+        """Apply what a rewrite returned to the graph: new values for the old ones, or an edit of another kind."""
         if isinstance(made, Edit):
             made.make(self, op)
         else:
@@ -123,7 +124,7 @@ class Rewriter(Checks):
         self._relaid = {}
 
     def _require_all_sound(self, edits: Sequence[Replacement]) -> list[list[Node]]:
-        """The nodes to put in place, for each replacement."""
+        """The new nodes of each replacement; raises Refused if one is not sound."""
         made = [self._require_sound(e.olds, e.new, e.op, e.covered, e.terms) for e in edits]
         self._check_gradients([(e.olds, news, e.op) for e, news in zip(edits, made)])
         return made
@@ -131,7 +132,7 @@ class Rewriter(Checks):
     def _require_sound(
         self, olds: Sequence[Node], new: Any, op: Emitter, covered: tuple[Node, ...], terms: Terms
     ) -> list[Node]:
-        """The nodes to put in place; of gradients nothing is asked yet."""
+        """The new nodes; raises Refused if the replacement is not sound. Gradients are not checked here."""
         news = list(new) if isinstance(new, (tuple, list)) else [new]
         if len(olds) != len(news):
             raise Refused("{wanted} values replaced by {found}", wanted=len(olds), found=len(news))
@@ -141,7 +142,7 @@ class Rewriter(Checks):
         relaid: dict[Node, Any] = {}
         for was, now in zip(olds, made):
             if returned_operand(self.program.call(was)) is now:
-                continue  # the very same tensor, known or not
+                continue  # the same tensor, even if nothing is known about it
             if self._check_value(was, now, terms):
                 relaid[was] = fact(now)
             self._check_memory(was, now, now in fresh)
@@ -157,10 +158,10 @@ class Rewriter(Checks):
         return made
 
     def respell(self, node: Node, spelling: Spelling) -> None:
-        """Write the same call another way; the node, its name and its place stay.
+        """Write the same call another way; the node, its name and its position stay.
 
-        What it makes is computed anew and must be what was known: in shape, dtype, strides, and in what memory it
-        shares with its operands. Raises Refused and changes nothing if it is not.
+        The fact of the result is recomputed and must agree with the old one: in shape, dtype, strides, and in the
+        memory that it shares with its operands. Raises Refused and changes nothing if it does not.
         """
         self.require_room()
         before = Spelling.of(node)
@@ -190,7 +191,8 @@ class Rewriter(Checks):
             _write(node, before)
 
     def take_results(self, written: Node, writes: Collection[Node]) -> None:
-        """`x.add_(1); x.mul_(2); f(x)` -> `a = x.add_(1); b = a.mul_(2); f(b)`: writes that return x itself."""
+        """`x.add_(1); x.mul_(2); f(x)` -> `a = x.add_(1); b = a.mul_(2); f(b)`: later nodes read the results of the
+        writes, which return x itself."""
         self.require_room()
         latest = written
         touched = []
@@ -204,8 +206,8 @@ class Rewriter(Checks):
         self.touched = touched
 
     def write_to_new_memory(self, node: Node, new: Any, op: Emitter) -> None:
-        """`x.relu_()` -> `relu(x)`, `x[m] = 0` -> `masked_fill(x, m, 0)`, where x is new memory: who reads x afterwards
-        reads the new value."""
+        """`x.relu_()` -> `relu(x)`, `x[m] = 0` -> `masked_fill(x, m, 0)`, where x is new memory: nodes that read x
+        afterwards read the new value."""
         try:
             self.require_room()
             self.require_new_memory(node, new, op)
@@ -216,7 +218,7 @@ class Rewriter(Checks):
         later = [u for u in written.users if node < u and u not in op.made]
         self.edited = True
         self.touched = list(op.made)
-        # writes that follow are the next to get here: what is behind them is told then
+        # later writes get here next: the facts of the views after them are updated then
         self._swap(node, self._node_of(new), past_writes=False)
         self._swap(written, self._node_of(new), later, past_writes=False)
         self.erase(node)
@@ -225,7 +227,7 @@ class Rewriter(Checks):
         """Raises Refused where `write_to_new_memory` would, and changes nothing."""
         aliasing = self.program.aliasing
         seen = aliasing.effects(node)
-        if seen.random or seen.barrier or len(seen.writes) != 1:  # a write is kept whoever uses it
+        if seen.random or seen.barrier or len(seen.writes) != 1:  # `kept` does not matter for a write
             raise Refused("{at} has effects of its own", at=node)
         (written,) = seen.writes
         if tensor_fact(node) is None and (times := len(aliasing.writers(written))) > MOST_WRITES:
@@ -250,7 +252,7 @@ class Rewriter(Checks):
             raise Refused(problem)
 
     def _read_after(self, source: Node, user: Node, write: Node) -> bool:
-        """Is this user a view of the source that is read, itself or through another view, behind a write?"""
+        """Is this user a view of the source that is read, itself or through another view, after the write?"""
         work, sources = [user], {source}
         while work:
             view = work.pop()
@@ -273,13 +275,13 @@ class Rewriter(Checks):
         self.touched.extend(operands)
 
     def move_before(self, node: Node, anchor: Node) -> None:
-        """Move a node; that no write, draw or region is crossed is the caller's to know."""
+        """Move a node; the caller must ensure that it crosses no write, random draw or region."""
         self.edited = True
         with self.program.moving(node):
             anchor.prepend(node)
 
     def set_arguments(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any = None) -> None:
-        """Another spelling of the same call; nothing is computed, for what it makes is what it made."""
+        """Another spelling of the same call; its fact is not recomputed, because the result stays the same."""
         self.edited = True
         node.args, node.kwargs = args, kwargs
         self.program.changed(node)
@@ -290,7 +292,7 @@ class Rewriter(Checks):
         self.touched.append(node)
 
     def add_input(self, name: str, value: Any) -> Node:
-        """A further input, after those that are there."""
+        """Add an input after the existing ones."""
         graph = self.program.graph
         first = next(n for n in graph.nodes if n.op != "placeholder")
         with graph.inserting_before(first):
@@ -301,16 +303,16 @@ class Rewriter(Checks):
         return node
 
     def read_instead(self, was: Node, now: Node, users: Sequence[Node]) -> None:
-        """Let some users of a value read another one; that it holds the same is the caller's to know."""
+        """Let some users of a value read another one; the caller must ensure that it has the same elements."""
         self.edited = True
         self._swap(was, now, users)
 
     def write_in_place(
         self, results: Sequence[tuple[Node, Node]], copies_back: Sequence[Node], replaced: Node
     ) -> None:
-        """Erase a node whose results now lie in memory of other values: whoever reads a result reads that value.
+        """Erase a node whose results are now in the memory of other values: users of a result read that value instead.
 
-        Copies of a result into that very memory go too. That nobody sees the difference is the caller's to know.
+        Copies of a result into that same memory are erased too. The caller must ensure that no difference is visible.
         """
         self.edited = True
         for was, now in results:
@@ -327,18 +329,18 @@ class Rewriter(Checks):
         self.erase(replaced)
 
     def resize(self, node: Node, shape: Sequence[int]) -> None:
-        """Another shape for a result whose dtype and device stay; the operation itself is not computed."""
+        """Give the fact of a result another shape, with the same dtype and device; the operation is not recomputed."""
         if (known := tensor_fact(node)) is not None:
             with self.program.computing(node):
                 set_fact(node, known.new_empty(shape), self.program.fact_key)
 
     def annotate(self, node: Node, key: str, value: Any) -> None:
-        """Tell code generation something of a node beside its arguments."""
+        """Set a meta entry of a node that code generation reads."""
         self.edited = True
         node.meta[key] = value
 
     def take_out_of_tuple(self, call: Node, element: Node, body: GraphModule) -> None:
-        """Let a graph that is called return its one result instead of a tuple of it."""
+        """Make a called sub-graph return its only result itself instead of a tuple of it."""
         (end,) = body.graph.find_nodes(op="output")
         ((result,),) = end.args
         end.args = (result,)
@@ -350,7 +352,7 @@ class Rewriter(Checks):
         self.erase(element)
 
     def return_copy(self, body: GraphModule, place: int) -> None:
-        """Let a graph that is called return a copy of one of its results."""
+        """Make a called sub-graph return a copy of one of its results."""
         end = body.graph.output_node()
         results: Any = end.args[0]
         with body.graph.inserting_before(end):
@@ -363,11 +365,11 @@ class Rewriter(Checks):
     # ---- counting ----
 
     def counted(self) -> None:
-        """A rewrite is done: the edits since the last one belong to it."""
+        """Count a finished rewrite: the edits since the last one belong to it."""
         self.rewrites += 1
 
     def has_room(self, rewrites: int = 1) -> bool:
-        """Does the limit leave room for a rewrite, or for several that are one step? Once it does not, it stays so."""
+        """Does the limit allow another rewrite, or several that are one step? Once it does not, it never does again."""
         self.stopped |= self.limit is not None and self.rewrites + rewrites > self.limit
         return not self.stopped
 
@@ -384,7 +386,7 @@ class Rewriter(Checks):
         for user in users:
             user.replace_input_with(was, now)
         aliasing = self.program.aliasing
-        # an ATen graph says by its operations alone who shares memory: there no fact is asked
+        # in an ATen graph the operations alone say which values share memory: facts are not consulted
         by_facts = self.program.dialect != ATEN or self.program.has_composites
         left = storage(fact(was)) if by_facts and aliasing.surely_apart(was, now) else None
         for user in users:
@@ -396,7 +398,7 @@ class Rewriter(Checks):
         self.touched.extend(users)
 
     def erase_unused(self, nodes: Iterable[Node], takes_random: bool = False) -> None:
-        """Erase those of some nodes, latest first, that a rewrite left without users."""
+        """Erase those of the nodes, latest first, that a rewrite left dead."""
         for node in sorted((n for n in nodes if not n._erased), reverse=True):
             if not node._erased and self.program.aliasing.is_dead(node, draws_may_go=takes_random):
                 self.erase(node)

@@ -4,7 +4,7 @@
 
 `sites` says where the rule could fire: wherever its `pattern` matches, unless it is overridden. `check` refuses, or
 asks the cost model. `rewrite` builds the replacement, which the rewriter installs if that is sound. The driver does
-the rest for every rule alike: it counts, records refusals and decisions, keeps limits, takes failed rewrites back.
+the rest for all rules: it counts, records refusals and decisions, enforces limits, and undoes failed rewrites.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ _Accepted = TypeVar("_Accepted")
 
 
 class Match:
-    """A site of a rule, as `check` and `rewrite` see it: what a pattern found there, or the rule's own analysis."""
+    """A site of a rule, as `check` and `rewrite` see it: a match of the pattern, or a result of the rule's analysis."""
 
     leftovers: tuple[Node, ...] = ()
-    """Nodes that are no part of what is rewritten, but go with it if nobody uses them any more."""
+    """Nodes that are not covered by the rewrite, but are erased after it if they have become dead."""
     decision: Decision | None = None
     before: Node | None = None
-    """The node that new ones stand before; None: the last of the roots."""
+    """The node before which new nodes are inserted; None means the last of the roots."""
     names: tuple[str, ...] | None = None
-    """What a rewrite is counted as, where that is not the rule's own name, or more than one rewrite; with no name
-    at all it only changes the order and is not counted."""
+    """The names under which the rewrite is counted, once each; None means once, under the rule's own name. A rewrite
+    with no names only changes the order and is not counted."""
     problem: str | Refusal | None = None
-    """Why nothing can be done here, if the analysis knows already."""
+    """Why the site must be refused, if the analysis already knows that."""
     about: Node | None = None
-    """The node that a report names for this site; None: the first of the roots."""
+    """The node that a report names for this site; None means the first of the roots."""
     emitter: type[Emitter] | Callable[[Program, Node, str], Emitter] = Emitter
-    """What makes the emitter of the rewrite, for a rule whose rewrites share nodes."""
+    """Creates the emitter of the rewrite; set by a rule whose rewrites share nodes."""
 
     def __init__(self, program: Program, pattern_match: PatternMatch) -> None:
         self.program = program
@@ -55,7 +55,7 @@ class Match:
         """The nodes whose work the rewrite does; those that nobody uses any more are erased."""
         self.roots = tuple(Value(program, n) for n in pattern_match.roots)
         self.bindings = pattern_match.bindings
-        """What the captures took, as it stands in the graph; `m["x"]` gives it as a value with its facts."""
+        """What the captures have bound, as it is in the graph; `m["x"]` gives it as a value with its facts."""
         self._values: dict[str, Any] = {}
 
     @staticmethod
@@ -70,10 +70,10 @@ class Match:
         emitter: Callable[[Program, Node, str], Emitter] = Emitter,
         **found: Any,
     ) -> Match:
-        """A site that `Rule.sites` has found: the values to replace, in order, and by name what is known of them.
+        """A site that `Rule.sites` has found: the values to replace, in order, and the results of the analysis by name.
 
-        `check` and `rewrite` take by name what they want of `found`. A site with a `problem` is a refusal, with that
-        reason: nothing more is asked.
+        `check` and `rewrite` get those entries of `found` that they have as parameters. A site with a `problem` is
+        refused for that reason, without calling `check`.
         """
         match = Match(program, PatternMatch(roots, found, tuple(dict.fromkeys((*roots, *covers)))))
         match.before, match.names, match.problem = before, None if names is None else tuple(names), problem
@@ -105,8 +105,8 @@ class Match:
         """Leave this site alone, for that reason, unless the condition holds.
 
         `at` is the value at fault, if that is not the one to replace: reports name it and its source line. `wanted` and
-        `found` are what was compared, of any type; `{at}`, `{wanted}` and `{found}` in the reason stand for the three.
-        No text is made while the condition holds.
+        `found` are the compared values, of any type; `{at}`, `{wanted}` and `{found}` in the reason are replaced by the
+        three. No text is formatted if the condition holds.
         """
         if not condition:
             raise Refused(reason, at=at, wanted=wanted, found=found)
@@ -131,7 +131,7 @@ class Match:
         wanted: Any = None,
         found: Any = None,
     ) -> None:
-        """What the pattern cannot say by its form ("to the same shape"); without it this is no match."""
+        """A condition that the pattern cannot express ("to the same shape"); unless it holds, this is not a match."""
         if not condition:
             raise NotConcerned(reason, at=at, wanted=wanted, found=found)
 
@@ -145,12 +145,12 @@ class Match:
         error: float = MODEL_ERROR,
         saves: int = 0,
     ) -> None:
-        """Leave this site alone unless the cost model says that the new way is quicker, both in seconds.
+        """Leave this site alone unless the new form is faster by the costs of the old and the new one, in seconds.
 
-        `sure`: the new way is the old one with less to do, and nothing more, so any gain counts. `measure` times both
-        on the device, or gives None where that is not possible; it is asked where the two are within `error` of each
-        other, the factor by which the model may be off, or as the option `tune` says. `saves`: bytes of memory that the
-        new way needs less, for which it may be a little slower.
+        `sure`: the new form does part of the work of the old one and nothing else, so any gain counts. `measure` times
+        both on the device, or returns None where that is not possible. The option `tune` says when it is called: never,
+        always, or if the two costs are within `error` of each other, the factor by which the cost model may be wrong.
+        `saves`: by how many bytes the new form lowers the peak memory, for which it may be a little slower.
         """
         self.decision = Decision(before, after, sure=sure, saves=saves)
         tune = self.program.options.tune
@@ -162,7 +162,7 @@ class Match:
             raise Refused(self.decision.refusal)
 
     def cover(self, nodes: Iterable[Node]) -> None:
-        """More nodes whose work the rewrite does: found by `check` itself, beyond the pattern."""
+        """Add nodes whose work the rewrite does: those that `check` has found beyond the pattern."""
         self.nodes = tuple(dict.fromkeys((*self.nodes, *nodes)))
 
     def leave_behind(self, nodes: Iterable[Node]) -> None:
@@ -170,7 +170,7 @@ class Match:
         self.leftovers = tuple(nodes)
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._values:  # most matches end at the first condition: nothing is made before it is asked for
+        if name not in self._values:  # created on demand: most matches fail at the first condition
             self._values[name] = _as_value(self.program, self.bindings.get(name))
         return self._values[name]
 
@@ -184,9 +184,9 @@ def _as_value(program: Program, raw: Any) -> Any:
 
 
 class FirstOf:
-    """What a rewrite returns that has several ways to write its result, best first: the first sound one is taken.
+    """Returned by a rewrite that has several ways to write its result, best first: the first sound one is used.
 
-    A way may return `FirstOf` in turn. Where all are refused, the reason given is that of the last, or, with
+    A way may itself return `FirstOf`. Where all are refused, the reason given is that of the last, or, with
     `first_reason`, of the first.
     """
 
@@ -198,26 +198,26 @@ class Rule:
     """Subclass this, with a docstring whose first paragraph is the formula.
 
     `pattern(self, op, x, ...)` names operations; `check(self, m, x, ...)` says what must hold with `m.require`;
-    `rewrite(self, op, x, ...)` builds what stands there instead and returns it, or an `Edit`, or `FirstOf` several
-    ways. A rule that no pattern can express overrides `sites` instead of `pattern`.
+    `rewrite(self, op, x, ...)` builds the replacement and returns it, or an `Edit`, or `FirstOf` several ways. A rule
+    that no pattern can express overrides `sites` instead of `pattern`.
     """
 
     exact: ClassVar[bool] = True
-    """Bit for bit the same result; False where rounding may differ, and the formula says so."""
+    """The result is bit-identical; False where rounding may differ, and the formula says so."""
     interior_may_be_used: ClassVar[bool] = False
-    """Fires although an inner value of the pattern is used elsewhere too (it then stays)."""
+    """The rule fires even if an inner value of the pattern is also used elsewhere (the value then stays)."""
     mixed_dtypes: ClassVar[bool] = False
     """Captured tensors may be of several dtypes."""
     takes_random: ClassVar[bool] = False
     """The pattern covers random draws, and the rewrite keeps their meaning."""
     without_facts: ClassVar[bool] = False
-    """Right even where shapes and dtypes are unknown: the rewrite keeps both by its form."""
+    """Sound even where shapes and dtypes are unknown: the form of the rewrite preserves both."""
     without_gradient: ClassVar[bool] = False
-    """The values stay the same, and their gradient may not: the rule is refused wherever a gradient may be wanted."""
+    """The values stay the same but their gradient may change: the rule is refused where a gradient may be needed."""
     stages: ClassVar[tuple[str, ...]] = ("pre_grad", "joint")
-    """Where a rule runs that was given in the option `add_rules`."""
+    """The stages in which the rule runs if it is given in the option `add_rules`."""
     only_explains: ClassVar[bool] = False
-    """It rewrites nothing: it says of what looks like a site of the pass why nothing can be done there."""
+    """The rule rewrites nothing: where something looks like a site of the pass, it says why nothing can be done."""
     examples: ClassVar[list[Any]] = []
 
     @classmethod
@@ -229,7 +229,7 @@ class Rule:
         return self.rule_name()
 
     def counts_as(self, name: str) -> bool:
-        """Is this a name that rewrites of the rule are counted under? A rule that sets `Match.names` says which."""
+        """Are rewrites of the rule counted under this name? A rule that sets `Match.names` overrides this."""
         return name == self.name
 
     @classmethod
@@ -240,8 +240,8 @@ class Rule:
     def sites(self, program: Program) -> Iterator[Match]:
         """Where the rule could fire, one site after the other. It only reads the graph.
 
-        Each site is rewritten, if it can be, before the next one is asked for. A rule that overrides this sees the
-        graph as it is then: it must not return nodes that are erased.
+        Each site is rewritten, if possible, before the next one is requested. A rule that overrides this sees the
+        graph after that rewrite: it must not return nodes that are erased.
         """
         ready, matcher = compiled(self), Matcher(program)
         for node in list(program.graph.nodes):
@@ -249,7 +249,7 @@ class Rule:
             if call is not None and (not ready.root_ops or call.op in ready.root_ops):
                 yield from (Match(program, pattern_match) for pattern_match in matcher.find(ready.roots, node))
 
-    if TYPE_CHECKING:  # every rule has captures of its own
+    if TYPE_CHECKING:  # the parameters are the captures of each rule
         pattern: Callable[..., Any]
         check: Callable[..., None]
         rewrite: Callable[..., Any]
@@ -259,20 +259,20 @@ class Rule:
             raise TriptychError(f"{type(self).__name__} has no pattern")
 
         def check(self, m):
-            """Nothing beyond the pattern, unless a rule says so."""
+            """By default nothing is checked beyond the pattern."""
 
         def rewrite(self, op):
             raise TriptychError(f"{type(self).__name__} has no rewrite")
 
 
 class CompiledRule:
-    """A rule made ready once: its pattern, the operations it can end in, and who wants which capture."""
+    """A prepared rule: its pattern, the operations that its root can call, and the captures that its methods take."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
         self.name = rule.name
         self.finds_itself = type(rule).sites is not Rule.sites
-        """It has no pattern, but an analysis of its own."""
+        """The rule has no pattern: it overrides `sites`."""
         self.roots: tuple[Pattern, ...] = () if self.finds_itself else build_pattern(rule.pattern)
         self.root_ops = self.roots[0].root_ops() if self.roots else frozenset()
         self.depth = max((r.depth() for r in self.roots), default=1)
@@ -290,7 +290,7 @@ class CompiledRule:
             raise Refused("a gradient may be wanted, and would not be the same")
 
     def rewrite(self, op: Any, match: Match, accept: Callable[[Any], _Accepted]) -> _Accepted:
-        """Build what stands there instead and hand it to `accept`, which raises Refused where it is not sound."""
+        """Build the replacement and pass it to `accept`, which raises Refused where it is not sound."""
         given = {name: match if name == "m" else match[name] for name in self._rewrite}
         return self._accepted(op, self.rule.rewrite(op, **given), accept)
 
@@ -328,9 +328,10 @@ class CompiledRule:
 
 
 def _wanted(method: Callable[..., Any], known: set[str] | None) -> frozenset[str]:
-    """The captures a method asks for by its parameters; a name nobody captures is a mistake found early.
+    """The captures that a method takes as parameters. A parameter that is no capture of the pattern is an error, which
+    is raised before the rule runs.
 
-    None: what sites bring with them is not known before they are found.
+    `known` is None for a rule that overrides `sites`: the names that its sites provide are not known in advance.
     """
     names = list(inspect.signature(method).parameters)[1:]
     for name in names:
@@ -343,7 +344,7 @@ _COMPILED: dict[Any, CompiledRule] = {}
 
 
 def compiled(rule: Rule) -> CompiledRule:
-    """The rule made ready; once for each class, or for each rule that carries values of its own."""
+    """The prepared rule; it is prepared once per class, or once per instance if the instance has attributes."""
     key = rule if vars(rule) else type(rule)
     if key not in _COMPILED:
         _COMPILED[key] = CompiledRule(rule)

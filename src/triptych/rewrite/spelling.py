@@ -1,4 +1,4 @@
-"""How a call is written in its graph: what the emitter would put there, without putting it there."""
+"""How a call is written in its graph. The canonical spelling is what the emitter would insert; nothing is inserted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .refusal import Refused
 
 @dataclass(frozen=True)
 class Spelling:
-    """The four things that make a node call what it calls."""
+    """The four fields of a node that define its call."""
 
     kind: str
     target: Any
@@ -31,13 +31,13 @@ class Spelling:
         return (self.kind, self.target) == (other.kind, other.target)
 
     def same_arguments(self, other: Spelling) -> bool:
-        """Written alike: a list is not a tuple, and keywords stand in the same order."""
+        """Are the arguments written identically? A list differs from a tuple, and the order of keywords counts."""
         return _alike((self.args, self.kwargs), (other.args, other.kwargs))
 
 
 def canonical_spelling(program: Program, node: Node, call: Call) -> Spelling | None:
-    """The one way in which the emitter writes this call; None for what it has no name for, and for calls that
-    could not be read to the end for want of facts."""
+    """The way in which the emitter writes this call; None for operations that it has no name for, and for calls that
+    were not read completely because facts are missing."""
     known = op_parameters(call.op)
     if not known or not call.args.keys() <= known.keys():
         return None
@@ -47,7 +47,7 @@ def canonical_spelling(program: Program, node: Node, call: Call) -> Spelling | N
 
 
 class _Speller(Emitter):
-    """An emitter that notes the node it would make."""
+    """An emitter that records the node it would create."""
 
     def __init__(self, program: Program, node: Node) -> None:
         super().__init__(program, node, rule="")
@@ -62,7 +62,7 @@ class _Speller(Emitter):
         return Value(self.program, self.anchor)
 
     def aten(self, name: str, bound: dict[str, Any]) -> Value:
-        """No function of torch has the name: whatever the node calls is as good."""
+        """torch has no function of that name: the node keeps the spelling that it has."""
         return Value(self.program, self.anchor)
 
 

@@ -42,7 +42,7 @@ def _compute_anew(program: Program, node: Node, seen: Effects) -> None:
     call = program.call(node)
     if call is None or seen.random or call.op.startswith("higher"):
         return
-    with contextlib.suppress(Exception):  # the old fact is right in all but the memory
+    with contextlib.suppress(Exception):  # the old fact is wrong about the memory only
         update_fact(node, program.compute(node), program.fact_key)
 
 

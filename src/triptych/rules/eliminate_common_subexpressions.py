@@ -22,13 +22,13 @@ from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
 
 NAMESPACES = ("aten", "prims", "triptych")
-"""Libraries whose operators do what their schemas say; one of a user may count its calls."""
+"""Libraries whose operators do only what their schemas say; a user's operator may count its calls."""
 
 PLAIN_FUNCTIONS = (operator.getitem, operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod)
-"""What graphs call beside operators: pieces of results, and arithmetic of sizes."""
+"""Functions that graphs call besides operators: elements of results, and arithmetic on sizes."""
 
 CONSTRUCTORS = ("empty", "full", "zeros", "ones", "scalar_tensor", "arange", "iota", "new_")
-"""How the names of operators begin that make a tensor of numbers and take at most a size from an operand."""
+"""Name prefixes of operators that create a tensor from numbers and read at most the size of an operand."""
 
 ATEN: dict[str, Any] = {"dialects": ("aten",)}
 
@@ -54,7 +54,7 @@ class MergeEqualValues(Rule):
                 continue
             problem = _problem(program, earlier, node)
             if problem is not None:
-                first[key] = node  # what changed in between stays changed
+                first[key] = node  # the same problem would separate `earlier` from later nodes
             yield Match.at(program, node, earlier=earlier, problem=problem)
 
     def rewrite(self, op, m, earlier):
@@ -101,7 +101,7 @@ def _problem(program: Program, earlier: Node, again: Node) -> Refusal | None:
         return problem
     seen = aliasing.effects(again)
     are_views = again.target is operator.getitem or (seen.aliases and not seen.may_copy)
-    if are_views:  # of one memory, whatever it holds
+    if are_views:  # views of the same memory, whatever its contents
         both_returned = all(any(u.op == "output" for u in n.users) for n in (earlier, again))
     else:
         if (writer := aliasing.first_writer(*_tensors(earlier), *_tensors(again))) is not None:
@@ -113,12 +113,12 @@ def _problem(program: Program, earlier: Node, again: Node) -> Refusal | None:
 
 
 def _tensors(node: Node) -> list[Node]:
-    """The value, and the pieces that are taken from it if it is a tuple, as the two of `sort` are."""
+    """The value and, if it is a tuple, as the result of `sort` is, the `getitem` nodes of its elements."""
     return [node, *(user for user in node.users if user.target is operator.getitem and user.args[0] is node)]
 
 
 def _returned(aliasing: Aliasing, node: Node) -> set[Any]:
-    """Which pieces of the value leave the graph; None stands for the value itself."""
+    """The indices of the elements whose memory leaves the graph; None stands for the value itself."""
     return {None if n is node else n.args[1] for n in _tensors(node) if aliasing.is_output(n)}
 
 

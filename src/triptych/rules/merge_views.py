@@ -14,8 +14,8 @@ from ..rewrite.rule import Rule
 
 
 def keeps_order(call: Call | None) -> bool:
-    """Leaves the elements in their order and changes only how they are counted: whatever two such views do, their
-    result is known by its shape."""
+    """Does the view keep the elements in order and change only the shape? The result of two such views is determined by
+    its shape."""
     if call is None or call.mutates:
         return False
     if call.op == "permute":  # dims of one element may go anywhere
@@ -73,7 +73,7 @@ class MergeReshapes(Rule):
 
 
 def composed(first: Sequence[int], then: Sequence[int]) -> list[int]:
-    """Dims of the one permutation that does what two do one after the other."""
+    """The dims of the permutation that is equivalent to `first` followed by `then`."""
     return [first[d] for d in then]
 
 

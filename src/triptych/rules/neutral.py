@@ -1,7 +1,7 @@
 """Numbers that leave the other operand unchanged, as in `x + 0` and `x * 1`.
 
-The numbers are in the table of operations. Here is for which dtypes they hold by IEEE rules, which know infinities, NaN
-and the sign of zero.
+The numbers are in the table of operations. This module says for which dtypes they hold by IEEE rules, which include
+infinities, NaN and the sign of zero.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def is_neutral(call: Call, number: Number, dtype: torch.dtype) -> bool:
 
 def neutral_problem(op: str, number: Number, dtype: torch.dtype) -> str:
     """Why the neutral number changes some elements of that dtype; empty if it changes none."""
-    if dtype.is_complex:  # of the number, the imaginary part is a positive zero
+    if dtype.is_complex:  # the imaginary part of the number is a positive zero
         return "-0.0i + 0i is 0i" if op in ("add", "sub") else "an infinite part times or divided by 1 + 0i has a NaN"
     if dtype.is_floating_point and op in ("add", "sub"):
         is_negative = math.copysign(1, number) < 0

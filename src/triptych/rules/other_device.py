@@ -1,4 +1,4 @@
-"""Building on another device what stands on the CPU: for rules that move constructors and positions."""
+"""Rebuilding CPU values on another device, for rules that move constructors and positions there."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ..rewrite.emit import Emitter
 
 
 def again_elsewhere(op: Emitter, node: Node, twins: dict[Node, Node], extra: dict[str, Any]) -> Node:
-    """The same call on the values of the other device."""
+    """The same call on the counterparts (`twins`) of its operands on the other device."""
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: twins.get(n, n))
     return op.node(node.op, node.target, args, {**kwargs, **extra}).node
 
 
 def end_elsewhere(end: Node, twins: dict[Node, Node], op: Emitter) -> Any:
-    """What took its operand to the other device, where the operand is there already."""
+    """The replacement of a node that copied its operand to the other device, now that the operand is already there."""
     call = op.program.call(end)
     if call is None or call.op != "to":
         return again_elsewhere(op, end, twins, {})

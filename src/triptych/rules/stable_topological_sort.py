@@ -69,7 +69,8 @@ class StableTopologicalSort(Pass):
 
 
 def needed_moves(program: Program) -> list[tuple[Node, Node]] | None:
-    """Nodes to move and before which node, in turn; empty if the order is right, None if there is none."""
+    """The moves to make, in order: each a node and the node before which it goes. Empty if the order is already valid,
+    None if there is no valid order."""
     nodes = list(program.graph.nodes)
     if _is_sorted(nodes):
         return []

@@ -87,7 +87,7 @@ def _drawn(shape: list[int], like: torch.Tensor, generator: torch.Generator, cau
             return torch.rand(shape, generator=generator, dtype=torch.float64) + 0.1
         return torch.randn(shape, generator=generator, dtype=torch.float64)
     if like.device.type != "cpu":
-        return torch.zeros(shape)  # an index out of range there ends the process, not just the run
+        return torch.zeros(shape)  # on a GPU an index out of range ends the process, not just the run
     return torch.randint(0, 2 if cautious else 5, shape, generator=generator)
 
 

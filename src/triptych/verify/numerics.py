@@ -31,7 +31,8 @@ FACTOR = 8.0
 """The rounding error allowed after a pass, as a multiple of the error before it (measured against float64)."""
 
 ROUNDED_INTEGERS = 0.01
-"""Integers that come from floating-point numbers (an argmax, a mask) may flip where two values are all but equal."""
+"""The fraction of integers that may differ if they come from floating-point numbers (an argmax, a mask): they flip
+where two values are almost equal."""
 
 
 @dataclass
@@ -66,7 +67,7 @@ class NumericCheck:
 
         Returns a note on what could not be compared, or None.
         """
-        with _private.without_dispatch_modes():  # AOTAutograd has fake tensors made around us
+        with _private.without_dispatch_modes():  # AOTAutograd calls passes in a fake tensor mode
             return self._check()
 
     def _check(self) -> str | None:
@@ -86,15 +87,15 @@ class NumericCheck:
             raise VerificationError(f"the graph runs no more: {type(error).__name__}: {error}") from error
         self._add_unread_attributes(reference.result, after)
         compare(reference.result, after, reference.exact, self._from_floats())
-        if self.dialect != ATEN:  # later, some outputs are what the backward reads, and their layout is free
+        if self.dialect != ATEN:  # later, some outputs are read by the backward only: any layout is allowed
             compare_strides(reference.result, after)
         return reference.note
 
     def _add_unread_attributes(self, before: Result, after: Result) -> None:
-        """A constant that was folded is read no more; it counts as unchanged."""
+        """A constant that was folded is no longer read; it counts as unchanged."""
         for name in before.written.keys() - after.written.keys():
             kind, _, path = name.partition(" ")
-            with contextlib.suppress(AttributeError):  # the module has it no more: what it held is lost
+            with contextlib.suppress(AttributeError):  # the module no longer has it
                 if kind == "attribute" and isinstance(value := attribute(self.gm, path), torch.Tensor):
                     after.written[name] = value.detach()
 
@@ -138,7 +139,7 @@ class NumericCheck:
             inputs = samples(self.graph, self.example_inputs, self.given, cautious=True)
             result = run_graph(self.gm, self.graph, inputs, **how)
         reference = _Reference(inputs, how, result)
-        with contextlib.suppress(Exception):  # some operation insists on its dtype
+        with contextlib.suppress(Exception):  # some operations do not support float64
             reference.exact = run_graph(self.gm, self.graph, inputs, **how, wide=True)
         return reference
 
@@ -177,7 +178,7 @@ def _strides(tensor: torch.Tensor) -> list[int]:
 
 def _difference(want: Any, got: Any, truth: Any, scale: float, from_floats: bool) -> str | None:
     if not isinstance(want, torch.Tensor) or not isinstance(got, torch.Tensor):
-        # a gradient of zeros is not none at all: an optimizer decays a weight that has one, and skips one that has none
+        # a gradient of zeros differs from None: an optimizer decays a weight that has a gradient, and skips it if not
         if want is None and isinstance(got, torch.Tensor):
             return f"is there, {largest(got):.4g} at most, and was not"
         if got is None and isinstance(want, torch.Tensor):
@@ -206,7 +207,7 @@ def _float_difference(want: torch.Tensor, got: torch.Tensor, truth: Any, scale: 
 
 
 def _allowed(want: torch.Tensor, truth: Any, scale: float) -> float | None:
-    """The allowed error, from that of the graph before the pass; None where no float64 run tells it."""
+    """The allowed error, from that of the graph before the pass; None where no float64 run shows that error."""
     if not isinstance(truth, torch.Tensor) or truth.shape != want.shape:
         return None
     if want.dtype in (torch.float64, torch.complex128):
@@ -216,7 +217,7 @@ def _allowed(want: torch.Tensor, truth: Any, scale: float) -> float | None:
     size = largest(truth)
     own_error = float(own.max()) if own.numel() else 0.0
     if own_error > VERIFIED.get(want.dtype, VERIFIED[torch.float32]).relative * max(size, scale):
-        return None  # the run in float64 took another way: no measure
+        return None  # the run in float64 diverged, and does not show the rounding error
     epsilon = torch.finfo(want.dtype).eps
     return FACTOR * own_error + 4 * epsilon * size + epsilon * scale
 

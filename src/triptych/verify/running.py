@@ -157,7 +157,7 @@ class _Runner(Interpreter):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if self.wide:
             if getattr(target, "__name__", "") in ("_enter_autocast", "_exit_autocast"):
-                return None  # nothing is made narrow
+                return None  # autocast would narrow the values
             args, kwargs = self._widened((args, kwargs))
         return super().call_function(target, args, kwargs)
 

@@ -15,10 +15,10 @@ class Tolerance:
 
     - `relative` covers the rounding of one value.
     - `scaled` covers cancellation: an element near zero carries the rounding error of the large terms it was summed
-      from. It goes by the tensor's largest element and not by an absolute number, with which a tensor of small
-      gradients would pass whatever it holds.
-    - `group` covers a tensor that is zero but for rounding (a key's bias under softmax, a bias before a batch norm):
-      its noise goes by the other tensors that are compared with it.
+      from. It is relative to the tensor's largest element: with an absolute limit, a tensor of small gradients would
+      pass whatever it holds.
+    - `group` covers a tensor that is zero except for rounding (a key's bias under softmax, a bias before a batch norm):
+      its noise is relative to the other tensors that are compared together with it.
     """
 
     relative: float
@@ -38,7 +38,7 @@ PROGRAM = {
 }
 """A whole program, eager and compiled. float32 rounds at 6e-8. Sums taken in another order, through a few layers, were
 seen to differ by 1e-6 of the largest element, and by 1e-5 in the gradients of a batch norm. An attention scale that is
-5 % off changes the models of the tests by 2e-3 and more. The limits stand between, nearer to the rounding."""
+5 % off changes the models of the tests by 2e-3 and more. The limits are between the two, closer to the rounding."""
 
 VERIFIED = {
     torch.float64: Tolerance(1e-9, 1e-10, 1e-11),
@@ -46,7 +46,7 @@ VERIFIED = {
     torch.float16: Tolerance(1e-2, 1e-3, 1e-4),
     torch.bfloat16: Tolerance(4e-2, 4e-3, 4e-4),
 }
-"""A graph before and after a pass, on random inputs, where no float64 run tells how much error is due to rounding."""
+"""A graph before and after a pass, on random inputs, where no float64 run shows how much error is due to rounding."""
 
 REWRITE = {
     torch.float64: Tolerance(1e-12, 1e-12),
@@ -107,10 +107,10 @@ def beyond(want: torch.Tensor, got: torch.Tensor, allowed: Any, truth: torch.Ten
     truth = was if truth is None else _wide(truth)
     error = (now - truth).abs()
     error[(now == was) | (now.isnan() & was.isnan())] = 0.0
-    if truth is not was:  # an overflow in the dtype of the program, which float64 has elsewhere
+    if truth is not was:  # where all three overflow, the kind of overflow does not matter
         error[~was.isfinite() & ~truth.isfinite() & ~now.isfinite()] = 0.0
     if not (want.is_floating_point() or want.is_complex()):
-        error = (want != got).double()  # float64 does not tell all integers apart
+        error = (want != got).double()  # float64 cannot represent all int64 values
     excess = error.nan_to_num(nan=math.inf, posinf=math.inf) - allowed
     if not bool((excess > 0).any()):
         return ""

@@ -1,10 +1,11 @@
-"""What is known about the elements of a tensor: one number, a pattern of the index, a range, or all of them.
+"""What is known about the elements of a tensor: one number, a pattern of the index, a range, or every element.
 
-`knowledge(program)` answers. Read `affine.py` (patterns and conditions), `elements.py` (a tensor in pieces),
-`patterns.py` and `arithmetic.py` (what operations make of them), `ranges.py`, `shape_only.py` (evaluated for real).
+The entry point is `knowledge(program)`. Read `affine.py` (patterns and conditions), `elements.py` (a tensor in pieces),
+`patterns.py` and `arithmetic.py` (transfer functions of operations), `ranges.py`, `shape_only.py` (evaluation of
+values that depend on shapes alone).
 """
 
-from . import patterns  # noqa: F401  (says what constructors, views and choices make)
+from . import patterns  # noqa: F401  (registers the transfer functions of constructors, views and choices)
 from .knowledge import Knowledge, knowledge
 
 __all__ = ["Knowledge", "knowledge"]

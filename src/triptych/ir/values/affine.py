@@ -1,6 +1,6 @@
 """Affine integer patterns of an index, start + step * index along each dim, and conditions made of them.
 
-Sizes may be symbols. What is said here is proved for every size (with `known`, which adds no guard), or not said.
+Sizes may be symbols. A positive answer is proved for every size (with `known`, which adds no guard).
 """
 
 from __future__ import annotations
@@ -107,10 +107,10 @@ def stretched(own: Shape, shape: Shape) -> list[Affine | None]:
 
 
 Clause = tuple[Affine, ...]
-"""Patterns that are all >= 0."""
+"""A conjunction: all of these patterns are >= 0."""
 
 CLAUSES, CONSTRAINTS = 12, 8
-"""Search budget: conditions with more clauses than this are given up. Real masks have few."""
+"""Search budget: conditions with more clauses, or clauses with more patterns, are given up. Real masks have few."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,8 +30,8 @@ SIGHTINGS = 256
 """How many tensors a guard remembers; modules that share compiled code have one buffer each."""
 
 COMPARISONS = 16
-"""How often the contents of one tensor are compared at run time. A buffer that is written more often, though with what
-it holds already (DistributedDataParallel broadcasts buffers before each forward), is not worth reading each time."""
+"""How often the contents of one tensor are compared at run time. A buffer that is written more often, even if with the
+same contents (DistributedDataParallel broadcasts buffers before each forward), is not worth reading each time."""
 
 READABLE = ("cpu", "cuda", "xpu")
 
@@ -39,7 +39,7 @@ Origin = tuple[Any, str]
 """A buffer as Dynamo finds it: which function it compiles, and the expression that gives the buffer there."""
 
 _changed: set[Origin] = set()
-"""Buffers whose contents changed after they were read. They are not read again: the next change would cost the next
+"""Buffers whose contents changed after they were read. They are not read again: the next change would cost another
 compile."""
 
 
@@ -50,7 +50,7 @@ class Contents:
     value: torch.Tensor
     """All elements, on the CPU."""
     pattern: Elements | None
-    """None: two numbers, in no pattern that we look for."""
+    """None if the elements are two numbers that follow no known pattern."""
 
 
 class KnownBuffers:
@@ -60,22 +60,23 @@ class KnownBuffers:
         self.options = options
         self.reads = 0
         self.guards: dict[Node, SameContents] = {}
-        """One for each buffer about which a rule was told something."""
+        """One for each buffer whose contents a rule was given."""
         self._contents: dict[Node, Contents | None] = {}
         self._written_memory: set[int | None] | None = None
-        """The storages of the inputs that are written, and of parameters; None stands for one that nobody knows."""
+        """The storages of the inputs that are written, and of parameters; None stands for an unknown storage."""
         self._by_digest: dict[str, Contents | None] = {}
         """The layers of a model have the same mask: its pattern is looked for once."""
 
     def contents(self, node: Node, aliasing: Aliasing) -> Contents | None:
-        """What the buffer behind an input holds; None if it is no buffer, may not be read, or holds no pattern."""
+        """The contents of an input that is a buffer; None if it is not, may not be read, or has no known pattern."""
         if node not in self._contents:
             self._contents[node] = self._read(node, aliasing)
         return self._contents[node]
 
     def attach_guards(self) -> None:
-        """Let Dynamo check, before it calls the program, that the buffers hold what rules were told. Nothing is told
-        from now on, and the elements are let go: this object lives as long as the compiled program."""
+        """Make Dynamo check, before each call of the program, that the buffers still have the contents that rules were
+        given. From now on rules get no contents, and the elements are released, because this object lives as long as
+        the compiled program."""
         for node, same in self.guards.items():
             _private.add_guard(_source(node), functools.partial(_create_guard, same=same))
         self._contents = dict.fromkeys(self._contents)
@@ -83,7 +84,7 @@ class KnownBuffers:
 
     @property
     def digest(self) -> str:
-        """What rules were told, for keys of caches."""
+        """A digest of the contents that rules were given, for cache keys."""
         return "/".join(f"{node.name}={same.digest}" for node, same in self.guards.items())
 
     def _read(self, node: Node, aliasing: Aliasing) -> Contents | None:
@@ -108,7 +109,8 @@ class KnownBuffers:
         return contents
 
     def _origin(self, node: Node) -> Origin | None:
-        """None for what is not a buffer of a module, and outside Dynamo, where nobody could check a guard."""
+        """None for an input that is not a buffer of a module, and where the guard could not be checked: outside Dynamo,
+        or if guards are saved with the compiled code."""
         context, source = _private.CompileContext.try_get(), _source(node)
         if context is None or source is None or "._buffers[" not in (name := _private.source_name(source)):
             return None
@@ -141,7 +143,7 @@ def is_readable(tensor: torch.Tensor) -> bool:
 
 
 def forget_changes() -> None:
-    """All programs were dropped: buffers that changed in them may be read again."""
+    """Called when all compiled programs are dropped: buffers that changed may be read again."""
     _changed.clear()
 
 
@@ -164,10 +166,10 @@ class Sighting:
 class SameContents:
     """The guard of one buffer: does a tensor hold what was read at compile time?
 
-    A tensor that was looked at before is known by its identity, its version counter, its address and its strides; this
-    is what an ordinary call pays. Any other tensor is read and compared, once: the buffers of all layers that share a
-    compiled function hold the same mask, and `load_state_dict` mostly writes what was there before. No reference to a
-    tensor is kept: a strong one would keep the user's memory, a weak one forbids `swap_tensors`.
+    A tensor that was compared before is recognised by its identity, its version counter, its address and its strides;
+    this check is the cost of an ordinary call. Any other tensor is read and compared, once: the buffers of all layers
+    that share a compiled function hold the same mask, and `load_state_dict` mostly writes what was there before. No
+    reference to a tensor is stored: a strong one would keep the user's memory alive, a weak one forbids `swap_tensors`.
     """
 
     def __init__(self, tensor: torch.Tensor, origin: Origin) -> None:
@@ -189,7 +191,7 @@ class SameContents:
             ):
                 return seen.same
             return self._compare(tensor, 0 if seen is None else seen.comparisons)
-        except RuntimeError:  # what has no version or no memory cannot be checked
+        except RuntimeError:  # a tensor without a version counter or memory cannot be checked
             return False
 
     def _compare(self, tensor: Any, comparisons: int) -> bool:

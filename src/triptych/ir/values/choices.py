@@ -1,6 +1,6 @@
 """Tensors that hold a few numbers only: `mask.float()`, `1 - m`, `(m - 1) * 1e9`, `where(mask, 0, -inf)`.
 
-`levels` are the numbers; `choice` also says by which mask an element is one of two.
+`levels` gives the numbers. `choice` also gives the mask that selects one of two numbers for each element.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ def levels(program: Program, value: Any, depth: int = 12) -> set[float] | None:
 
 @dataclass(frozen=True)
 class Choice:
-    """`where(mask, high, low)`, behind views of it."""
+    """`where(mask, high, low)`, followed by views."""
 
     mask: Node
-    """What is true or false, or proved to be 1 or 0."""
+    """A boolean tensor, or one whose elements are proved to be 1 or 0."""
     low: float = 0.0
     high: float = 1.0
     views: tuple[Call, ...] = ()
@@ -128,7 +128,7 @@ def _computed(program: Program, call: Call, tensor: torch.Tensor, depth: int) ->
 
 
 def _is_zero_or_one(program: Program, node: Node, tensor: torch.Tensor) -> bool:
-    """A triangle of ones, an integer between 0 and 1, and their like."""
+    """Is every element proved to be 0 or 1, as in a triangle of ones or in an integer mask?"""
     if tensor.dtype.is_complex or tensor.layout != torch.strided:
         return False
     know = knowledge(program)
@@ -154,7 +154,7 @@ def _same_view(program: Program, left: Call, right: Call) -> bool:
 def _numbers(
     compute: Callable[..., Any], operands: Iterable[Sequence[float]], dtype: torch.dtype
 ) -> list[float] | None:
-    """What comes out for each row of operands, as the dtype holds it; None if one is NaN or not exact."""
+    """The result for each row of operands, rounded to the dtype; None if one is NaN or an inexact integer."""
     numbers = []
     for row in operands:
         try:
@@ -178,7 +178,7 @@ def _operation(call: Call, result: torch.Tensor) -> tuple[Sequence[str], Callabl
     names, compute = OPERATIONS.get(call.op, ((), None))
     if compute is None or call.get("alpha") not in (1, None) or call.get("rounding_mode") is not None:
         return None
-    if (result.dtype == torch.bool) != (call.op in TO_BOOLEAN):  # `~` of an integer is no such thing
+    if (result.dtype == torch.bool) != (call.op in TO_BOOLEAN):  # `~` of an integer is not a logical negation
         return None
     return (names, compute) if set(names) <= set(call.args) else None
 

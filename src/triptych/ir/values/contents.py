@@ -1,4 +1,4 @@
-"""The pattern of a tensor whose elements are at hand: one number, a triangle of two numbers, an integer range."""
+"""The pattern of a tensor whose elements are known: one number, a triangle of two numbers, or an integer range."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Elements are compared by their bits: 0.0 is not -0.0, and a NaN is equal to itself."""
 
 PROBE = 1024
-"""So many elements are looked at before all of them are."""
+"""How many elements are examined first; most tensors without the pattern are rejected by these alone."""
 
 
 def pattern_of(value: torch.Tensor) -> Elements | None:
@@ -58,7 +58,7 @@ def _triangle(value: torch.Tensor, bits: torch.Tensor) -> Elements | None:
         return None
     matrices = bits.flatten(0, -3) if value.dim() > 2 else bits[None]
     matrix = matrices[0]
-    if not bool(((matrix[0] == matrix[-1, 0]) | (matrix[0] == matrix[0, -1])).all()):  # most tables end here
+    if not bool(((matrix[0] == matrix[-1, 0]) | (matrix[0] == matrix[0, -1])).all()):  # rejects most others
         return None
     lower = matrix == matrix[-1, 0]
     columns, rows = int(lower[0].sum()), int((~lower[:, 0]).sum())

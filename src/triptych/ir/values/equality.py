@@ -1,4 +1,4 @@
-"""Values that are equal because they are computed alike."""
+"""Values that are equal because they are computed by the same operations."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from .shape_only import SAME_ELEMENTS, ShapeOnly, distinct, is_plain
 from .transfer import TRANSFER
 
 AHEAD = 100
-"""So many nodes of an ATen graph are looked at together."""
+"""How many of the next nodes of an ATen graph are analysed together with a node."""
 
 NEVER_NEGATIVE, NEVER_NEGATIVE_ZERO = with_trait("never_negative"), with_trait("never_negative_zero")
 
@@ -136,8 +136,8 @@ class Knowledge:
             return first.item() if elements.dim() == 0 or bool((elements == first).all()) else None
 
     def sources(self, node: Any) -> Iterator[tuple[Node, Call | None]]:
-        """The node and the values that it has its elements from, through views, copies and casts; with the call
-        of each, which is None where the value may be written."""
+        """The node and the values that its elements come from, through views, copies and casts. Each is given with its
+        call, which is None where the value may be written."""
         while isinstance(node, Node) and tensor_fact(node) is not None:
             call = self.program.call(node)
             if call is not None and (call.mutates or self.program.aliasing.written(node)):
@@ -204,8 +204,8 @@ class Knowledge:
         return self._elements[node]
 
     def _look_ahead(self, node: Node) -> None:
-        """In an ATen graph whole passes ask about one node after the other: some are looked at at once, for it takes
-        longer to leave the dispatch modes than to look."""
+        """Analyse the next nodes of an ATen graph too: whole passes ask about one node after the other, and leaving the
+        dispatch modes takes longer than analysing a node."""
         for _ in range(AHEAD if self.program.dialect == ATEN else 0):
             node = node.next
             if node.op == "output" or node.op == "root":
@@ -333,7 +333,7 @@ class Knowledge:
         by_value: Callable[[torch.Tensor], Any],
         matrices: bool = False,
     ) -> bool:
-        """Proved from the pattern of the elements, else from the evaluated elements."""
+        """Is a property proved by the pattern of the elements, or else by the evaluated elements?"""
         tensor = tensor_fact(node)
         if tensor is None or not dtype(tensor.dtype):
             return False

@@ -53,12 +53,12 @@ class ShapeOnly:
             waiting = [n for n in node.all_input_nodes if n not in self._values]
             known_missing = any(n in self._values and self._values[n] is None for n in node.all_input_nodes)
             if waiting and not known_missing:
-                work.append(waiting[0])  # one at a time: the first that is not known ends it
+                work.append(waiting[0])  # one at a time: an unknown operand makes the node unknown
                 continue
             self._values[node] = None if known_missing else self._evaluate(node)
 
     def _constant(self, node: Node) -> Any:
-        """Values that need no computation: static sizes, buffers, and constants that tracing made attributes."""
+        """Values that need no computation: static sizes, buffers, and constants that tracing stored as attributes."""
         known = fact(node)
         if isinstance(known, (bool, int, float)) or isinstance(known, torch.Size) and is_static(known):
             return known
@@ -123,7 +123,7 @@ class ShapeOnly:
 
 
 def is_plain(value: torch.Tensor) -> bool:
-    """A strided tensor of real numbers, as `full` makes."""
+    """Is it a strided tensor of real numbers, and not quantized?"""
     return value.layout == torch.strided and not value.dtype.is_complex and not value.is_quantized
 
 
