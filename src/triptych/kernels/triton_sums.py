@@ -1,4 +1,4 @@
-"""The kernel of triptych::sum_parts. Imports Triton: only to be imported where it is wanted."""
+"""The kernel of triptych::sum_parts. This module imports Triton, so it is imported only where it is needed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def sum_tile(
     parts, y, begin, columns, rows_count, row_stride, tile,
     THROUGH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Some of the sums of one result; `begin` is its first column."""
+    """Computes one tile of the sums of one result, whose first column in `parts` is `begin`."""
     places = tile * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     for start in range(0, rows_count, ROWS):
@@ -60,8 +60,8 @@ STEP = """\
 
 @functools.cache
 def kernel_for(count: int) -> Any:
-    """The kernel of so many results."""
-    results = ", ".join(f"y{i}, columns{i}" for i in range(count))  # one by one: generated code passes no tuples
+    """The kernel for `count` results."""
+    results = ", ".join(f"y{i}, columns{i}" for i in range(count))  # one by one: generated code cannot pass tuples
     steps = "".join(STEP.format(before=i - 1, i=i) for i in range(1, count))
     source = SOURCE.replace("RESULTS", results).replace("STEPS", steps)
     kernel = kernel_of(source, "sums_kernel", sum_tile=sum_tile)
