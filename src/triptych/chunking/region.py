@@ -104,7 +104,7 @@ class _Reader:
         self.tangent_dependent = tangent_dependent
         self.seeded = dependents([seed]) if seed is not None else set()
         self.derived = dependents([product], stop=seed)
-        """What depends on the product, other than through the seed."""
+        """The nodes that depend on the product, other than through the seed."""
         self.large = math.prod(shape_of(product)) // 2
         self.rows: dict[Node, Rows | Summed] = {}
         self.refusals: dict[Node, Refusal] = {}

@@ -109,7 +109,7 @@ class FoldToFull(Rule):
 class FoldViewToFull(Rule):
     """view(full(...)) -> full(shape, number), where somebody still uses the view and it is not expanded
 
-    What computed with the view is folded before, so most views are unused by then.
+    Operations on the view are folded before it, so most views are unused by then.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
