@@ -47,7 +47,7 @@ class Builder:
             return []
         made = self.built[group]
         place = {node: i for i, node in enumerate(group.nodes)}
-        if made.axis is None:  # results of their own: nothing was stacked
+        if made.axis is None:  # separate results: nothing was stacked
             return [op.getitem(made.value, place[node]) for node in wanted]
         parts = op.unbind(made.value, dim=made.axis)
         values = []
@@ -82,9 +82,9 @@ def taken_out(plan: Plan, groups: Sequence[Group]) -> set[Node]:
 
 
 def estimate(program: Program, plan: Plan, groups: Sequence[Group]) -> tuple[float, float, float]:
-    """Seconds without and with these groups, and for what must be put together and taken apart on top.
+    """Seconds without these groups, with these groups, and for the copies that stacking and unstacking add.
 
-    In training a backward comes on top: two operations for each, and what was put together is taken apart again.
+    In training the backward is counted too: two operations for each one, and another copy for each copy.
     """
     before = after = moved = 0.0
     chosen = set(groups)
@@ -103,7 +103,7 @@ def estimate(program: Program, plan: Plan, groups: Sequence[Group]) -> tuple[flo
             source, _ = stack_of(plan, nodes)
             if source not in chosen:
                 moved += moves * model.copy(2 * sum(bytes_of(tensor_of(n)) for n in nodes))
-        # what is returned needs memory of its own; other users read a member where it lies
+        # an output of the graph needs its own memory; other users read a member inside the stack
         returned = sum(any(user.op == "output" for user in node.users) for node in group.nodes)
         moved += moves * returned * model.copy(2 * bytes_of(first))
     return before, after, moved

@@ -1,8 +1,8 @@
-"""Which operations can be batched: found by list scheduling, in time linear in the size of the graph.
+"""Finds operations that can be batched, by list scheduling, in time nearly linear in the size of the graph.
 
-Whatever is ready at the same time cannot depend on each other. So a node that could be batched is held back until
-nothing else can go on; then the largest set of equal ones goes as a group. Towers of different depth, written one
-after the other, line up by themselves.
+Nodes that are ready at the same time cannot depend on each other. So a node that could be batched is postponed until no
+other node is ready; then the largest set of equal postponed nodes is scheduled as a group. Towers of different depth
+that are written one after the other line up in this way.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Member:
     """The memory of its result is written in place, so the result cannot be a part of a stack."""
 
     def on(self, now: Mapping[Node, Node]) -> Member:
-        """The member on other operands, where some were replaced."""
+        """The member with its operands replaced as `now` says."""
         weights = tuple(None if w is None else now.get(w, w) for w in self.weights)
         return replace(self, data=tuple(now.get(d, d) for d in self.data), weights=weights)
 
@@ -67,13 +67,14 @@ class Plan:
     order: list[Node]
     groups: list[Group]
     place: dict[Node, tuple[Group, int]]
-    """For every member that may be taken as part of a stack the group it is in, and which one it is there."""
+    """For every member whose result may be read from a stack, its group and its index in that group."""
 
 
 def find_groups(
     before: dict[Node, list[Node]], member_of: Callable[[Node], Member | None], smallest: int
 ) -> Plan:
-    """Schedule the nodes, `before` saying what each must come after; equal members that are ready at once are one."""
+    """Schedules the nodes; `before` lists the nodes that each must come after. Equal members that are ready at the same
+    time become a group, if they are at least `smallest`."""
     waits = {node: len(set(wanted)) for node, wanted in before.items()}
     after: dict[Node, list[Node]] = defaultdict(list)
     for node, wanted in before.items():
@@ -129,7 +130,7 @@ def _pop_largest(largest: list[Any], postponed: dict[Hashable, list[Member]]) ->
 
 
 def _parts(members: Sequence[Member], place: dict[Node, tuple[Group, int]], smallest: int) -> Iterable[Group]:
-    """Equal operations by where their operands come from: one stack, one value for all, or a value each."""
+    """Divides equal operations by the origin of their operands: one stack, one value for all, or a value for each."""
     if members[0].recipe.gathers:
         yield Group(list(members))
         return

@@ -45,14 +45,15 @@ class Recipe:
         raise AssertionError("each recipe builds its own operation")
 
     def cost(self, model: DeviceModel, group: Group) -> tuple[float, float]:
-        """Seconds for the members one by one, and for the one operation, stacking left out."""
+        """Seconds for the members one by one, and for the batched operation, without the cost of stacking."""
         return 0.0, 0.0
 
 
 def signature(
     node: Node, call: Call, tensors: Sequence[Node | None], names: Sequence[str], of: Recipe
 ) -> Hashable | None:
-    """What must be equal: the operation, what is known of operands and result, and every other argument."""
+    """The key that two calls must share to be batched: the operation, the facts of operands and result, and every other
+    argument. None if the call cannot be batched."""
     known = [None if t is None else tensor_fact(t) for t in tensors]
     if tensor_fact(node) is None or any(k is None and t is not None for k, t in zip(known, tensors)):
         return None
@@ -69,11 +70,11 @@ def signature(
 LINEAR_PARAMETERS = {
     "linear": ("input", "weight", "bias"), "addmm": ("mat1", "mat2", "self"), "matmul": ("self", "other"),
 }  # fmt: skip
-"""How the operations that a linear layer is written as call its input, its weight and its bias."""
+"""For each operation that a linear layer can be written as, the parameter names of input, weight and bias."""
 
 
 def linear_operands(program: Program, call: Call) -> tuple[Node, Node, Node | None] | None:
-    """Input, weight and bias of a linear layer; of an ATen graph, of a product with a transposed matrix."""
+    """Input, weight and bias of a linear layer, which in an ATen graph is a product with a transposed matrix."""
     parameters = LINEAR_PARAMETERS.get(call.op)
     if parameters is None or not all(isinstance(call.args.get(key), Node) for key in parameters[:2]):
         return None
@@ -147,7 +148,7 @@ class BatchLinear(Recipe):
 
 @dataclass(frozen=True)
 class GroupLinear(Recipe):
-    """linear(x_i, W_i, b_i) of any sizes -> one launch that reads each operand where it lies"""
+    """linear(x_i, W_i, b_i) of any sizes -> one launch that reads each operand in place"""
 
     gathers: bool = True
 
@@ -212,7 +213,7 @@ class BatchMatmul(Recipe):
 
 @dataclass(frozen=True)
 class BatchNormalization(Recipe):
-    """layer_norm(x_i, w_i, b_i) -> layer_norm(x) * w + b over the stack, rounded once; so rms_norm"""
+    """layer_norm(x_i, w_i, b_i) -> layer_norm(x) * w + b over the stack, rounded once; rms_norm likewise"""
 
     def name(self, call: Call) -> str:
         return {"layer_norm": "batch_layernorm", "rms_norm": "batch_rmsnorm"}[call.op]
@@ -223,7 +224,7 @@ class BatchNormalization(Recipe):
         x, w, b = call.args["input"], call.get("weight"), call.args.get("bias")
         key = signature(node, call, (x, w, b), ("input", "weight", "bias"), self)
         if key is None or (call.op == "rms_norm" and call.get("eps") is None and tensor_of(x).dtype in WIDE):
-            return None  # the default is that of the operand's own dtype
+            return None  # the default eps depends on the operand's dtype, and the batched norm uses a wider one
         return Member(node, self, key, (x,), (w, b))
 
     def build(self, op: Emitter, group: Group, operands: Sequence[Stacked], call: Call) -> Stacked:
@@ -263,7 +264,7 @@ class BatchPointwise(Recipe):
     """f(x_i, y_i) -> f(x, y) over the stack, for any f that works element by element; bit for bit"""
 
     draws: bool = False
-    """Dropout too: the draws are as many and as independent, but others."""
+    """Batch dropout too: it draws as many independent numbers, but other ones."""
 
     def member(self, program: Program, node: Node, call: Call) -> Member | None:
         if call.mutates or tensor_fact(node) is None or not (call.op == "detach" or is_pointwise(call.op)):
@@ -295,7 +296,7 @@ class BatchPointwise(Recipe):
 
 @dataclass(frozen=True)
 class BatchAlongDims(Recipe):
-    """softmax, sum, permute, unsqueeze and others of x_i -> the same over the stack, its dims counted on by one"""
+    """softmax, sum, permute, unsqueeze and others of x_i -> the same over the stack, with dims shifted by one"""
 
     leads: bool = False
 

@@ -41,18 +41,18 @@ def move_axis(op: Emitter, value: Value, source: int, to: int) -> Value:
 
 
 def stack(op: Emitter, nodes: Sequence[Node]) -> Stacked:
-    if op.program.dialect == ATEN:  # where AOTAutograd has taken `stack` apart
+    if op.program.dialect == ATEN:  # where AOTAutograd has decomposed `stack`
         return Stacked(op.cat([op.unsqueeze(node, 0) for node in nodes], dim=0), 0)
     return Stacked(op.stack(list(nodes), dim=0), 0)
 
 
 def join(op: Emitter, nodes: Sequence[Node]) -> Value:
-    """Weights for one operation: several along dim 0, or the only one there is."""
+    """The weights concatenated along dim 0, for one operation."""
     return op.cat(list(nodes), dim=0)
 
 
 def broadcast(op: Emitter, operand: Stacked, rank: int, axis: int) -> Value:
-    """An operand as it broadcasts against stacked members of that rank with their axis at that place."""
+    """The operand in a shape that broadcasts against stacked members of this rank, with the members' axis at `axis`."""
     behind = rank - axis
     if operand.axis is None:
         value, own = operand.value, operand.value.rank
@@ -66,7 +66,7 @@ def broadcast(op: Emitter, operand: Stacked, rank: int, axis: int) -> Value:
 
 
 def flat_rows(op: Emitter, operand: Stacked) -> tuple[Value, list[Any]]:
-    """(members, rows, columns), and the sizes that the rows were."""
+    """The operand as (members, rows, columns), and the sizes of the dims that were flattened into rows."""
     value = operand.in_front(op)
     count, *lead, columns = value.shape
     if len(lead) == 1:

@@ -1,4 +1,4 @@
-"""The chunks of a region, one after the other, and their results put together."""
+"""Emits the chunks of a region, one after the other, and joins their results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from .rows import COPIES, ONE_DIM, REDUCTIONS, SAME_ORDER, RowRules, Rows, Span,
 
 HALF = (torch.bfloat16, torch.float16)
 PARTITIONER_TAG = "partitioner_tag"
-"""Where AOTAutograd says that a node was traced in the backward: those computed for a seed of one are not."""
+"""The tag with which AOTAutograd marks nodes that were traced in the backward. Copies that the chunks compute for a
+seed of one do not keep it."""
 
 
 class Builder:
@@ -30,13 +31,14 @@ class Builder:
         self.spans = tuple(spans(region.units, chunks))
         self.rules = RowRules(program.call, region.units)
         self.copies: dict[Node, Node] = {}
-        """Values of the backward computed for a seed of one, and others that stand too late in the graph."""
+        """Values from outside the region that are computed again for the chunks: those of the backward, for a seed of
+        one, and those that stand after the chunks in the graph."""
         self.merged: dict[Node, Value] = {}
         """Sliced values with the dims of their rows merged."""
         self.read: dict[tuple[Node, Rows | None], Value] = {}
-        """Values from outside as the present chunk reads them."""
+        """Values from outside the region as the current chunk reads them."""
         self.done: list[Value] = []
-        """The last results of the chunk before."""
+        """The last results of the previous chunk."""
 
     def build(self) -> dict[Node, Value]:
         """The outputs of the region, whole; gradients are those for a seed of one."""
@@ -61,9 +63,9 @@ class Builder:
     # ---- results ----
 
     def _add(self, node: Node, chunk: dict[Node, Value], span: Span, total: Value | None) -> Value:
-        """What the chunk adds to a sum over the rows. A product adds to the total itself, in its dtype: a second copy
-        of a weight's gradient would cost the memory that chunks are to save. Small sums of half precision are added in
-        float32."""
+        """Adds the part of this chunk to a sum over the rows. A product is accumulated into the total, in its dtype: a
+        second copy of a weight's gradient would cost the memory that chunks should save. Other sums in half precision,
+        which are small, are accumulated in float32."""
         call = self.program.call(node)
         assert call is not None
         if call.op == "matmul":
@@ -101,7 +103,7 @@ class Builder:
     def _operand(self, operand: Node, wanted: Rows | None, chunk: dict[Node, Value], span: Span) -> Value:
         if operand in chunk:
             return chunk[operand]
-        if (operand, wanted) not in self.read:  # of the same value a chunk may read its rows here and all there
+        if (operand, wanted) not in self.read:  # of one value a chunk may read both its own rows and all rows
             value = self._rows_of(operand, wanted, span) if wanted else self.program.value(self._outside(operand))
             self.read[operand, wanted] = self._after(value, self._before(operand, wanted, chunk))
         return self.read[operand, wanted]
@@ -114,22 +116,24 @@ class Builder:
         return self.op.slice(self.merged[operand], rows.at, span.start * rows.per, span.stop * rows.per)
 
     def _before(self, operand: Node, rows: Rows | None, chunk: dict[Node, Value]) -> Sequence[Value]:
-        """What must be there before a chunk reads an operand: the values of its own forward, for a gradient, which can
-        then be written over the product; else, for its rows, the chunk before. Rows of the same layout in memory of
-        their own also mean that all chunks can share their kernels."""
+        """The values that must be computed before a chunk reads an operand. For a gradient these are the results of the
+        chunk's own forward, so that the gradient can be written over the product; for an operand of which the chunk
+        reads its rows, they are the results of the previous chunk. The rows are then copied to new memory with the same
+        layout in every chunk, so that all chunks can share their kernels."""
         if operand in self.region.seeded:
             return [v for n, v in chunk.items() if n in self.region.outputs and not self.region.is_gradient(n)]
         return self.done if rows is not None else ()
 
     def _after(self, value: Value, others: Sequence[Value]) -> Value:
-        """The value for a code generator that orders kernels itself; others run them in the order of the graph."""
+        """The value, available only after `others` are computed. Needed only for Inductor, which orders kernels itself;
+        other code generators run them in the order of the graph."""
         if not others or self.program.options.codegen != "inductor":
             return value
         return self.op.call(torch.ops.triptych.after.default, value, list(others))
 
     def _outside(self, node: Node) -> Node:
-        """A value from outside the region where the chunks can read it: of the backward, what it is for a seed of one;
-        one that stands after the chunks is computed again before them."""
+        """A value from outside the region as the chunks can read it. A value of the backward is computed again for a
+        seed of one; a value that stands after the chunks is computed again before them."""
         if node not in self.region.seeded and node < self.op.anchor:
             return node
         if node not in self.copies:
@@ -173,7 +177,7 @@ class Builder:
     def _along_dims(
         self, name: str, args: dict[str, Any], wanted: dict[Node, Rows | None], now: dict[Node, Value]
     ) -> Value:
-        """An operation that names dims of its operands: merged dims move them."""
+        """An operation that has dims as arguments, renumbered for the merged dims of the rows."""
         given = {key: now.get(value, value) if isinstance(value, Node) else value for key, value in args.items()}
         rows = wanted[args["self"]]
         if rows is not None and (name in REDUCTIONS or name in ONE_DIM):
@@ -184,7 +188,7 @@ class Builder:
     def _without_row_dims(
         self, operand: Node, node: Node, rows: Rows, wanted: dict[Node, Rows | None], now: dict[Node, Value]
     ) -> Value:
-        """An operand that is broadcast along merged dims has as many dims there as the chunk."""
+        """The operand; if it is broadcast along the merged dims, reshaped to have a single dim there, as the chunk."""
         value, call = now[operand], self.program.call(node)
         if wanted[operand] is not None or rows.count == 1 or (call is not None and call.op == "addmm"):
             return value

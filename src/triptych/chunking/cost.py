@@ -14,10 +14,10 @@ from .region import Region
 from .rows import Rows, Summed, shape_of, spans
 
 MOST_CHUNKS = 16
-"""A sum over chunks is rounded after each, and each reads the weight once more."""
+"""Upper limit: a sum over chunks is rounded after each chunk, and each chunk reads the weight once more."""
 PART_OF_WEIGHT = 4
-"""The product of a chunk is as large as this part of the weight: then the weight and its gradient, which are in memory
-anyway, are most of the peak."""
+"""The weight is this many times as large as the product of one chunk: then the weight and its gradient, which are in
+memory anyway, are most of the peak."""
 PASSES = 3
 """How often a loss reads or writes the product: the maximum and the sum, the loss, the gradient."""
 
@@ -52,8 +52,8 @@ class ChunkCost:
 
     @property
     def saved_bytes(self) -> int:
-        """The product of all rows, less that of one chunk; so much again for its gradient, where that is not written
-        over the product itself."""
+        """The size of the product of all rows less that of one chunk. As much again is saved, but not counted, for its
+        gradient, where that is not written over the product itself."""
         return bytes_of(tensor_of(self.region.product)) * (self.chunks - 1) // self.chunks
 
     def _product_nodes(self) -> list[Node]:
@@ -75,7 +75,7 @@ class ChunkCost:
             else:
                 columns = math.ceil(columns / chunks)
             seconds += chunks * self.model.gemm(rows, columns, inner, tensor_of(node).dtype)
-            if isinstance(kind, Summed):  # each but the first reads the sum so far, and no product hides that
+            if isinstance(kind, Summed):  # each chunk but the first reads the sum so far, which no product hides
                 seconds += (chunks - 1) * self.model.copy(bytes_of(tensor_of(node)))
         return seconds
 
@@ -85,7 +85,8 @@ class ChunkCost:
 
 
 def least_memory(program: Program, region: Region) -> ChunkCost:
-    """As many chunks as the memory asks for, of whole units; fewer where those are too slow; at least two."""
+    """The cost for the best number of chunks: as many as memory asks for, of whole units; fewer where that is too slow;
+    at least two."""
     rows, inner = shape_of(region.product)[0], inner_size(program, region.product)
     chunks = max(2, min(math.ceil(PART_OF_WEIGHT * rows / inner), MOST_CHUNKS, region.units))
     while True:

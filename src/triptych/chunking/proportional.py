@@ -1,7 +1,8 @@
-"""A proof that values are proportional to the gradient that comes in.
+"""A proof that values are proportional to the incoming gradient.
 
-What is proportional to a number t can be computed for t = 1 and multiplied by t afterwards. Each operation is looked at
-alone: a sum of proportional values is proportional, and so is their product with a value that does not depend on t.
+A value that is proportional to a number t can be computed for t = 1 and multiplied by t afterwards. Each operation is
+examined separately: a sum of proportional values is proportional, and so is the product of a proportional value with
+one that does not depend on t.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ KEEP = frozenset(
     ("neg", "reshape", "unsqueeze", "squeeze", "alias", "detach", "permute", "expand", "clone", "contiguous", "slice",
      "sum", "mean", "to")
 )  # fmt: skip
-"""f(t * x) = t * f(x), of operations with one tensor."""
+"""Operations on one tensor with f(t * x) = t * f(x)."""
 TERMS = {"add": ("self", "other"), "sub": ("self", "other"), "slice_scatter": ("self", "src"),
          "scatter_add": ("self", "src"), "where": ("self", "other")}  # fmt: skip
 """Operations that add or choose among terms: each must be proportional to t, or zero."""
@@ -28,7 +29,7 @@ FACTORS = frozenset(("mul", "matmul"))
 
 
 def problem(node: Node, call_of: Callable[[Node], Call | None], seeded: Collection[Node]) -> Refusal | None:
-    """Why a value, of whose operands those in `seeded` are proportional to t, is not known to be so as well."""
+    """Why a value is not known to be proportional to t, given that its operands in `seeded` are; None if it is."""
     call = call_of(node)
     result = tensor_fact(node)
     not_known = Refusal("{at} is not known to be proportional to the gradient that comes in", at=node)
@@ -71,6 +72,6 @@ def is_zero(value: Any, call_of: Callable[[Node], Call | None]) -> bool:
 
 
 def is_scalar(node: Node) -> bool:
-    """One number, of a float dtype."""
+    """Is the value a zero-dim tensor of a float dtype?"""
     tensor = tensor_fact(node)
     return tensor is not None and tensor.dim() == 0 and tensor_of(node).dtype.is_floating_point

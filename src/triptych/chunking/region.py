@@ -1,9 +1,9 @@
-"""What is computed from a large product, as far as it can be computed in chunks of rows.
+"""Finds the region after a large product that can be computed in chunks of rows.
 
-The region begins at the product and has every value that is as large, whatever lies between two such values, and
-whatever reads one. It ends where values are small again: some have rows (the loss of each row, the gradient of the
-hidden states), and their chunks are concatenated; others are sums over the rows (the gradient of the weight), and their
-chunks are added. Nothing else may read a large value.
+The region begins at the product and contains every value that is as large, every value between two such values, and
+every value that reads one. It ends where values are small again: some have rows (the loss of each row, the gradient of
+the hidden states), and their chunks are concatenated; others are sums over the rows (the gradient of the weight), and
+their chunks are added. Nothing else may read a large value.
 
 In a joint graph the region reaches into the backward. Its gradients depend on the gradient of the loss, one number that
 is not known in the forward: `seed`. They are computed for a seed of one, in the forward, chunk by chunk, and multiplied
@@ -27,12 +27,12 @@ from . import proportional
 from .rows import RowRules, Rows, Summed, shape_of
 
 MOST_SEEDS = 8
-"""How many scalars are tried as the one that all gradients of the region depend on."""
+"""Search budget: how many scalars are tried as the one that all gradients of the region depend on."""
 
 
 @dataclass
 class Region:
-    """Nodes that are computed chunk by chunk, and what they read and give."""
+    """The nodes that are computed chunk by chunk, with their inputs and outputs."""
 
     product: Node
     units: int
@@ -41,18 +41,18 @@ class Region:
     seed: Node | None = None
     """The scalar that all gradients of the region are proportional to; None without a backward."""
     seeded: frozenset[Node] = frozenset()
-    """All that depends on the seed, in the region and outside."""
+    """All nodes that depend on the seed, in the region and outside."""
     sliced: dict[Node, Rows] = field(default_factory=dict)
     """Values from outside of which each chunk reads its own rows."""
     outputs: tuple[Node, ...] = ()
-    """What is read outside."""
+    """The nodes of the region that are read outside."""
 
     def is_gradient(self, node: Node) -> bool:
         return node in self.seeded
 
 
 def dependents(nodes: Iterable[Node], stop: Node | None = None) -> set[Node]:
-    """What is computed from some nodes, themselves included, not through `stop`."""
+    """The given nodes and all nodes computed from them, except by way of `stop`."""
     work, seen = list(nodes), set(nodes)
     while work:
         for user in work.pop().users:
@@ -75,13 +75,15 @@ def read_region(program: Program, product: Node, tangent_dependent: set[Node]) -
 
 
 def _seeds(tangent_dependent: set[Node]) -> list[Node | None]:
-    """Scalars of the backward, the earliest first: it leaves most of the backward's own arithmetic as it is."""
+    """Scalars of the backward that may be the seed. The earliest comes first, because it leaves most of the backward's
+    own arithmetic as it is."""
     scalars = sorted(n for n in tangent_dependent if proportional.is_scalar(n))
     return [*scalars[:MOST_SEEDS]] or [None]
 
 
 def _units(program: Program, product: Node) -> list[int]:
-    """One row each, or the first size of what the product is reshaped to: whole sequences."""
+    """The numbers of units to try: the number of rows, for units of one row; and the first size of each reshape of the
+    product, for units of whole sequences."""
     rows = shape_of(product)[0]
     sizes = [rows]
     for user in product.users:
@@ -102,13 +104,13 @@ class _Reader:
         self.tangent_dependent = tangent_dependent
         self.seeded = dependents([seed]) if seed is not None else set()
         self.derived = dependents([product], stop=seed)
-        """What depends on the product, other than through the seed."""
+        """The nodes that depend on the product, other than through the seed."""
         self.large = math.prod(shape_of(product)) // 2
         self.rows: dict[Node, Rows | Summed] = {}
         self.refusals: dict[Node, Refusal] = {}
         self.sliced: dict[Node, Rows] = {}
         self.large_sources: dict[Node, bool] = {}
-        """Of small values that do not depend on the product: is one computed from a large value?"""
+        """For each small value that does not depend on the product: is it computed from a large value?"""
 
     def read(self) -> Region:
         self._follow_product()
@@ -149,11 +151,12 @@ class _Reader:
         return rows
 
     def _is_large(self, node: Node) -> bool:
-        """As large as the product, and with rows: a sum over the rows is as large as a weight."""
+        """Does the value have rows, and at least half the size of the product? A sum over the rows may be as large, but
+        it has no rows."""
         return isinstance(self.rows.get(node), Rows) and math.prod(shape_of(node)) >= self.large
 
     def _needed(self) -> set[Node]:
-        """Large values, what lies between them, and what reads them."""
+        """The large values, the values that read them, and all values between these and the product."""
         large = [n for n in self.rows if self._is_large(n)]
         region = set(large)
         for node in large:
@@ -174,11 +177,11 @@ class _Reader:
     # ---- backwards to what it reads ----
 
     def _take_in_operands(self, region: set[Node]) -> None:
-        """Sort what the region reads: large values that only it reads are computed in chunks too, of others with rows
-        each chunk reads its own, the rest is read whole."""
+        """Classifies the values that the region reads: large ones that only the region reads are computed in chunks
+        too; of other values with rows, each chunk reads its own rows; the rest is read whole."""
         waiting = dict.fromkeys(sorted(region, reverse=True))
         while waiting:
-            node = max(waiting)  # after all that reads it
+            node = max(waiting)  # the last one: all its readers are done
             del waiting[node]
             for operand, wanted in self.rules.operands(node, self.rows[node]).items():
                 if operand in self.derived or wanted is None:
@@ -197,7 +200,7 @@ class _Reader:
                 raise Refused("{at}, which is as large as the product, is read by {found} too", at=node, found=reader)
 
     def _must_be_chunked(self, node: Node, rows: Rows) -> bool:
-        """Is a value that does not depend on the product as large, or computed from such a value?"""
+        """Is a value that does not depend on the product about as large as it, or computed from such a value?"""
         if node.op == "placeholder":
             return False
         if math.prod(shape_of(node)) >= self.large:
@@ -223,8 +226,8 @@ class _Reader:
     # ---- gradients ----
 
     def _require_proportional(self, nodes: list[Node]) -> None:
-        """Everything from the seed to the region, and in it, is proportional to the seed, and depends on no other
-        gradient that comes in."""
+        """Requires that everything from the seed to the region, and in it, is proportional to the seed and depends on
+        no other incoming gradient."""
         for node in (*nodes, *self._between_seed_and(nodes)):
             if node not in self.tangent_dependent:
                 continue
@@ -234,7 +237,7 @@ class _Reader:
                 raise Refused(problem)
 
     def _between_seed_and(self, nodes: list[Node]) -> Iterator[Node]:
-        """What the region reads of the backward, and what that is computed from, up to the seed."""
+        """The values of the backward that the region reads, and those that they are computed from, up to the seed."""
         work, seen = list(nodes), set(nodes)
         while work:
             node = work.pop()
@@ -248,6 +251,6 @@ class _Reader:
 
 
 def tangent_dependents(program: Program) -> set[Node]:
-    """The backward of a joint graph: all that depends on a gradient that comes in."""
+    """The backward of a joint graph: all nodes that depend on an incoming gradient."""
     tangents = [n for n in program.graph.find_nodes(op="placeholder") if is_tangent(n) and tensor_fact(n) is not None]
     return dependents(tangents)

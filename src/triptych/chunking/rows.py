@@ -2,7 +2,7 @@
 
 The rows are counted in units: a unit is what must stay in one chunk, one row or, where the program slices each
 sequence, all rows of a sequence. A value with rows has adjacent dims that, merged, have `units * per` entries, the
-entries of unit 0 first. Of a chunk these dims are merged into one: a tensor of shape [batch, sequence, classes] becomes
+entries of unit 0 first. In a chunk these dims are merged into one: a tensor of shape [batch, sequence, classes] becomes
 one of shape [rows of the chunk, classes].
 """
 
@@ -20,14 +20,15 @@ from ..ir.traits import is_pointwise
 from ..rewrite.refusal import Refused
 
 SAME_ORDER = frozenset(("reshape", "unsqueeze", "squeeze", "alias", "detach"))
-"""The elements stay in their order: another shape for the same numbers."""
+"""Operations that keep the order of the elements and only change the shape."""
 COPIES = frozenset(("clone", "contiguous", "expand"))
-"""Aligned with their result as pointwise operations are."""
+"""Operations whose operand is aligned with the result, as in pointwise operations."""
 ONE_DIM = {
     "slice": 0, "slice_scatter": 0, "gather": None, "scatter": None, "scatter_add": None,
     "softmax": None, "log_softmax": None, "cumsum": None,
 }  # fmt: skip
-"""Operations along the dim that they name; all operands have the rows in the same dims. By default dim 0, or none."""
+"""Operations along the dim given by their argument `dim`, with the default of that argument, or None if it has none.
+All operands have the rows in the same dims."""
 REDUCTIONS = frozenset(
     ("sum", "mean", "amax", "amin", "prod", "any", "all", "argmax", "argmin", "logsumexp", "var", "std")
 )
@@ -46,16 +47,16 @@ class Rows:
         return range(self.at, self.at + self.count)
 
     def chunk_shape(self, shape: Sequence[int], units: int) -> list[int]:
-        """The shape of a chunk of so many units."""
+        """The shape of a chunk of `units` units."""
         return [*shape[: self.at], units * self.per, *shape[self.at + self.count :]]
 
     def chunk_dim(self, dim: int) -> int:
-        """Where a chunk has a dim that holds no rows."""
+        """The number that a dim without rows has in a chunk."""
         return dim if dim < self.at else dim - self.count + 1
 
 
 class Summed:
-    """A value that is summed over the rows: the sum of what the chunks give."""
+    """A value that is a sum over the rows: the results of the chunks are added."""
 
     def __repr__(self) -> str:
         return "summed over the rows"
@@ -112,7 +113,7 @@ class RowRules:
         self.call_of, self.units = call_of, units
 
     def result(self, node: Node, operand: Node, rows: Rows) -> Rows | Summed:
-        """Where the result has the rows that an operand has; raises Refused where it is not computed row by row."""
+        """The rows of the result, if an operand has these rows; raises Refused where it is not computed row by row."""
         call = self.call_of(node)
         if call is None or call.mutates or tensor_fact(node) is None:
             raise self._not_by_row(node)
@@ -182,7 +183,7 @@ class RowRules:
                 yield operand, self._aligned(operand, node, result, rows)
 
     def sources(self, node: Node, rows: Rows) -> dict[Node, Rows | None]:
-        """What `operands` says, of any node of the graph: raises Refused where it is not computed row by row."""
+        """Like `operands`, but for any node of the graph: raises Refused where it is not computed row by row."""
         call = self.call_of(node)
         if call is None or call.mutates or tensor_fact(node) is None or not self._has_rule(call.op):
             raise self._not_by_row(node)
@@ -199,7 +200,7 @@ class RowRules:
     # ---- one kind of operation each ----
 
     def _same_dims(self, shape: Sequence[int], rows: Rows, other: Sequence[int], at: int) -> Rows | None:
-        """The same dims, of the same sizes, of another value."""
+        """The rows of another value that has the same dims at `at`; None if the sizes differ."""
         if at < 0 or tuple(other[at : at + rows.count]) != tuple(shape[rows.at : rows.at + rows.count]):
             return None
         return Rows(at, rows.count, rows.per)
@@ -246,7 +247,8 @@ class RowRules:
         return SUMMED if call.op == "matmul" else None
 
     def _summed_operands(self, call: Call) -> Iterator[tuple[Node, Rows | None]]:
-        """Of a product; a sum reads nothing but the value that it has the rows from."""
+        """The operands of a matrix product that sums over the rows. A reduction reads only the value whose rows it
+        sums, so nothing is yielded for it."""
         if call.op == "matmul":
             for name, at in (("self", 1), ("other", 0)):
                 yield call.args[name], rows_from(shape_of(call.args[name])[: at + 1], at, self.units)

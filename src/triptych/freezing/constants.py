@@ -1,4 +1,4 @@
-"""Constants at run time: kept between calls, and computed anew when a weight they come from has changed."""
+"""Constants at run time: they are kept between calls, and computed again when one of their weights has changed."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ _strides: Callable[[torch.Tensor], tuple[int, ...]] = torch.Tensor.stride
 class Constants:
     """The values of one compiled graph that come from weights alone.
 
-    Asked on every call: are the weights the same tensors in the same memory, and has nobody written to them since?
-    `_version` counts the writes that PyTorch knows of (`load_state_dict`, in-place operations); optimizer steps are
-    noticed apart, because fused ones do not count. The address tells of a tensor that was given other memory, which
-    no version counts (`p.data = other`, `swap_tensors`, `model.bfloat16().float()`). A write behind PyTorch's back
-    (`p.data.mul_(2)`) is not noticed: not to do that is the promise that `freeze` asks for.
+    Every call checks that the weights are the same tensors in the same memory, and that nobody has written to them
+    since. `_version` counts the writes that PyTorch knows of (`load_state_dict`, in-place operations); optimizer steps
+    are noticed by a hook, because fused ones do not change the version. The address reveals a tensor that was given
+    other memory, which does not change the version either (`p.data = other`, `swap_tensors`,
+    `model.bfloat16().float()`). A write behind PyTorch's back (`p.data.mul_(2)`) is not noticed: whoever sets `freeze`
+    promises not to do that.
     """
 
     def __init__(self, compute: GraphModule, weights: Sequence[int], like: Sequence[torch.Tensor]) -> None:
@@ -40,22 +41,24 @@ class Constants:
         self.changed = True
         """An optimizer has stepped, or nothing was computed yet."""
         self.seen: tuple[torch.Tensor, ...] = ()
-        """The weights the values were computed from; held, so that no other can come to stand for one of them."""
+        """The weights that the values were computed from. These references keep them alive, so that no new tensor can
+        have the identity of one of them."""
         self.versions: list[int] = []
         self.addresses: list[int] = []
         self.memory: tuple[torch.UntypedStorage, ...] = ()
-        """What the addresses point to; held, so that no other memory can come to have one of them."""
+        """The storages at the addresses. These references keep them alive, so that no new memory can have one of the
+        addresses."""
         self.turnable: list[torch.Tensor] = []
-        """Weights that can be transposed in their memory and keep their shape: `p.data = p.data.t()`."""
+        """Weights that can be transposed in their memory without a change of shape, as by `p.data = p.data.t()`."""
         self.turned: list[tuple[int, ...]] = []
-        """The strides of those."""
+        """The strides of these weights."""
         self.computed = 0
         """How often the values were computed."""
         self._lock = threading.Lock()
         _watch(self)
 
     def of(self, inputs: list[Any]) -> list[torch.Tensor]:
-        """The values for these inputs of the graph; the memory they lie in is always the same."""
+        """The values for these inputs of the graph, always in the same memory."""
         weights = self.pick(inputs)
         if self.changed or not all(map(is_, weights, self.seen)) or self._differ(weights):
             with self._lock:
@@ -70,7 +73,7 @@ class Constants:
                 or list(map(_address, weights)) != self.addresses
                 or list(map(_strides, self.turnable)) != self.turned
             )
-        except RuntimeError:  # an inference tensor, which counts no writes: nobody knows
+        except RuntimeError:  # an inference tensor has no version: it may have been written
             return True
 
     def _refresh(self, weights: Sequence[torch.Tensor]) -> None:
@@ -116,7 +119,7 @@ def _place(tensor: torch.Tensor) -> int:
 
 
 def _copied(value: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """The value in memory of its own, laid out as the graph was compiled for."""
+    """A copy of the value with the strides that the graph was compiled for."""
     return torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device).copy_(value)
 
 
@@ -128,7 +131,7 @@ def _watch(constants: Constants) -> None:
     global _hooked
     _watched.add(constants)
     if not _hooked:
-        # marked here and not where it is written: marking loads Dynamo
+        # `disable` is called here and not used as a decorator, because it imports Dynamo
         register_optimizer_step_post_hook(torch.compiler.disable(_note_step))
         _hooked = True
 

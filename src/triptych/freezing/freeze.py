@@ -24,7 +24,7 @@ log = logging.getLogger("triptych")
 
 @dataclass
 class Frozen:
-    """An inference graph without the work on its weights."""
+    """An inference graph without the computations that depend on its weights alone."""
 
     constants: Constants
     kept: list[int]
@@ -45,9 +45,10 @@ class Frozen:
 
 
 def freeze(gm: GraphModule, inputs: Sequence[Any], session: Session, again: bool = False) -> Frozen | None:
-    """Take out of an inference graph what is computed from weights alone, in place; None if there is nothing such.
+    """Takes values that are computed from weights alone out of an inference graph, in place; None if there are none.
 
-    `again`: after a later stage, for what its passes make of weights (padding); told only if there is something.
+    `again`: the call after a later stage, for values that its passes compute from weights (padding). It is recorded
+    only if there are any.
     """
     mark_weights(gm, session)
     run_stage("freeze", gm, session, graph="joint", example_inputs=inputs, is_inference=True)
@@ -65,7 +66,8 @@ def freeze(gm: GraphModule, inputs: Sequence[Any], session: Session, again: bool
 
 
 def mark_weights(gm: GraphModule, session: Session) -> None:
-    """Weights lie in the same memory on every call: CUDA graphs need not copy them, and passes know them by it."""
+    """Marks the inputs that are weights. These are in the same memory on every call, so that CUDA graphs need not copy
+    them; and passes recognise weights by the mark."""
     assert session.origins is not None
     for node in gm.graph.find_nodes(op="placeholder"):
         if session.origins.is_weight(node):
@@ -81,7 +83,7 @@ def _amount(size: float) -> str:
 
 
 def warn_of_training(session: Session) -> None:
-    """Freeze was promised, and yet gradients are recorded."""
+    """Warns that `freeze` has no effect, because gradients are recorded."""
     message = (
         "freeze has no effect on this graph: it was captured with gradients on, for training, where weights change. "
         "Call the model under torch.no_grad() or torch.inference_mode()"

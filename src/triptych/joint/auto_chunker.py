@@ -27,9 +27,9 @@ from ..rewrite.rewriter import Replacement
 from ..rewrite.rule import Match, Rule
 
 LEAST_BYTES = 64 * 2**20
-"""Smaller products stay whole."""
+"""Products of fewer bytes are not split into chunks."""
 TIMES_WIDER = 4
-"""The product must have so many times more columns than the operand whose rows it has: else little memory is saved."""
+"""The product must have at least this many times as many columns as its left operand: else little memory is saved."""
 
 
 HIDDEN = torch.linspace(-1, 1, 24).view(6, 4).requires_grad_()
@@ -64,7 +64,7 @@ class ChunkRows(Rule):
 
     least_bytes: int = LEAST_BYTES
     chunks: int = 0
-    """So many chunks, whatever it costs; 0: as the cost model says."""
+    """The number of chunks, whatever it costs; 0: the cost model decides."""
 
     exact = False
 
@@ -79,7 +79,7 @@ class ChunkRows(Rule):
                 backward = None
 
     def _is_large(self, program: Program, node: Node) -> bool:
-        """A product of matrices with many more columns than its inner size."""
+        """Is the node a large matrix product with many more columns than its inner size?"""
         call, result = program.call(node), tensor_fact(node)
         if call is None or call.mutates or call.op not in ("matmul", "addmm") or result is None or result.dim() != 2:
             return False
@@ -110,7 +110,7 @@ class ChunkRows(Rule):
         chunks = min(self.chunks, region.units) or least_memory(m.program, region).chunks
         builder = Builder(m.program, op, region, chunks)
         whole = builder.build()
-        m.leave_behind(builder.copies)  # what only the whole rows read
+        m.leave_behind(builder.copies)  # erased where only the rows as a whole read them
         values = {n: v for n, v in whole.items() if not region.is_gradient(n)}
         edits = [Replacement(tuple(values), list(values.values()), op, tuple(region.rows), self)] if values else []
         kept: list[Edit] = []
@@ -119,14 +119,14 @@ class ChunkRows(Rule):
                 continue
             late = op.at(gradient)
             scaled = late.mul(unscaled, Value(m.program, region.seed))
-            # rows that a loss ignores have no gradient, whatever that of the loss is: also NaN
+            # rows that a loss ignores have the gradient 0, even where the gradient of the loss is NaN
             nothing = late.full([], 0.0, dtype=scaled.dtype, device=scaled.device)
             scaled = late.where(late.eq(unscaled, 0), nothing, scaled)
-            if scaled.dtype != unscaled.dtype:  # of two scalars the wider dtype
+            if scaled.dtype != unscaled.dtype:  # two scalars are promoted to the wider dtype
                 scaled = late.to(scaled, dtype=unscaled.dtype)
             covered = (gradient,) if edits else tuple(region.rows)
             edits.append(Replacement((gradient,), scaled, late, covered, self))
-            # computed in the forward, with the loss: never again
+            # computed in the forward, together with the loss: it must not be recomputed
             kept.append(Annotate(unscaled.node, POLICY, CheckpointPolicy.MUST_SAVE))
         return Together([ReplaceAll(edits, is_one=True), *kept])
 
@@ -156,7 +156,7 @@ class ChunkRows(Rule):
                  **FORWARD),
         declines(lambda h, w: (F.linear(h, w).exp().sum(), w.mul_(0.5))[0], "f32[6, 4]", "f32[16, 4]",
                  because="is written", **FORWARD),
-        # layers of a network: the rows go on
+        # layers inside a network: another product of the same rows follows
         declines(lambda h, w, v: F.linear(F.linear(h, w).relu(), v), "f32[6, 4]", "f32[16, 4]", "f32[4, 16]",
                  **FORWARD),
         declines(lambda h, w, y: F.cross_entropy(F.linear(h, w), y), HIDDEN, WEIGHT, TARGETS, dialects=("joint",)),
@@ -175,7 +175,8 @@ def _problem(program: Program, region: Region) -> Refusal | None:
 
 
 def _place(region: Region) -> Node:
-    """Where the chunks stand: before all that reads a result, and before the gradients that they replace."""
+    """The node before which the chunks are inserted: the first one that reads a result, or that is a gradient which
+    they replace."""
     readers = [u for n in region.outputs for u in n.users if u not in region.rows and not region.is_gradient(n)]
     return min([*readers, *(n for n in region.outputs if region.is_gradient(n))])
 
@@ -189,7 +190,7 @@ class AutoChunker(Pass):
     least_bytes: int = LEAST_BYTES
     """Products of fewer bytes stay whole."""
     chunks: int = 0
-    """So many chunks, whatever it costs; 0: as the cost model says."""
+    """The number of chunks, whatever it costs; 0: the cost model decides."""
 
     def rules(self) -> Sequence[Rule]:
         return (ChunkRows(self.least_bytes, self.chunks),)

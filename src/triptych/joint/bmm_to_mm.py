@@ -1,4 +1,4 @@
-"""`bmm_to_mm`: a batch of one is no batch."""
+"""`bmm_to_mm`: a batched product with a batch of one becomes a plain matrix product."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class BmmToMm(Rule):
 
 
 def _matrix(op: Emitter, batch: Value) -> Value:
-    """The one matrix of a batch. A transposed one is transposed after the batch is gone, so that what made the batch
-    stands beside what undoes it."""
+    """The one matrix of a batch. A transpose is applied after the squeeze, so that the squeeze directly follows the
+    view that added the batch dim, and the two cancel."""
     call = batch.call
     if call is not None and call.op == "permute" and list(call.args["dims"]) == [0, 2, 1]:
         return op.permute(op.squeeze(call.args["self"], dim=[0]), [1, 0])

@@ -43,7 +43,7 @@ class _Spelling(Rule, ABC):
 
     @abstractmethod
     def respelled(self, program: Program, node: Node) -> SetArguments | None:
-        """The call as it should be written; None if it is written so, or cannot be."""
+        """The call as it should be written; None if it is written so already, or cannot be."""
 
     def rewrite(self, op, spelled):
         return spelled
@@ -107,7 +107,7 @@ class OperandOrder(_Spelling):
         fires(lambda x, y: torch.maximum(y, x), "i64[4, 8]", "i64[4, 8]", **ATEN),
         declines(lambda x, y: torch.add(y, x, alpha=2), "f32[4, 8]", "f32[4, 8]"),
         declines(lambda x, y: y.t() + x, "f32[4, 4]", "f32[4, 4]", dialects=("torch",)),
-        declines(lambda x, y: y.permute(1, 0) + x, "f32[4, 4]", "f32[4, 4]"),  # the sum lies as y does
+        declines(lambda x, y: y.permute(1, 0) + x, "f32[4, 4]", "f32[4, 4]"),  # the sum has the layout of y
         declines(lambda x, y: torch.maximum(y, x), torch.tensor([0.0]), torch.tensor([-0.0])),
         declines(lambda x, y: torch.maximum(y, x), torch.tensor([-0.0]), torch.tensor([0])),
         declines(lambda s, x: x * s, "f32[]", "f16[4, 8]"),
@@ -117,17 +117,18 @@ class OperandOrder(_Spelling):
 
 
 def _order_does_not_show(target: Any, left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Where the operands lie differently in memory, the result lies as the first; and which zero is the larger of
-    0.0 and -0.0 depends on the order too, as does the rounding of a single number of another dtype."""
+    """Is the result the same in both orders? Where the operands have different strides, the result has the layout of
+    the first. The order also decides which of 0.0 and -0.0 is the larger one, and how a zero-dim tensor of another
+    dtype is rounded."""
     rounds = left.dtype.is_floating_point or right.dtype.is_floating_point
     if rounds and target in (aten.maximum.default, aten.minimum.default):
         return False
     if left.dim() == 0 or right.dim() == 0:
-        # a number on the CPU keeps its own precision as the second operand, and is rounded first as the first
+        # on the CPU a zero-dim tensor keeps its precision as the second operand, and is rounded as the first one
         return left.dtype == right.dtype
     if known_equal(left.stride(), right.stride()) and known_equal(left.shape, right.shape):
         return True
-    # dims of one element have strides of their own, by which convolutions go
+    # dims of size one may have any stride, and convolutions choose their memory format by it
     plain = is_static(left.shape) and is_static(right.shape) and 1 not in left.shape and 1 not in right.shape
     return plain and left.is_contiguous() and right.is_contiguous()
 
@@ -152,7 +153,7 @@ def _dim_parameters(overload: Any) -> tuple[tuple[str, int | None], ...]:
 
 
 def from_front(node: Node, value: Any) -> Any:
-    """A dim, or a list of them, counted from the front; the very same if it is so already or the rank is unknown."""
+    """A dim, or a list of them, counted from the front; the same object if it is so already or the rank is unknown."""
     if isinstance(value, int):
         if value >= 0 or (rank := _rank(node)) is None:
             return value
@@ -311,7 +312,7 @@ class CanonicalizeAtenIrPasses(Pass):
 
 RULES: Sequence[Rule] = (
     ScalarOverload(),
-    OperandOrder(),  # after it: numbers and tensors are operands of one overload
+    OperandOrder(),  # after ScalarOverload: numbers and tensors are then operands of one overload
     TransposeAsPermute(), SqueezeOneDim(), UnsafeView(), ReshapeWithoutCopy(),
     NegativeDims(),  # after the two that count dims from the front themselves
     QuantizeByNumbers(), QuantizationForm(),

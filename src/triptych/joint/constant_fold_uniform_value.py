@@ -1,6 +1,6 @@
-"""Tensors that hold one value become `full`, and operations that their operands' values decide vanish.
+"""Replaces tensors that hold one value by `full`, and drops operations whose result follows from known operands.
 
-What values hold is asked of `ir/values`: one number, a pattern of the index, a range. Integers and booleans fold
+`ir/values` knows the contents of values: one number, a pattern of the index, or a range. Integers and booleans fold
 freely. Floats fold as IEEE allows: x*0 stays (NaN and infinity give NaN), x+0.0 goes only where no element can be -0.0
 (-0.0 + 0.0 is 0.0), a clamp goes only where no bound is a zero whose sign could show.
 """
@@ -38,7 +38,7 @@ from .known_operands import (
 bf16 = torch.bfloat16
 
 CONSTRUCTORS = frozenset("full scalar_tensor tensor lift_fresh_copy".split())
-"""What needs no operand is as good as `full`."""
+"""Operations without tensor operands: they are as cheap as `full`, so they are not folded."""
 
 
 def _written(x):
@@ -63,7 +63,7 @@ def _is_view(op: str) -> bool:
 
 
 KNOWN = frozenset(op for op in {*TRANSFER, *with_trait("reduction")} if op not in CONSTRUCTORS and not _is_view(op))
-"""Operations whose result may be known to hold one number; views of it are another rule's."""
+"""Operations whose result may be known to hold one number; `FoldViewToFull` handles the views."""
 
 
 class FoldToFull(Rule):
@@ -109,7 +109,7 @@ class FoldToFull(Rule):
 class FoldViewToFull(Rule):
     """view(full(...)) -> full(shape, number), where somebody still uses the view and it is not expanded
 
-    What computed with the view is folded before, so most views are unused by then.
+    Operations on the view are folded before it, so most views are unused by then.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
@@ -146,7 +146,7 @@ class FoldToArange(DecidedOperation):
     """cumsum(ones(n)), cat, index, flip, ... -> arange(start, end, step), where the result counts along one dim"""
 
     ops = frozenset("cumsum diff index index_select gather cat flip repeat".split())
-    # operations that read memory or scan it: counting is cheaper. Others are computed where they are used.
+    # operations that read or scan memory: an arange is cheaper. Other operations are fused into their users.
 
     def decide(self, site: Site) -> Build | None:
         elements = site.knowledge.elements(site.node)
@@ -196,5 +196,5 @@ class ConstantFoldUniformValue(Pass):
 RULES: Sequence[Rule] = (
     WithItself(), NeutralNumber(), Absorb(), ChooseBranch(), ChooseTruth(), WithinBounds(), CompareWithTruth(),
     FoldToArange(), FoldToFull(),
-    FoldViewToFull(),  # when all others are done: what used the views is folded by then
+    FoldViewToFull(),  # last: the operations that used the views are folded by then
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`fix_iota_device`: positions counted on the CPU and used elsewhere are counted there."""
+"""`fix_iota_device`: an iota that is built on the CPU and used on another device is built on that device."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ NUMBERS = ("full", "scalar_tensor")
 META: dict[str, Any] = {"same_values": False, "dialects": ("aten",)}
 
 LONGEST = 32
-"""Operations between a count and its use that are looked at."""
+"""Search budget: how many operations between an iota and its use are examined."""
 
 
 class FixIotaDevice(Rule):
     """to(f(iota(n)), device), x[f(iota(n))] -> the same with iota built on the device of the result, for f exact there
 
-    f is comparisons, arithmetic and views. A copy from the host, and a wait for it, less; and a CUDA graph stays whole.
+    f consists of comparisons, arithmetic and views. This saves a copy from the host and the wait for it, and does not
+    split a CUDA graph.
     """
 
     interior_may_be_used = True
@@ -85,7 +86,8 @@ def _flat(indices: Any) -> list[Any]:
 
 
 def counted_from_iota(program: Program, node: Node) -> list[Node] | None:
-    """What the value is made of, if that is positions and numbers alone and some position is among it."""
+    """The nodes from which a value on the CPU is computed, if they start from iotas and constants only, with at least
+    one iota, and give the same bits on every device; else None."""
     nodes: dict[Node, None] = {}
     work, counted = [node], False
     while work:

@@ -21,7 +21,7 @@ from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
 
 DETERMINISTIC = frozenset(["aten", "prims", "triptych", "quantized_decomposed"])
-"""Namespaces whose operations give the same result for the same operands; of a custom operator nobody knows."""
+"""Namespaces whose operations give the same result for the same operands; for a custom operator that is unknown."""
 
 LARGE = 16 * 2**20
 GROWTH = 8
@@ -73,12 +73,12 @@ class ComputeOnce(Rule):
 
 
 class Steady:
-    """Which values are the same on every call, and at which of them to cut."""
+    """Finds the values that are the same on every call, and which of them to take out of the graph."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.graph, self.aliasing = program, program.graph, program.aliasing
         self.declined: list[tuple[Node, str]] = []
-        """Weights, and values made of them, that are left in the graph, each with the reason."""
+        """Weights, and values computed from them, that are left in the graph, each with the reason."""
         self.order: list[Node] = []
         """Everything that is the same on every call."""
         self.from_weights: set[Node] = set()
@@ -127,7 +127,7 @@ class Steady:
         return node.target.namespace in DETERMINISTIC
 
     def _is_computed(self, node: Node) -> bool:
-        """A tensor that is no view of anything: memory of its own."""
+        """Is the node a tensor that is computed from weights into new memory, and so no view?"""
         if node not in self.from_weights or node.op == "placeholder" or tensor_fact(node) is None:
             return False
         maker = node.args[0] if node.target is operator.getitem else node

@@ -1,4 +1,4 @@
-"""`keep_overwritten`: what the backward needs of an input that the forward writes is kept as it was before."""
+"""`keep_overwritten`: where the forward writes an input that the backward needs, the old value is saved."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ JOINT: dict[str, Any] = {"dialects": ("joint",)}
 class KeepOverwritten(Rule):
     """f(x), copy_(x, y) -> f(clone(x)), copy_(x, y), where the backward needs f(x), or x itself
 
-    The backward runs after the write. Computed again from the input, or read from it, the value would be another one.
+    The backward runs after the write: a value that it reads or recomputes from the input would be a wrong one.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:

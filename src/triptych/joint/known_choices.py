@@ -147,7 +147,7 @@ def _respects(site: Site, operand: Node, name: str, bound: Any) -> bool:
     inside = about.low >= bound if name == "min" else about.high <= bound
     if bound != 0 or not dtype.is_floating_point:
         return inside
-    # a bound of zero may give a zero its own sign
+    # a clamp with a bound of zero may give the sign of the bound to a zero
     return inside and name == "min" and math.copysign(1, bound) > 0 and site.knowledge.never_negative_zero(operand)
 
 

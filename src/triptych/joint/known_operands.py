@@ -28,14 +28,15 @@ from ..rules.neutral import is_neutral, neutral_problem, rounds
 f32, f64 = torch.float32, torch.float64
 
 Build = Callable[[Emitter], Any]
-"""Writes the value that an operation is known to have."""
+"""Emits the value that an operation is known to have."""
 
 
 def number_of(program: Program, node: Node) -> torch.Tensor | None:
-    """The number that all elements are: known by its pattern, or by computing a sum over shapes alone."""
+    """The number that all elements are equal to: known from the pattern of the value, or computed where the node is a
+    reduction to one element that depends only on shapes and constants. None if it is not known."""
     call, fact = program.call(node), tensor_fact(node)
     if call is None or call.mutates or fact is None or program.aliasing.written(node):
-        return None  # what is written may be another number before the write
+        return None  # a tensor that is written in place may hold another number before the write
     value = knowledge(program).uniform(node)
     if value is None and is_reduction(call.op) and isinstance(fact.numel(), int) and fact.numel() == 1:
         computed = knowledge(program).evaluate(node)
@@ -45,7 +46,7 @@ def number_of(program: Program, node: Node) -> torch.Tensor | None:
 
 
 def numbers_used_here_alone(program: Program, node: Node) -> list[Node]:
-    """Operands that hold one number, and theirs, that nobody uses once this node is gone."""
+    """Direct and indirect operands that hold one number and that nobody uses once this node is gone."""
     gone = {node: None}
     work = list(node.all_input_nodes)
     while work:
@@ -82,14 +83,14 @@ class DecidedOperation(Rule, ABC):
 
     @abstractmethod
     def decide(self, site: Site) -> Build | None:
-        """How to write the result; None if nothing decides it."""
+        """How to emit the result; None if the known values do not decide it."""
 
     def rewrite(self, op, m):
         return m.bindings["build"](op)
 
 
 class Site:
-    """An operation about which is to be decided, and what is known of its operands."""
+    """An operation for `DecidedOperation.decide`, with what is known of its operands."""
 
     def __init__(self, match: Match, node: Node, call: Call, result: torch.Tensor) -> None:
         self.match, self.node, self.call, self.result = match, node, call, result
@@ -97,32 +98,32 @@ class Site:
         self.knowledge = knowledge(match.program)
 
     def number(self, operand: Any) -> bool | int | float | None:
-        """An operand that is one number."""
+        """The number that all elements of an operand are equal to; None if there is none or it is not known."""
         if isinstance(operand, (bool, int, float)):
             return operand
         value = self.knowledge.uniform(operand)
         return None if value is None else as_number(value)
 
     def is_number(self, number: bool | int | float, dropped: Any) -> Build:
-        """The result is a number everywhere, whatever an operand holds."""
+        """Decides that every element of the result is this number, whatever the operand `dropped` holds."""
         self._require_no_gradient(dropped)
         return lambda op: full_like(op, self.match, number)
 
     def is_operand(self, operand: Node, dropped: Any = None) -> Build:
-        """The result is an operand in the dtype and shape that the operation gives it."""
+        """Decides that the result is this operand, in the dtype and shape of the result, whatever `dropped` holds."""
         self._require_no_gradient(dropped)
         return lambda op: self._as_result(op, operand)
 
     def _require_no_gradient(self, dropped: Any) -> None:
-        """Before autograd, an operand that is used no more gets no gradient where it got zeros."""
+        """Before autograd, an operand that is no longer used would have None for its gradient instead of zeros."""
         lost = tensor_fact(dropped)
         zeros = self.program.dialect == TORCH and lost is not None and lost.requires_grad
         at = dropped if isinstance(dropped, Node) else None
         self.match.require(not zeros, "a gradient of zeros would become none at all", at=at)
 
     def _as_result(self, op: Emitter, operand: Node) -> Any:
-        """What leaves the graph does so in memory of its own, as before: a copy is less than an operation on two
-        tensors."""
+        """The operand in the dtype and shape of the result. In place of an operation on two tensors it is cloned if the
+        caller would otherwise get the same memory twice; the copy costs less than the operation."""
         fact, result = tensor_fact(operand), self.result
         value: Any = self.program.value(operand)
         if fact is not None and fact.dtype != result.dtype:
@@ -134,12 +135,12 @@ class Site:
         return value
 
     def _would_be_shared(self, operand: Node) -> bool:
-        """Does the value leave the graph, and has the caller the operand's memory already?"""
+        """Is the result an output of the graph, and the operand an input or an output itself?"""
         aliasing = self.program.aliasing
         return aliasing.is_output(self.node) and (aliasing.is_input(operand) or aliasing.is_output(operand))
 
     def with_number(self) -> tuple[Node, bool | int | float]:
-        """The tensor and the known number that an operation of two operands has."""
+        """The operands of a binary operation, of which one is a tensor and the other a known number."""
         left, right = self.call.args.get("self"), self.call.args.get("other")
         sides = ((left, right), (right, left)) if is_commutative(self.call.op) else ((left, right),)
         for operand, other in sides:
@@ -220,7 +221,7 @@ class Absorb(DecidedOperation):
 WITH_ITSELF: dict[str, Any] = {
     "sub": 0, "bitwise_xor": 0, "bitwise_and": None, "bitwise_or": None, "eq": True, "ne": False,
 }  # fmt: skip
-"""What an integer or boolean makes of itself: a number, or None for the operand unchanged."""
+"""The result of each operation on an integer or boolean and itself: a number, or None for the operand unchanged."""
 
 
 class WithItself(DecidedOperation):

@@ -1,13 +1,14 @@
-"""`pad_mm`: products whose sizes tensor cores cannot load whole are computed on padded operands, where that is quicker.
+"""`pad_mm`: products of sizes that are not aligned for tensor cores use padded operands, where that is quicker.
 
 Rows and columns added to the result are computed from zeros and cut off again: nothing else sees them. Along the summed
 dim both operands are padded, so each added term is 0 * 0 = 0, whatever infinities and NaN the operands hold elsewhere;
-adding 0 changes no sum but one that is -0.0, which becomes 0.0. The kernel is another one, so sums round otherwise.
+adding 0 changes no sum but one that is -0.0, which becomes 0.0. Another kernel computes the product, so sums may round
+differently.
 
-Which sizes matter depends on the layout: the inner dim of each operand and of the result, for these are loaded and
-stored in pieces of 16 bytes. Whether it pays: the products are timed on the device, and remembered; the model of the
-device adds the copies, and answers alone where nothing can be timed. Padding costs nothing where an operand is made by
-a pointwise kernel that can as well write it padded, or is computed once.
+The layout decides which sizes must be aligned: the innermost dim of each operand and of the result, because these are
+loaded and stored 16 bytes at a time. To decide whether padding pays, the products are timed on the device, and the
+times are cached; the cost model adds the copies, and decides alone where nothing can be timed. Padding an operand costs
+nothing where a pointwise kernel computes it, which can write it padded, or where it is computed once.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class PadMm(Rule):
     always: bool = False
     """On every device, whatever it costs: for tests of the rewrite itself."""
     measure: bool = True
-    """Ask the device; else, and where there is none, the model of it."""
+    """Time the products on the device; otherwise, and where there is no device, the cost model decides."""
 
     exact = False
 
@@ -64,7 +65,7 @@ class PadMm(Rule):
         if not self.always:
             site = product_site(m, a, b, padding)
             measure = (lambda: timed(site)) if self.measure else None
-            m.pays(*modelled(site), measure=measure, error=math.inf)  # what kernels there are is not in the model
+            m.pays(*modelled(site), measure=measure, error=math.inf)  # the model does not know which kernels exist
 
     def rewrite(self, op, m, a, b, c, beta, alpha):
         padding = needed_padding(m, a.tensor, b.tensor)
@@ -117,9 +118,9 @@ class PadMmPass(Pass):
     always: bool = False
     """Pad every product that is not aligned, on every device: for tests."""
     measure: bool = True
-    """Time the ways on the device; else the model of the device decides."""
+    """Time the alternatives on the device; otherwise the cost model decides."""
     unaligned: bool = True
-    """Take our own kernel into account, which stores rows of any length."""
+    """Also consider our own kernel, which stores rows of any length."""
 
     def rules(self) -> Sequence[Rule]:
         padded = PadMm(self.always, self.measure)
@@ -135,9 +136,9 @@ def _is_broadcast(shape: Any, full: Any) -> bool:
 
 
 def _padded(op: Emitter, value: Value, rows: int, columns: int) -> Value:
-    """The value with zeros below and to the right; a padded one that is there already is taken.
+    """The value with zeros below and to the right; an equal padding that is in the graph already is reused.
 
-    A transposed matrix stays one: its padding would lie in rows, and another of its dims be the inner one.
+    A transposed matrix is transposed back, padded and transposed again, so that its innermost dim stays the same.
     """
     if not rows and not columns:
         return value
@@ -167,5 +168,5 @@ def _cut(op: Emitter, product: Value, root: Value, padding: Padding) -> Value:
         product = op.slice(product, root.rank - 2, 0, root.shape[-2])
     if padding.n:
         product = op.slice(product, root.rank - 1, 0, root.shape[-1])
-    # what uses the result may count on how it lies; a pointwise user reads through this copy
+    # users of the result may depend on its strides; for a pointwise user this copy is fused away
     return op.clone(product, memory_format=torch.contiguous_format)

@@ -1,4 +1,4 @@
-"""What a product with sizes that are not aligned must grow by, and what that costs: by the model, or timed."""
+"""How much a product with unaligned sizes must be padded, and what that costs, by the cost model or timed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALIGNMENT = {torch.float16: 8, torch.bfloat16: 8, torch.float32: 4}
 """Elements in 16 bytes."""
 
 UNALIGNED_RATE = 0.5
-"""What the model takes for the rate of tensor cores on operands that are loaded element by element."""
+"""Assumed rate of tensor cores on operands that are loaded element by element, relative to aligned operands."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,14 @@ def needed_padding(m: Match, a: torch.Tensor, b: torch.Tensor) -> Padding:
 
 
 def rows_lie_whole(matrix: torch.Tensor) -> bool:
-    """The last dim is the inner one; of two that both could be, the one that is so in a contiguous tensor."""
+    """Is the last dim the innermost one in memory? If the strides do not decide between the last two dims, it is, as in
+    a contiguous tensor."""
     return known(matrix.stride(-1) == 1) or not known(matrix.stride(-2) == 1)
 
 
 @dataclass(frozen=True)
 class Site:
-    """A product and its padding, in numbers."""
+    """A product and its padding, with all sizes as plain numbers."""
 
     batch: tuple[int, ...]
     m: int
@@ -82,9 +83,9 @@ def product_site(m: Match, a: Value, b: Value, padding: Padding) -> Site:
 
 
 def timed(site: Site) -> tuple[float, float] | None:
-    """Seconds without and with padding: of the products on the device, of the copies by the model.
+    """Seconds without and with padding: the products are timed on the device, the copies are estimated by the model.
 
-    Copies are kernels that do not exist yet, and eager's take up to twice as long where rows are not aligned.
+    The kernels that copy are not generated yet, and eager's take up to twice as long where rows are not aligned.
     """
     if not can_measure(site.device, site.bytes):
         return None

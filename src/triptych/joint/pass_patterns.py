@@ -98,7 +98,7 @@ class RemoveRedundantViews(Rule):
     """v(x), v(x) -> v(x) once, for views v"""
 
     FIRST_USERS = 64
-    """How many users of x are looked at: a tensor with thousands of them must not cost their square."""
+    """Search budget: how many users of x are examined. Without it, n users of one tensor would take n * n steps."""
 
     def pattern(self, op, x: Tensor, a, b, c, d):
         return op.any_of(

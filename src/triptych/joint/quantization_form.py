@@ -1,4 +1,4 @@
-"""Quantization in one form each: functions kept whole for their scheme, and quantizing by numbers."""
+"""Canonical forms of quantization: of functions that `invoke_quant` keeps whole, and of quantize and dequantize."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BY_TENSORS = {"tensor": 2, "tensor2": 4}
 
 
 def _quantize(x, scale, zero_point):
-    assert _private.quantized_operators  # which this registers
+    assert _private.quantized_operators  # this access registers the operators
     quantized = torch.ops.quantized_decomposed
     return quantized.quantize_per_tensor.tensor(x, scale, zero_point, -128, 127, torch.int8)
 

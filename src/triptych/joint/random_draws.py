@@ -1,7 +1,7 @@
-"""What each random draw becomes: 32-bit numbers of the backend's counter-based generator, brought into shape.
+"""Rewrites random draws to use 32-bit numbers of the backend's counter-based generator.
 
-Each draw is a rule of its own by the name of its operation. They are tried in the order of the graph, so that the
-first draw takes the first seed; the load of seeds grows with each rewrite.
+Each kind of draw has a rule with the name of its operation. The rules are applied in the order of the graph, so that
+the first draw takes the first seed; each rewrite enlarges the load of seeds by one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .random_numbers import Source
 f16, bf16, f32, f64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
 DTYPES = (f32, f16, bf16)
-"""What 32-bit draws can make without losing resolution."""
+"""Dtypes that can be drawn from 32-bit numbers without losing resolution."""
 
 ATEN: dict[str, Any] = {"dialects": ("aten",)}
 UNKNOWN = "shape and dtype are not known"
@@ -41,12 +41,12 @@ def _draw(program: Callable[..., Any], *inputs: Any, **how: Any) -> Any:
 
 
 def _kept(program: Callable[..., Any], *inputs: Any, **how: Any) -> Any:
-    """Eager's stream was asked for."""
+    """An example that declines because the options ask for eager's stream of random numbers."""
     return declines(program, *inputs, because="eager's stream", options={"fallback_random": True}, **how)
 
 
 def why_eager(options: Options) -> str | None:
-    """Why draws stay torch's, if the options say so."""
+    """Why the options leave draws to torch's own generator; None if they do not."""
     if options.fallback_random:
         return "fallback_random keeps eager's stream"
     return None if options.codegen == "inductor" else "the code generator has no generator of its own"
@@ -58,7 +58,7 @@ class Draw(Rule, ABC):
     takes_random = True
     without_facts = True
     drawn: ClassVar[str] = ""
-    """The operation, where the rule has another name."""
+    """The name of the operation, where the rule has another name."""
 
     def pattern(self, op):
         drawn = self.drawn or self.name
@@ -80,7 +80,7 @@ class Draw(Rule, ABC):
 
     @abstractmethod
     def draw(self, op: Emitter, source: Source, node: Node, call: Call) -> Any:
-        """The draw from the source; raises Refused where it has none such."""
+        """The draw from the source; raises Refused where the source has no such draw."""
 
 
 # ---- uniform and normal floats ----
@@ -96,7 +96,7 @@ def _floats_without_facts(op: Emitter, source: Source, call: Call, mode: str) ->
     if dtype == f32:
         return value
     value = op.to(value, dtype=dtype or op.call(getattr, like, "dtype"))
-    # in a dtype that is not known, what rounded up to 1 can only be found afterwards
+    # the dtype is not known: what rounded up to 1 in it can only be replaced (by 0) afterwards
     return op.remainder(value, 1) if mode == "rand" else value
 
 
@@ -112,7 +112,7 @@ class Rand(Draw):
         _require_dtype(like.dtype)
         value = source.floats(like, mode)
         if mode == "rand" and like.dtype != f32:
-            # the largest draws would round up to 1: the greatest number below 1 takes them
+            # the largest draws would round up to 1: they become the greatest number below 1
             value = op.clamp(value, max=1 - torch.finfo(like.dtype).eps / 2)
         return value if like.dtype == f32 else op.to(value, dtype=like.dtype)
 
@@ -187,7 +187,7 @@ class RandintLike(Randint):
     ]
 
 
-# ---- numbers kept or dropped by chance ----
+# ---- elements kept or dropped at random ----
 
 
 def _bernoulli_in_place(x):
@@ -225,7 +225,8 @@ class Dropout(Draw):
         return self._value_and_mask(op, source, call)[0]
 
     def _value_and_mask(self, op: Emitter, source: Source, call: Call) -> tuple[Any, Any]:
-        """Kept with probability 1 - p and scaled by its inverse, and what is kept."""
+        """The operand, each element kept with probability 1 - p and scaled by 1 / (1 - p), and the mask of the kept
+        elements."""
         operand, p = call.args["input"], call.args.get("p", 0.5)
         if not _is_probability(p):
             raise Refused("{found} is no probability", found=p)
@@ -266,7 +267,7 @@ class NativeDropout(Dropout):
 class Uniform(Draw):
     """uniform(x, low, high) -> inductor_random(shape of x, seed, "rand") * (high - low) + low
 
-    Numbers from low up to, not including, high: what rounds up to the end becomes the beginning.
+    The numbers are in [low, high): a number that rounds up to high is replaced by low.
     """
 
     def draw(self, op: Emitter, source: Source, node: Node, call: Call) -> Any:

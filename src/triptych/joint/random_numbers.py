@@ -14,37 +14,39 @@ from ..rewrite.edits import Edit, Resize, SetArguments
 from ..rewrite.emit import Emitter
 
 CHECKPOINT_TAGS = ("recompute", "ac_graph_id")
-"""A checkpointed region is computed again in the backward; its seeds are the forward's, not loaded anew."""
+"""The tags of nodes in a checkpointed region, which is recomputed in the backward. The load of seeds must not have
+them: the recomputation uses the seeds of the forward."""
 
 
 class Source:
-    """Draws for one rewrite: one seed, taken from the load of seeds of its device, which grows by one."""
+    """The source of random numbers for one rewrite. It takes one seed from the load of seeds of its device, which is
+    enlarged by one."""
 
     def __init__(self, op: Emitter) -> None:
         self.op = op
         self.prims = _private.generator_prims
         self.edits: list[Edit] = []
-        """What the seed that was taken changes elsewhere in the graph."""
+        """The edits elsewhere in the graph that taking the seed needs."""
 
     def seed(self, like: Any) -> Value:
-        """The next seed on the device of `like`: a known value, or a node of which nothing is known."""
+        """The next seed on the device of `like`, which is a fact, or a node whose fact is not known."""
         seeds = self._loaded(like)
         if seeds is None:
-            # by an emitter of its own: a draw that nobody uses goes, and still has taken its seed
+            # by a separate emitter: an unused draw is erased, but its seed stays taken
             at = self.op.at(self.op.anchor, "load_seeds")
             device = like.device if isinstance(like, torch.Tensor) else at.call(getattr, like, "device").node
             seeds = at.call(self.prims.seeds, 1, device).node
             for tag in CHECKPOINT_TAGS:
                 seeds.meta.pop(tag, None)
             return self.op.call(self.prims.lookup_seed, seeds, 0)
-        seed = self.op.call(self.prims.lookup_seed, seeds, 0)  # the next one is there when one more is loaded
+        seed = self.op.call(self.prims.lookup_seed, seeds, 0)  # the edits below load one more seed and select it
         count: Any = seeds.args[0]
         more = count + 1
         self.edits += [Resize(seeds, (more, seeds.args[1]), [more]), SetArguments(seed.node, (seeds, count))]
         return seed
 
     def _loaded(self, like: Any) -> Node | None:
-        """The load of seeds on the device of `like`, if there is one already: it stands before the first draw."""
+        """The load of seeds on the device of `like`, if there is one before this draw."""
         for node in self.op.program.graph.find_nodes(op="call_function", target=self.prims.seeds):
             device = node.args[1]
             if isinstance(like, torch.Tensor):
@@ -56,7 +58,7 @@ class Source:
         return None
 
     def floats(self, like: Any, mode: str) -> Value:
-        """32-bit floats in the shape of `like`, lying in memory as it does."""
+        """32-bit floats with the shape and layout of `like`."""
         seed = self.seed(like)
         if not isinstance(like, torch.Tensor):
             return self.op.call(self.prims.random, self.op.call(getattr, like, "shape"), seed, mode)
@@ -67,7 +69,7 @@ class Source:
         return self.op.permute(laid, [order.index(d) for d in range(len(order))])
 
     def integers(self, like: torch.Tensor, low: Any, high: Any) -> Value:
-        """64-bit integers from `low` up to, not including, `high`, lying in memory as `like` does."""
+        """64-bit integers in [low, high), with the shape and layout of `like`."""
         order = memory_order(like) or list(range(like.dim()))
         seed = self.seed(like)
         value = self.op.call(self.prims.randint, low, high, [like.shape[d] for d in order], seed)
@@ -77,7 +79,8 @@ class Source:
 
 
 def memory_order(value: torch.Tensor) -> list[int] | None:
-    """Dims from the widest stride to the narrowest, if dense so; None if they lie in their own order."""
+    """The dims of a dense tensor from the largest stride to the smallest; None if the tensor is contiguous, or not
+    dense."""
     left, order = list(range(value.dim())), list[int]()
     expected: Any = 1
     while left:

@@ -1,4 +1,5 @@
-"""Random draws become the backend's counter-based generator: fused, reproducible, alike both ways."""
+"""Random draws use the backend's counter-based generator: they are fused, reproducible, and the same in forward and
+backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`scatter_upon_const_tensor`: what a scatter writes into a tensor of one value is a comparison with the index."""
+"""`scatter_upon_const_tensor`: replaces a scatter into a tensor of one value by a comparison with the index."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ..rewrite.iota import iota
 from ..rewrite.rule import Match, Rule
 
 FIRST_USERS = 64
-"""How many users of a value are looked at for a proof."""
+"""Search budget: how many users of a value are examined for a proof."""
 
 DEEPEST = 8
-"""How many steps back two indices are compared."""
+"""Search budget: how many operations back two indices are compared."""
 
 
 class ScatterUponConstTensor(Rule):
@@ -69,7 +69,7 @@ class ScatterUponConstTensor(Rule):
         places = iota(op, shape[dim], like.device)
         places = op.reshape(places, [shape[dim] if d == dim else 1 for d in range(len(shape))])
         if not _checked_elsewhere(m, index, dim, shape[dim]):
-            # some kernels count a negative place of a gather from the back: here it is out of range
+            # some kernels of gather count a negative index from the end; in a scatter it is out of range
             beyond = op.full([], shape[dim], dtype=index.dtype, device=like.device)
             index = op.gather(op.expand(places, shape), dim, op.where(op.lt(index, 0), beyond, index))
         background = op.full([], fill, dtype=like.dtype, device=like.device)
@@ -131,7 +131,7 @@ def _checked_elsewhere(m: Match, index: Value, dim: int, length: Any) -> bool:
 
 
 def _sources(program: Program, node: Node) -> list[Node]:
-    """The value and what it is made of, a few steps back."""
+    """The value, and the values that it is computed from, a few steps back."""
     seen = [node]
     edge = [node]
     for _ in range(DEEPEST):
@@ -141,7 +141,7 @@ def _sources(program: Program, node: Node) -> list[Node]:
 
 
 def _gathers(program: Program, node: Node) -> list[Node]:
-    """Gathers by an index made of the value, a few steps on."""
+    """Gathers whose index is computed from the value, in a few steps."""
     gathers, edge = [], [node]
     for _ in range(DEEPEST // 2):
         users = dict.fromkeys(u for e in edge for u in itertools.islice(e.users, FIRST_USERS))
@@ -156,7 +156,7 @@ SAME_ORDER = ("reshape", "squeeze", "unsqueeze")
 
 
 def same_elements(program: Program, left: Any, right: Any, depth: int = DEEPEST) -> bool:
-    """Do two values hold the same elements in the same order, whatever dims they count them by?"""
+    """Do two values hold the same elements in the same order, whatever their shapes?"""
     left, right = _without_views(program, left), _without_views(program, right)
     if left is right:
         return True
@@ -175,7 +175,8 @@ def same_elements(program: Program, left: Any, right: Any, depth: int = DEEPEST)
 
 
 def _is_plain(program: Program, node: Node) -> bool:
-    """Every operand has as many elements as the result, or one: nothing is repeated along one dim only."""
+    """Does every operand have as many elements as the result, or no dims? Then nothing is broadcast along some dims
+    only."""
     result = tensor_fact(node)
     operands = [t for n in node.all_input_nodes if (t := tensor_fact(n)) is not None]
     return result is not None and all(t.dim() == 0 or known(t.numel() == result.numel()) for t in operands)

@@ -1,26 +1,29 @@
-"""`mul_softmax_pattern`, `div_softmax_pattern`: the maximum of a softmax is taken away before its scale is applied.
+"""`mul_softmax_pattern`, `div_softmax_pattern`: the maximum of a softmax is subtracted before the scale is applied.
 
 A softmax of x * s computes x * s - max(x * s). Compilers may contract a product and a difference into one rounding, and
-then not every element is at most the maximum: for large scores exp() of that excess overflows, which is what taking
-the maximum away was to prevent. (x - max(x)) * s has no such excess, and one product less to compute for the maximum.
+then an element may exceed the maximum: for large scores exp() of that excess overflows, which subtracting the maximum
+was meant to prevent. (x - max(x)) * s has no such excess, and needs one product less to compute the maximum.
 
 Why it is right, at the level of the whole softmax, for every s that is constant along its dim:
 
-- s < 0 turns the order round: the maximum of x * s is at the minimum of x. The sign of a number is known, a tensor's
-  may be known by what made it; else both ends are computed, and the sign chooses.
+- s < 0 reverses the order: the maximum of x * s is at the minimum of x. The sign of a number is known, that of a tensor
+  may follow from the operation that computed it; else both the maximum and the minimum are computed, and the sign
+  selects one of them.
 - Infinities, NaN: an infinite or NaN element gives the same zeros (-inf) or the same row of NaN (+inf, NaN, all -inf)
   either way; s = NaN, s = inf and x / 0 give rows of NaN either way, x / inf a uniform row.
 - x * s may overflow, and a row with an infinite maximum is NaN. For |s| <= 1 it cannot; else the new maximum is NaN
   where s times it is not finite (0 * inf is NaN, 0 * finite adds nothing).
-- x - max(x) may overflow to -inf, whose exp() is 0. That is right while |s| times the largest number is far beyond
-  what exp() can tell from 0; a number says so, a tensor does not, and a log_softmax shows the difference itself. So
-  these two need x in a narrower dtype than the softmax computes in (half scores, float softmax): nothing overflows.
+- x - max(x) may overflow to -inf, whose exp() is 0. That is right if exp() of minus |s| times the largest number of the
+  dtype is far below the smallest number above 0. This can be checked where s is a number, but not where it is a tensor;
+  and a log_softmax shows the difference itself. So these two cases need x in a narrower dtype than that of the softmax
+  (half scores, float softmax), where nothing overflows.
 - s = 0 is left alone: 0 * -inf is NaN.
 - Where half scores are scaled before they are widened, eager rounds the product to half; the new form does not.
 
-What is gained with Inductor's kernels: for a number, one product less for each element in the loop that finds the
-maximum, and contraction does no harm (Triton contracts, the C++ code generator is told not to). For a tensor whose sign
-is not known the loop has a minimum more instead of a product less: on a CPU nothing is gained, and it is left alone.
+The gain with Inductor's kernels: for a number, one product less for each element in the loop that finds the maximum,
+and contraction does no harm (Triton contracts, the C++ code generator is told not to). For a tensor whose sign is not
+known, the loop computes a minimum in addition instead of one product less: on a CPU nothing is gained, and the rules
+decline.
 """
 
 from __future__ import annotations
@@ -58,7 +61,7 @@ class _ScaledSoftmax(Rule, ABC):
 
     @abstractmethod
     def factor(self, number: float) -> float:
-        """What the number multiplies by."""
+        """The factor by which the scale `number` multiplies."""
 
     def pattern(self, op, x: Tensor, s, wide, dim):
         scores = op.optional("to", self.scaled(op, x, s), dtype=wide)
@@ -95,7 +98,7 @@ class _ScaledSoftmax(Rule, ABC):
         return self.scaled(op, op.sub(_as(op, x, wide), _as(op, top, wide)), s)
 
     def _top(self, op: Emitter, m: Match, x: Value, s: Any, dim: Any) -> Value:
-        """Where the largest scaled element comes from."""
+        """The element of x whose scaled value is the largest along the dim."""
         if isinstance(s, (int, float)):
             return op.amax(x, dim, True) if s > 0 else op.amin(x, dim, True)
         if knowledge(m.program).never_negative(s.node):
@@ -188,7 +191,7 @@ def _as(op: Emitter, value: Value, dtype: torch.dtype) -> Value:
 
 
 def _constant_along(s: Value, x: Value, dim: Any) -> bool:
-    """Broadcast along every dim of the softmax."""
+    """Is the scale broadcast along every dim of the softmax?"""
     if s.rank > x.rank:
         return False
     # a scalar has the dims 0 and -1, as if it were a tensor of one element

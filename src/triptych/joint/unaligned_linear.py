@@ -1,4 +1,4 @@
-"""`unaligned_linear`: a layer whose result has rows of an odd length, by a kernel that stores them as they are."""
+"""`unaligned_linear`: computes a layer whose result has rows of unaligned length by a kernel that stores such rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..rewrite.rule import Rule
 from .padding_cost import Padding, Site, modelled, needed_padding, operands, product_site, seconds_of, timed
 
 RATE = 0.6
-"""What the model takes for the rate of the kernel, relative to the library's on aligned sizes."""
+"""Assumed rate of the kernel, relative to the library's on aligned sizes."""
 
 HALF = (torch.float16, torch.bfloat16)
 ALWAYS = {"always": True}
@@ -37,7 +37,7 @@ class UnalignedLinear(Rule):
     always: bool = False
     """On every device, whatever it costs: for tests of the rewrite itself."""
     measure: bool = True
-    """Ask the device; else the model of it answers."""
+    """Time the kernels on the device; otherwise the cost model decides."""
 
     exact = False
 
@@ -58,7 +58,7 @@ class UnalignedLinear(Rule):
         if not self.always:
             site = product_site(m, x, w, padding)
             measure = (lambda: _timed(site)) if self.measure else None
-            m.pays(*_modelled(site), measure=measure, error=math.inf)  # what kernels there are is not in the model
+            m.pays(*_modelled(site), measure=measure, error=math.inf)  # the model does not know which kernels exist
 
     def rewrite(self, op, x, w, b):
         biases = [] if b is None else [b]
@@ -84,7 +84,7 @@ def _modelled(site: Site) -> tuple[float, float]:
 
 
 def _timed(site: Site) -> tuple[float, float] | None:
-    """Seconds of the quicker one of the library's two ways, and of the kernel."""
+    """Seconds of the library, with or without padding, whichever is quicker, and of the kernel."""
     others = timed(site)
     ours = None if others is None else seconds_of(site, "by triptych::parallel_linear", _work)
     return None if others is None or ours is None else (min(others), ours)

@@ -1,7 +1,7 @@
 """triptych::after: a copy of a tensor that is made after other tensors have been computed.
 
-Inductor may run what does not depend on each other in any order, and fuses kernels that read the same values. Work that
-is split to save memory must stay in its order: each part starts from a copy that waits for the part before.
+Inductor may run independent operations in any order, and fuses kernels that read the same values. Work that is split to
+save memory must stay in its order: each part starts from a copy that waits for the previous part.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""triptych::b2b_gemm: f(A B + bias) C with a pointwise f, where the middle matrix is never written down."""
+"""triptych::b2b_gemm: f(A B + bias) C with a pointwise f, where the middle matrix is never materialised."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .registry import check, on_gpu, register
 Tensor = torch.Tensor
 
 LARGEST_END = 256
-"""Up to here a row of A and a row of the result stay in the registers of one program."""
+"""The most columns of A and of the result for which a row of each stays in the registers of one program."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -64,8 +64,8 @@ def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    """Computes the middle matrix again, by torch. Passes write the operator after autograd: this is for whoever calls
-    it directly."""
+    """Recomputes the middle matrix with torch. Passes emit the operator after autograd, so this is only for users who
+    call the operator directly."""
     again = torch.is_grad_enabled()  # a second derivative is wanted
     with torch.enable_grad():
         a, b, c, bias = ctx.saved_tensors

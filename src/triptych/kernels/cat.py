@@ -1,7 +1,7 @@
-"""triptych::cat: many tensors put together by one launch of torch's own kernel.
+"""triptych::cat: concatenates many tensors by one launch of torch's own kernel.
 
-Of many operands Inductor makes one kernel that asks at each element whose it is, or a kernel for each: both are slow
-where the operands are large.
+For many operands Inductor generates one kernel that finds out for each element which operand it comes from, or one
+kernel for each operand: both are slow where the operands are large.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""triptych::dot_compress: x (x^T w), the dot products of all pairs of rows, compressed, and never written down."""
+"""triptych::dot_compress: x (x^T w), the compressed dot products of all pairs of rows, which are never materialised."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .registry import check, on_gpu, register
 Tensor = torch.Tensor
 
 LARGEST_D = 256
-"""Up to here x^T w stays in the registers of one program; beyond, two products are the better form."""
+"""The largest d for which x^T w stays in the registers of one program; for larger d two products are better."""
 
 
 def _check(x: Tensor, w: Tensor) -> None:

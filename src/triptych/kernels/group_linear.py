@@ -1,4 +1,4 @@
-"""triptych::group_linear: linear layers of any sizes, each over an input of its own, in one launch.
+"""triptych::group_linear: linear layers of any sizes, each over its own input, in one launch.
 
 `biases` is empty, or has one for each layer.
 """
@@ -17,7 +17,7 @@ from .registry import check, on_gpu, register
 Tensor = torch.Tensor
 
 MOST = 8
-"""So many layers go into one launch; more are taken in turns."""
+"""The most layers in one launch; more layers take several launches."""
 
 
 def _check(xs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""triptych::lce: a linear layer over the feature axis, y[b] = f(W x[b] + bias), x read where it lies."""
+"""triptych::lce: a linear layer over the feature axis, y[b] = f(W x[b] + bias), which reads x in place."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def cuda(x: Tensor, weight: Tensor, bias: Tensor | None = None, epilogue: str = 
 
 
 def new_result(x: Tensor, weight: Tensor, transposed: bool) -> Tensor:
-    """(batch, m, d); `transposed`: it lies in memory as (batch, d, m), as a linear layer leaves it."""
+    """An empty tensor (batch, m, d); with `transposed`, it is laid out in memory as (batch, d, m), as the result of a
+    linear layer is."""
     batch, _, d = x.shape
     m = weight.shape[0]
     return x.new_empty_strided((batch, m, d), (d * m, 1, m)) if transposed else x.new_empty(batch, m, d)
@@ -64,7 +65,7 @@ def fake(x: Tensor, weight: Tensor, bias: Tensor | None = None, epilogue: str = 
 
 def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, weight, bias, ctx.epilogue, _ = inputs
-    # what the derivative of the epilogue is computed from: its result, or what went in, which is computed again
+    # the derivative of the epilogue is computed from its result, or from its input, which is recomputed
     ctx.save_for_backward(x, weight, bias, output if ctx.epilogue in ("relu", "sigmoid", "tanh") else None)
 
 

@@ -1,7 +1,8 @@
-"""triptych::parallel_linear: several linear layers over one input in one launch, every weight read where it lies.
+"""triptych::parallel_linear: several linear layers over one input in one launch, which reads every weight in place.
 
-`biases` are those of the layers that `biased` numbers, in order; None: of all layers, or of none. (A list with None
-in it would say the same, but torch knows no gradient of such a list, nor, beside lists, of defaults left out.)
+`biases` belong, in order, to the layers whose numbers are in `biased`; if that is None, all layers have a bias, or
+none has. (A list with None in it would say the same, but torch supports no gradients for such a list, nor, beside
+lists, for arguments that are left out for their default.)
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from .registry import check, on_gpu, register
 Tensor = torch.Tensor
 
 MOST = 8
-"""So many weights go into one launch; more are taken in turns."""
+"""The most weights in one launch; more weights take several launches."""
 
 
 def bias_of_each(
     weights: Sequence[Tensor], biases: Sequence[Tensor], biased: Sequence[int] | None
 ) -> list[Tensor | None]:
-    """One entry a layer: its bias or None."""
+    """One entry for each layer: its bias or None."""
     numbers = list(range(len(weights)) if biases else ()) if biased is None else list(biased)
     check(
         len(numbers) == len(biases) and all(0 <= i < len(weights) for i in numbers),
@@ -46,7 +47,7 @@ def _check(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """(..., n) as (rows, n); the count is said, because it does not follow from the rest where n is 0."""
+    """(..., n) as (rows, n). The number of rows is given explicitly, because -1 is ambiguous where n is 0."""
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
@@ -105,7 +106,7 @@ def backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     grad_w = [g.t() @ rows if g is not None and wanted else None for g, wanted in zip(flat, ctx.wants_weight)]
     with_bias = [flat[i] for i in ctx.biased]
     grad_b = [g.sum(0) if g is not None and wanted else None for g, wanted in zip(with_bias, ctx.wants_bias)]
-    return grad_x, grad_w, grad_b, ctx.no_numbers  # torch takes an empty list for one of tensors
+    return grad_x, grad_w, grad_b, ctx.no_numbers  # torch treats an empty list as a list of tensors
 
 
 register(

@@ -22,7 +22,7 @@ class Operation:
     """An operation in its two forms."""
 
     parameters: tuple[str, ...]
-    """As canonical calls name them."""
+    """The parameter names of the canonical call."""
     in_torch: Callable[..., torch.Tensor]
     in_triton: str
     """With {0}, {1} and {2} for the operands; SHORT is true where the result is rounded to 16 bits."""
@@ -75,8 +75,8 @@ OPERATIONS: dict[str, Operation] = {
     },
     "where": _parameters(f"condition {TWO}", torch.where, "tl.where({0}, {1}, {2})"),
 }
-"""By canonical name. What Triton computes with less than the precision of float32 for small arguments (`expm1`, `log1p`
-by way of `exp` and `log`) is not here."""
+"""By canonical name. Operations that Triton computes with less than the precision of float32 for small arguments
+(`expm1`, `log1p` by way of `exp` and `log`) are left out."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Pointwise:
         return Pointwise(tuple(steps))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """By torch; computed in float32 at least, given back in the argument's dtype."""
+        """Evaluates the function with torch, in float32 or float64; the result has the argument's dtype."""
         values = [x if x.dtype == torch.float64 else x.float()]
         for step in self.steps:
             operands = [values[o] if isinstance(o, int) else o for o in step.operands]

@@ -1,5 +1,5 @@
-"""How an operator of ours is registered: a schema, one form for any device, one for CUDA, what is known without
-running it, and its gradient."""
+"""Registers our operators: for each a schema, an implementation for any device, one for CUDA, a fake implementation,
+and its gradient."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .. import _private
 LIBRARY = torch.library.Library("triptych", "FRAGMENT")
 
 CUDA_FORMS: dict[str, Callable[..., Any]] = {}
-"""By the name of the operator: what runs on a GPU."""
+"""The CUDA implementations, by the name of the operator."""
 
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""What the Triton kernels compute in; other dtypes take the form for any device."""
+"""Dtypes that the Triton kernels support; for other dtypes the implementation for any device runs."""
 
 
 def register(
@@ -41,8 +41,8 @@ def register(
 
 
 def check(condition: Any, message: Callable[[], str]) -> None:
-    """What must hold of an operator's arguments. On sizes that are symbols torch is asked, which takes its time; this
-    is called on every call of an operator, most often with a plain True."""
+    """Requires that a condition on an operator's arguments holds. A condition on symbolic sizes is passed to torch's
+    own check, which is slow; this runs on every call of an operator, most often with a plain True."""
     if condition is not True:
         _private.check(condition, message)
 
@@ -63,5 +63,5 @@ def dot_precision(dtype: torch.dtype) -> str:
     """float32 products are exact to float32 unless the user allows TF32."""
     if dtype != torch.float32:
         return "tf32"  # of no meaning for 16-bit operands
-    # also says what `allow_tf32` and `set_float32_matmul_precision` were set to, which raise where this one was set
+    # reflects `allow_tf32` and `set_float32_matmul_precision` as well; reading those raises where this one was set
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"

@@ -1,5 +1,5 @@
-"""The kernel of triptych::b2b_gemm, one for each pointwise function. Imports Triton: only to be imported where it is
-wanted."""
+"""The kernel of triptych::b2b_gemm, one for each pointwise function. This module imports Triton, so it is imported only
+where it is needed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from .tuning import bucket, configs, kernel_of, run_tuned
 
 @triton.jit
 def erf(x, SHORT: tl.constexpr):
-    """Where the result is rounded to 16 bits, a polynomial that is off by at most 3e-5: every element has one, and the
-    exact function takes several times as long as the products. Fitted to erf(x) / x over x * x from 0 to 9."""
+    """erf(x); where the result is rounded to 16 bits, a polynomial with an error of at most 3e-5. It is evaluated for
+    every element, and the exact function takes several times as long as the products. The polynomial is fitted to
+    erf(x) / x over x * x from 0 to 9."""
     if not SHORT:
         return tl.erf(x)
     x = tl.clamp(x, -3.0, 3.0)

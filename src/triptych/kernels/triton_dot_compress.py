@@ -1,4 +1,4 @@
-"""The kernel of triptych::dot_compress. Imports Triton: only to be imported where it is wanted."""
+"""The kernel of triptych::dot_compress. This module imports Triton, so it is imported only where it is needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel of triptych::lce. Imports Triton: only to be imported where it is wanted."""
+"""The kernel of triptych::lce. This module imports Triton, so it is imported only where it is needed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The kernel of triptych::parallel_linear and triptych::group_linear. Imports Triton: only to be imported where it is
-wanted."""
+"""The kernel of triptych::parallel_linear and triptych::group_linear. This module imports Triton, so it is imported
+only where it is needed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def linear_tile(
 
 
 OPERANDS = "x{i}, weight{i}, bias{i}, y{i}, rows{i}, out{i}, inner{i}, x_row{i}, x_inner{i}, w_out{i}, w_inner{i}"
-"""Of layer i, one by one: generated code passes no tuples."""
+"""The arguments of layer i, one by one, because generated code cannot pass tuples."""
 
 SOURCE = '''
 def linears_kernel(
@@ -83,13 +83,13 @@ MANY_ROWS = [
     ({"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64}, 8, 3),
     ({"BLOCK_M": 256, "BLOCK_N": 128, "BLOCK_K": 64}, 8, 3),
 ]
-"""Of 16-bit numbers: of float32 the larger tiles do not fit."""
+"""For 16-bit dtypes: in float32 the larger tiles do not fit."""
 MANY = 256
 
 
 @functools.cache
 def kernel_for(count: int, many_rows: bool) -> Any:
-    """The kernel of so many layers."""
+    """The kernel for `count` layers."""
     operands = [OPERANDS.format(i=i) for i in range(count)]
     layers = [LAYER.format(i=i, operands=operands[i]) for i in range(count)]
     source = SOURCE.replace("OPERANDS", "\n".join(f"    {line}," for line in operands))
@@ -101,7 +101,7 @@ def kernel_for(count: int, many_rows: bool) -> Any:
 def launch(
     xs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
 ) -> list[torch.Tensor]:
-    """A layer for each input; an input may be given to several."""
+    """Launches one layer for each entry of `xs`; the same input may occur several times."""
     flat = {id(x): as_rows(x) for x in xs}
     inputs = [flat[id(x)] for x in xs]
     ys = [x.new_empty(*x.shape[:-1], weight.shape[0]) for x, weight in zip(xs, weights)]

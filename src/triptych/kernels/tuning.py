@@ -1,4 +1,5 @@
-"""What the Triton kernels share: how one is made of text, which configurations are tried, and for which sizes anew."""
+"""Shared by the Triton kernels: compiling a kernel from source text, which configurations are tried, and for which
+sizes tuning is repeated."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ def configs(choices: Sequence[tuple[dict[str, int], int, int]]) -> list[Any]:
 
 
 def kernel_of(source: str, name: str, **known: Any) -> Any:
-    """The kernel `name` that `source` defines. Triton reads the source of a function: it is kept in memory, in no
-    file."""
+    """The kernel `name` that `source` defines. Triton reads the source of a function by way of `linecache`, where the
+    text is stored, so that no file is needed."""
     file = f"<{name} {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     names: dict[str, Any] = {"tl": tl, "__name__": __name__, **known}

@@ -32,6 +32,6 @@ def gathered(blocks: Sequence[Block], axis: int) -> list[Step] | None:
 
 
 def _row(chosen: IndexMap, dim: int, number: int, count: int) -> IndexMap:
-    """The map of a block over the selected rows, of which its row is the given one."""
+    """The map of a block with the selected rows as its source: `count` rows, of which the block is row `number`."""
     offsets = (*chosen.offsets[:dim], number, *chosen.offsets[dim + 1 :])
     return replace(chosen, sizes=(*chosen.sizes[:dim], count, *chosen.sizes[dim + 1 :]), offsets=offsets)

@@ -1,12 +1,13 @@
 """Index maps: which element of a source each element of a value is.
 
-Taking apart (split, unbind, slice, select) and looking at otherwise (reshape, permute, squeeze, expand, flip) only
-choose and order elements. A value made so is, for each of its axes, a list of *factors*, outer before inner: a factor
-`(dim, step, size)` walks `size` elements of the source's dim, `step` apart. `x.reshape(2, 3).t()` of a vector x has
-the axes `[(0, 1, 3)]` and `[(0, 3, 2)]`. A factor without a dim stays where it is: that is `expand`.
+Operations that take pieces (split, unbind, slice, select) and operations that rearrange (reshape, permute, squeeze,
+expand, flip) only select and order elements. Their result is described, for each of its axes, by a list of *factors*,
+outer before inner: a factor `(dim, step, size)` walks `size` elements of the source's dim, `step` apart.
+`x.reshape(2, 3).t()` of a vector x has the axes `[(0, 1, 3)]` and `[(0, 3, 2)]`. A factor without a dim repeats the
+same element, as `expand` does.
 
-Counting per dim of the source, and not in its flattened elements, keeps symbolic sizes out of the arithmetic: only a
-dim that is itself taken apart needs known numbers.
+Positions are counted per dim of the source, and not in its flattened elements. This keeps symbolic sizes out of the
+arithmetic: only a dim that is itself split or sliced needs known numbers.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ def joined_operands(program: Program, node: Node, how: str, dim: Any) -> Sequenc
 MOST_USERS = 32
 """Search budget: users examined per value. Keeps the passes linear."""
 FEW = 64
-"""Operands up to which a nest of concatenations is flattened from within; a larger one only at once, as a whole."""
+"""Nested concatenations of up to this many operands are flattened step by step, from the inside; larger ones only all
+at once, from the outermost concatenation."""
 MOST_OPERANDS = 100_000
 
 
@@ -61,8 +62,8 @@ class Nested(Rule, ABC):
     def _flat(
         self, m: Match, tensors: Any, dim: Any, most: int
     ) -> tuple[list[tuple[Node, bool]], dict[Node, None], bool]:
-        """The operands, each with whether it was stacked, the inner concatenations that are no more, and whether these
-        are all: the walk ends at `most` of either."""
+        """The flat operands, each with whether it was stacked; the inner concatenations that disappear; and whether the
+        walk is complete. It stops early where there are more than `most` of either."""
         operands: list[tuple[Node, bool]] = []
         taken: dict[Node, None] = {}
         work: list[Iterator[Node]] = [iter([t.node for t in tensors])]

@@ -36,7 +36,7 @@ def plan(target: IndexMap) -> list[Step] | None:
             return None
         if not mine and not is_one(target.sizes[dim]):
             empty -= 1
-        cuts = [*cut.steps, *cuts]  # from the last dim to the first, so that a select moves none before it
+        cuts = [*cut.steps, *cuts]  # from the last dim to the first: a select then renumbers no dim still to be cut
         places += cut.places
     flipped = [w for w, f in zip(wanted, target.factors) if w is not f and w.dim is not None]
     return cuts + _arranged(target, wanted, places, flipped)
@@ -51,12 +51,13 @@ def _upward(factor: Factor) -> Factor | None:
 
 @dataclass(eq=False)
 class _Place:
-    """A dim of the source as it is cut, or a digit of it: a factor, or one element."""
+    """A dim of the source after slicing, or one digit of such a dim in a mixed radix. It holds one factor, or a single
+    element."""
 
     dim: int
     factor: Factor | None
     full: Any
-    """Its size before what is left out of it is cut off."""
+    """Its size before it is sliced."""
     start: Any = 0
 
     @property
@@ -75,7 +76,8 @@ class _Cut:
 
 
 def _cut(dim: int, size: Any, offset: Any, factors: list[Factor], keep: bool) -> _Cut | None:
-    """What one dim of the source gives: nothing to do, a slice, a select, or digits of a mixed radix."""
+    """How the factors of one dim of the source are taken: as the whole dim, by a slice, by a select, or as digits of a
+    mixed radix."""
     if not factors:
         if is_one(size):
             return _Cut([], [_Place(dim, None, 1)])
@@ -98,7 +100,7 @@ def _slice(dim: int, start: Any, end: Any, size: Any, step: Any = 1) -> Step:
 
 
 def _digits(dim: int, size: Any, offset: Any, factors: list[Factor]) -> _Cut | None:
-    """A dim counted by several factors: seen as rows of rows, of each of which a part is taken."""
+    """A dim that several factors walk: it is viewed as rows of rows, and each level is sliced."""
     if not all(isinstance(n, int) for f in factors for n in (f.step, f.size)) or not isinstance(offset, int):
         return _even_digits(dim, size, offset, factors)
     ordered = sorted(factors, key=lambda f: -f.step)
@@ -121,7 +123,7 @@ def _digits(dim: int, size: Any, offset: Any, factors: list[Factor]) -> _Cut | N
 
 
 def _places(dim: int, ordered: list[Factor], offset: int) -> list[_Place] | None:
-    """Each factor as a digit, which begins at its part of the offset and must not run over."""
+    """Each factor as a digit that begins at its part of the offset; None if a digit would overflow."""
     places: list[_Place] = []
     full = ordered[0].size
     for factor, after in zip(ordered, [*ordered[1:], None]):
@@ -134,7 +136,7 @@ def _places(dim: int, ordered: list[Factor], offset: int) -> list[_Place] | None
 
 
 def _even_digits(dim: int, size: Any, offset: Any, factors: list[Factor]) -> _Cut | None:
-    """Symbolic sizes: only a dim that is used up without gaps."""
+    """The same for symbolic sizes: only if the factors cover the dim without gaps."""
     step: Any = 1
     ordered: list[Factor] = []
     left = list(factors)
@@ -151,7 +153,7 @@ def _even_digits(dim: int, size: Any, offset: Any, factors: list[Factor]) -> _Cu
 
 
 def _arranged(target: IndexMap, wanted: list[Factor], places: list[_Place], flipped: list[Factor]) -> list[Step]:
-    """From the dims of the source, cut, to the axes of the target."""
+    """The steps from the sliced dims of the source to the axes of the target."""
     steps: list[Step] = []
     shape = target.shape
     order = [f for f in wanted if f.dim is not None]
@@ -179,12 +181,13 @@ def _arranged(target: IndexMap, wanted: list[Factor], places: list[_Place], flip
 
 
 def _sizes_by_dim(places: Sequence[_Place]) -> list[Any]:
-    """The shape after the cuts, before dims are seen as several digits."""
+    """The shape after the first slices, before dims are viewed as several digits."""
     return [product(p.full for p in mine) for _, mine in itertools.groupby(places, lambda p: p.dim)]
 
 
 def _order(target: IndexMap, wanted: list[Factor], places: list[_Place]) -> list[int]:
-    """Where each place goes: factors as the target has them, single elements where it has an axis for one."""
+    """The permutation of the places: factors in the order of the target, single elements where the target has an axis
+    without factors."""
     singles = [d for d, p in enumerate(places) if p.factor is None]
     at = {id(p.factor): d for d, p in enumerate(places) if p.factor is not None}
     order: list[int] = []
@@ -199,7 +202,7 @@ def _order(target: IndexMap, wanted: list[Factor], places: list[_Place]) -> list
 
 
 def _seen_as(current: Sequence[Any], shape: Sequence[Any]) -> list[Step]:
-    """The one step from one shape to another of as many elements."""
+    """The single step, if one is needed, from one shape to another with the same number of elements."""
     if known_equal(tuple(current), tuple(shape)):
         return []
     if len(shape) == len(current) + 1:

@@ -1,4 +1,4 @@
-"""Which index map of which source a value of a graph is."""
+"""Reads from a graph which index map of which source a value is."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from ..ir.program import Program
 from .index_map import IndexMap
 
 TAKING = frozenset(["split", "unbind", "slice", "select"])
-"""What takes a value apart."""
+"""Operations that take pieces of a value."""
 SEEING = frozenset(["reshape", "permute", "squeeze", "unsqueeze", "expand"])
-"""What only looks at it otherwise."""
+"""Operations that only change how all elements of a value are viewed."""
 COPYING = frozenset(["clone", "contiguous", "flip"])
-"""What copies it, all elements or in another order."""
+"""Operations that copy all elements of a value, in the same or in another order."""
 EVERYTHING = TAKING | SEEING | COPYING
 
 LONGEST_WAY = 16
-"""Operations followed from one value: keeps reading linear in the size of the graph."""
+"""Search budget: operations followed from one value. Keeps reading linear in the size of the graph."""
 
 Step = Callable[[IndexMap], "IndexMap | None"]
 
 
 @dataclass(frozen=True, eq=False)
 class Way:
-    """How a value comes from its source."""
+    """How a value is derived from its source."""
 
     map: IndexMap
     ops: frozenset[str]
     nodes: tuple[Node, ...]
-    """All nodes on the way, the value itself first; the source is none of them."""
+    """All nodes on the way, the value itself first, without the source."""
 
     @property
     def source(self) -> Node:
@@ -56,10 +56,11 @@ class _Link:
 def way_of(
     program: Program, node: Node, through: frozenset[str] = EVERYTHING, ends: frozenset[str] = TAKING
 ) -> Way | None:
-    """The way back to what was taken apart; the value itself if it is no piece, None if its shape is not known.
+    """The way from a value back to the source that it is a piece of. A value that is no piece is its own source; None
+    if its shape is not known.
 
-    A source is always the operand of an operation that may end the way: `x.view(4, 8).chunk(2)` has pieces of the
-    view, and not of x.
+    A source is always the operand of an operation in `ends`: `x.view(4, 8).chunk(2)` has pieces of the view, and not
+    of x.
     """
     links: list[_Link] = []
     at = node
@@ -76,7 +77,7 @@ def way_of(
 
 
 def _followed(node: Node, links: list[_Link]) -> Way | int | None:
-    """The way over all links, or the number of those before the one that is no index map."""
+    """The way over all links. If one of them gives no index map, the number of links between it and the value."""
     source = links[-1].operand if links else node
     known_source = readable(source)
     if known_source is None:
@@ -93,7 +94,7 @@ def _followed(node: Node, links: list[_Link]) -> Way | int | None:
 
 
 def readable(node: Any) -> torch.Tensor | None:
-    """The fact of a plain tensor: one that has sizes, and elements in the order of its strides."""
+    """The fact of a strided tensor that is not quantized; None for any other value."""
     value = tensor_fact(node)
     return value if value is not None and value.layout is torch.strided and not value.is_quantized else None
 
@@ -166,7 +167,7 @@ def _index(node: Node, operand: Node, index: Any, through: frozenset[str]) -> _L
     return _Link("slice" if takes else "unsqueeze", operand, step, (node,))
 
 
-# ---- one operation each: what it does to an index map; None where its arguments are not known ----
+# ---- for each operation its effect on an index map; None where its arguments are not known ----
 
 
 def _result_shape(node: Node) -> tuple[Any, ...] | None:
@@ -179,7 +180,7 @@ def _slice(node: Node, call: Call) -> Step | None:
     size = getattr(tensor_fact(call.args["self"]), "shape", (None,) * (dim + 1))[dim]
     if shape is None or size is None or start is None or not known(step > 0):
         return None
-    if known(start < 0):  # counted from the back, by a size that is a symbol
+    if known(start < 0):  # counted from the end, with a symbolic size
         start = size + start
     if not known(start >= 0) or not known(start <= size):
         return None
@@ -238,9 +239,9 @@ STEPS: dict[str, Callable[[Node, Call], Step | None]] = {
 
 
 def only_used_by(nodes: Iterable[Node], *users: Node) -> list[Node]:
-    """Those of the nodes that nobody needs once the users go; a split goes with the last of its pieces.
+    """Those of the nodes that are dead once the users are erased, and with a split also its unused pieces.
 
-    Pieces that nobody uses anyway go with it.
+    A split is dead as soon as all its pieces that have users are.
     """
     gone = dict.fromkeys(users)
     for node in sorted(set(nodes), reverse=True):

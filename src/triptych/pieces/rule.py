@@ -1,4 +1,4 @@
-"""The one rule of taking apart and putting together, of which the split/cat passes are views."""
+"""The general rule for a concatenation of pieces; the split/cat passes are special cases of it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from .plan import Step, build, plan
 from .read import TAKING, Way, only_used_by, way_of
 
 KERNEL = 4
-"""What a pass over memory weighs, where a node that only looks at memory weighs 1."""
+"""The cost of a kernel that reads and writes memory, relative to a view, which costs 1."""
 COPYING_STEPS = ("flip", "index_select")
-"""Steps of a plan that copy; a reshape does where the memory cannot be seen so, which its fact tells."""
+"""Steps of a plan that always copy. A reshape copies only where no view has the shape, which its fact shows."""
 NOTHING_SAVED = "nothing is saved: the pieces are used elsewhere, or took as few operations"
 
 
@@ -35,12 +35,12 @@ class Operand:
     source: Node
     steps: Sequence[Step]
     ways: tuple[Way, ...]
-    """Those that it takes the place of."""
+    """The ways of the old operands that it replaces."""
 
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """What can stand for a concatenation, and what both weigh."""
+    """A possible replacement of a concatenation, with the costs before and after."""
 
     operands: Sequence[Operand]
     covered: tuple[Node, ...]
@@ -57,17 +57,19 @@ class PutTogether(Rule, ABC):
 
     joins: ClassVar[tuple[str, ...]] = ("cat", "stack")
     taken: ClassVar[frozenset[str]] = TAKING
-    """By which operations the pieces are taken from their source: each has one of these on its way."""
+    """Operations that take a piece from its source: the way of each piece has at least one of these."""
     between: ClassVar[frozenset[str]] = frozenset()
-    """What may be done to a piece before it is put together; anything else makes it a value of its own."""
+    """Operations that may be applied to a piece before the concatenation; the result of any other operation is no
+    piece."""
     needs: ClassVar[frozenset[str]] = frozenset()
-    """What must be done to it: one of these, if any are named."""
+    """If not empty, at least one of these operations must be applied to a piece."""
     alone: ClassVar[bool | None] = None
-    """True: only where all operands are one part of a value; False: only among other tensors."""
+    """True: fire only where all operands together are one part of a value; False: only where there are other operands
+    too; None: in both cases."""
     whole: ClassVar[bool] = False
-    """One part of a value only if nothing of it is left out."""
+    """Where all operands together are one part of a value, fire only if that part is the whole value."""
     gathers: ClassVar[bool] = False
-    """Rows in no order become one `index_select`; its index is a constant of the graph."""
+    """Rows in arbitrary order become one `index_select`; its index is a constant of the graph."""
 
     def pattern(self, op, tensors, dim):
         return op.one_of(self.joins, tensors, dim=dim)
@@ -80,7 +82,8 @@ class PutTogether(Rule, ABC):
         return FirstOf(*(way for form in self.forms(m, tensors, dim) for way in _ways(op, form, dim, m)))
 
     def forms(self, m: Match, tensors: Any, dim: Any) -> list[Form]:
-        """What is better, best first; the site is left alone, with a reason where it had pieces, if nothing is."""
+        """The replacements that cost less than the concatenation, cheapest first. If there are none, raises Refused
+        where the operands were pieces, else NotConcerned."""
         m.applies(isinstance(tensors, (list, tuple)) and len(tensors) > 1 and m.root.known, "nothing to put together")
         blocks = list(self._blocks(m, tensors, dim))
         pieces = [b for b in blocks if b.ways[0].nodes]
@@ -106,7 +109,7 @@ class PutTogether(Rule, ABC):
         return sorted(better, key=lambda f: f.after)
 
     def _blocks(self, m: Match, tensors: Sequence[Any], dim: int) -> Iterator[Block]:
-        """The operands one by one; a cat's empty ones left out."""
+        """One block for each operand; empty operands of a cat are left out."""
         filled = [t for t in tensors if m.root.op == "stack" or not _is_empty(t, dim, m.root)]
         for t in filled or tensors[:1]:
             way = self.way(m.program, t.node)
@@ -116,7 +119,7 @@ class PutTogether(Rule, ABC):
             yield Block(target, (way,))
 
     def way(self, program: Program, node: Node) -> Way | None:
-        """The way of a piece that this rule looks at; of any other value, itself."""
+        """The way of a piece that this rule handles; any other value is its own source."""
         way = way_of(program, node, self.taken | self.between)
         fits = way is not None and way.ops & self.taken and self.has_needed(way)
         return way if fits else way_of(program, node, frozenset())
@@ -145,7 +148,7 @@ def _weighing(m: Match, operands: Sequence[Operand]) -> Form:
 
 
 def _is_empty(value: Any, dim: int, root: Any) -> bool:
-    """Adds nothing to a cat, its dtype neither."""
+    """Does the operand add no elements to a cat, and not change the dtype of its result?"""
     known = value.tensor
     if known is None or known.dtype != root.dtype:
         return False
@@ -153,7 +156,8 @@ def _is_empty(value: Any, dim: int, root: Any) -> bool:
 
 
 def _operands(block: Block, stacked: int | None, is_only: bool) -> Iterator[Operand]:
-    """A joined block as one operand, if it can be had by views; else what it was joined from."""
+    """A joined block as one operand, if views compute it (or, for the only block, any steps); otherwise the operands
+    that it was joined from."""
     steps = plan(block.map) if block.count > 1 or is_only else None
     if steps is not None and (is_only or all(name not in COPYING_STEPS for name, _ in steps)):
         yield Operand(block.map.source, steps, block.ways)

@@ -112,7 +112,7 @@ def _written_logits(x: Any) -> Any:
 
 
 def _draw(program: Program, argmax: Node, call: Call) -> Draw | None:
-    """The sample that an argmax takes, if it takes one."""
+    """The sample that an argmax draws; None if the argmax does not sample."""
     quotient = call.args["self"]
     divided = program.call(quotient) if isinstance(quotient, Node) else None
     if divided is None or divided.op != "div" or divided.mutates or divided.args.keys() != {"self", "other"}:
@@ -146,7 +146,7 @@ def _require_unused(node: Node, beside: list[Node]) -> None:
 
 
 def _asking_for_the_shape(program: Program, node: Node) -> list[Node]:
-    """Users that make an empty tensor like the node, and read nothing of it."""
+    """Users that call `empty_like` on the node, and so read none of its elements."""
     calls = {user: program.call(user) for user in node.users}
     return [user for user, call in calls.items() if call is not None and call.op == "empty_like"]
 

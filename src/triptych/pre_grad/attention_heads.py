@@ -1,4 +1,5 @@
-"""attention_heads: heads that share keys and values are told to the kernel, instead of repeating those for each."""
+"""attention_heads: keys and values that several heads share are passed to the kernel once, instead of repeated for each
+head."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ class GroupedHeads(Rule):
     (up to rounding)"""
 
     anywhere: bool = False
-    """Also where no kernel gains by it."""
+    """Rewrite also where no kernel gains by it."""
 
     exact = False
     mixed_dtypes = True
@@ -94,7 +95,7 @@ class AttentionHeads(Pass):
     takes them so: on a GPU, in half precision, without a mask. Up to rounding."""
 
     anywhere: bool = False
-    """Also where no kernel gains by it."""
+    """Rewrite also where no kernel gains by it."""
     name: ClassVar[str] = "attention_heads"
 
     def rules(self) -> Sequence[Rule]:

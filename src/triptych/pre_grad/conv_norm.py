@@ -1,4 +1,4 @@
-"""A batch norm of fixed statistics is a factor and a shift for each channel: folded into the weights before it.
+"""Folds a batch norm with fixed statistics, which is a factor and a shift for each channel, into the weights before it.
 
 Two passes use this: `fuse_conv_bn`, where the folded weights are computed once, and `efficient_conv_bn_eval`, where
 they are computed on every call.
@@ -22,13 +22,13 @@ from ..rewrite.rule import Match
 CONVOLUTIONS = {"conv1d": 3, "conv2d": 4, "conv3d": 5}
 TRANSPOSED = {"conv_transpose1d": 3, "conv_transpose2d": 4, "conv_transpose3d": 5}
 RANKS: Mapping[str, int] = {**CONVOLUTIONS, **TRANSPOSED, "linear": 2}
-"""Operations that are linear in their weight, and the rank of a result whose channels lie in dim 1."""
+"""Operations that are linear in their weight, with the rank of a result whose channels are dim 1."""
 
 HALF = (torch.float16, torch.bfloat16)
 
 
 def normed(op: Any, y: Any, mean: Any, var: Any, gamma: Any, beta: Any, training: Any, eps: Any, rest: Any) -> Pattern:
-    """batch_norm(y), in any spelling; momentum and the choice of kernel mean nothing to fixed statistics."""
+    """Pattern of batch_norm(y) in any spelling. Momentum and `cudnn_enabled` have no effect on fixed statistics."""
     momentum, cudnn = rest
     return op.batch_norm(
         y, weight=gamma, bias=beta, running_mean=mean, running_var=var, training=training, momentum=momentum, eps=eps,
@@ -37,7 +37,7 @@ def normed(op: Any, y: Any, mean: Any, var: Any, gamma: Any, beta: Any, training
 
 
 def require_foldable(m: Match) -> None:
-    """A convolution or linear with a batch norm of fixed statistics behind it, and nobody else who reads it."""
+    """Requires a convolution or linear layer whose only user is a batch norm with fixed statistics."""
     y = m["y"]
     call = y.call
     m.applies(call is not None and call.op in RANKS and not call.mutates, "no convolution before the norm")
@@ -62,7 +62,7 @@ def require_foldable(m: Match) -> None:
 
 
 def operands(m: Match) -> list[Any]:
-    """Everything that the folded weight and bias are computed from; None for what is not there."""
+    """Everything that the folded weight and bias are computed from; None for an operand that is absent."""
     call = m["y"].call
     weight, bias = m.program.value(call.args["weight"]), call.args.get("bias")
     bias = m.program.value(bias) if isinstance(bias, Node) else None
@@ -70,7 +70,7 @@ def operands(m: Match) -> list[Any]:
 
 
 def fold(op: Emitter, m: Match) -> Value:
-    """The convolution with the norm in its weights: w * s and (b - mean) * s + beta, s = gamma * rsqrt(var + eps)."""
+    """The convolution with the norm folded in: w * s and (b - mean) * s + beta, where s = gamma * rsqrt(var + eps)."""
     call = m["y"].call
     weight, bias, *norm = operands(m)
     wide = torch.float32 if weight.dtype in HALF else weight.dtype
@@ -90,7 +90,8 @@ def fold(op: Emitter, m: Match) -> Value:
 
 
 def _scaled(op: Emitter, name: str, weight: Value, scale: Value, groups: int) -> Value:
-    """Every channel that comes out times its factor; a transposed convolution has them in dim 1, group by group."""
+    """The weight with every output channel multiplied by its factor. In a transposed convolution the output channels
+    are dim 1, group by group."""
     if name not in TRANSPOSED:
         return op.mul(weight, op.reshape(scale, [weight.shape[0], *(1,) * (weight.rank - 1)]))
     into, out, *kernel = weight.shape

@@ -1,4 +1,4 @@
-"""efficient_conv_bn_eval: batch norms of fixed statistics go into the weights before them, on every call."""
+"""efficient_conv_bn_eval: folds batch norms with fixed statistics into the weights before them, on every call."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class AdaptWeightsToBatchNorm(Rule):
         require_foldable(m)
         y, weight = m["y"], operands(m)[0]
         model = device_model(y.device)
-        # the norm reads and writes all that comes out; instead the weight is read and written, and the bias made
+        # the norm reads and writes the whole result; the folded form reads and writes the weight and computes a bias
         m.pays(model.copy(2 * bytes_of(y.tensor)), model.copy(2 * bytes_of(weight.tensor)) + model.launch)
 
     def rewrite(self, op, m):

@@ -1,5 +1,5 @@
-"""einsum_to_pointwise_pass: an einsum in which no two matrices meet is multiplications, which fuse with what is
-around them; a product would be a kernel of its own."""
+"""einsum_to_pointwise_pass: writes an einsum that is no matrix product as multiplications, which fuse with the
+operations around them; a matrix product would be a separate kernel."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Equation:
 
     @property
     def contracted(self) -> list[str]:
-        """Indices that several operands have and the result has not."""
+        """Indices that several operands have and the result does not."""
         return [i for i, sizes in self.sizes.items() if len(sizes) > 1 and i not in self.result]
 
     def is_one(self, index: str) -> bool:
@@ -39,7 +39,8 @@ class Equation:
 
 
 def read_equation(m: Match, equation: Any, tensors: Any) -> Equation:
-    """The equation by its indices; what it can say beyond that is none of these rules'."""
+    """Parses an equation of plain indices. Equations with `...` do not concern these rules; an operand of which an
+    equation takes the diagonal is declined."""
     m.applies(isinstance(equation, str) and "..." not in equation, "no equation of plain indices")
     m.applies(isinstance(tensors, (list, tuple)) and all(isinstance(t, Value) and t.is_tensor for t in tensors), "")
     left, arrow, result = equation.replace(" ", "").partition("->")
@@ -59,7 +60,7 @@ def read_equation(m: Match, equation: Any, tensors: Any) -> Equation:
 
 
 def multiplied(op: Emitter, einsum: Equation, tensors: Sequence[Value], wide: Any = None) -> Any:
-    """The operands side by side, (indices of the result, contracted ones), and multiplied."""
+    """The pointwise product of the operands, each brought to the dims (indices of the result, contracted indices)."""
     order = [*einsum.result, *einsum.contracted]
     product: Any = None
     for indices, value in zip(einsum.operands, tensors):
@@ -70,7 +71,7 @@ def multiplied(op: Emitter, einsum: Equation, tensors: Sequence[Value], wide: An
 
 def _aligned(op: Emitter, indices: str, value: Any, order: Sequence[str]) -> Any:
     alone = [d for d, index in enumerate(indices) if index not in order]
-    if alone:  # as einsum does it: what only one operand has is summed first
+    if alone:  # like einsum: an index that only this operand has is summed first
         value = op.sum(value, dim=alone)
     rest = [i for i in indices if i in order]
     dims = [rest.index(i) for i in order if i in rest]

@@ -53,22 +53,23 @@ class FuseAttention(Pass):
     name: ClassVar[str] = "fuse_attention"
 
     lowest_score: float = -1e8
-    """Scores that no mask covers lie above this number: what is filled with twice that, as -1e9, has no weight. A
-    model whose scores are known to be small may say -4e3, and -1e4 is a plain mask; -inf takes nothing for granted."""
+    """Assumed lower bound of the scores that no mask covers: a fill value of twice this number or less, such as -1e9,
+    is then certain to have no weight. For a model whose scores are known to be small, -4e3 makes -1e4 a plain mask as
+    well; -inf assumes nothing."""
 
     def rules(self) -> Sequence[Rule]:
         return (
             IdleRegion(),
             Unread(),
             LayerApart(),
-            SoftmaxByHand(),  # those that follow look for a softmax
+            SoftmaxByHand(),  # the rules after it look for a softmax
             MaskBeforeSoftmax(),
             SoftmaxOffByOne(),
             ZeroForNan(),
             BiasOfSplitAxes(),
-            ContractionByHand(),  # as the last two: what stands around a softmax in whatever spelling
+            ContractionByHand(),  # like the two rules before it, normalises the operations around a softmax
             ShapeOfScores(),
             AttentionByHand(self.lowest_score),
             PointwiseAgain(),
-            WithoutWeights(),  # what LayerApart has left
+            WithoutWeights(),  # for the layers that LayerApart has left
         )

@@ -50,7 +50,7 @@ class FuseChunkReshapeUnsqueezeConcat(PutTogether):
 
 
 def gives_a_dim(node: Node) -> bool:
-    """Has the value more dims of size one than what it is a reshape of?"""
+    """Has the value more dims of size one than its only tensor operand?"""
     made = tensor_fact(node)
     given = [] if made is None else [t for n in node.all_input_nodes if (t := tensor_fact(n)) is not None]
     return len(given) == 1 and made is not None and _ones(made) > _ones(given[0])

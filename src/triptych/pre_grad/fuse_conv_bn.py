@@ -1,4 +1,5 @@
-"""fuse_conv_bn: batch norms of fixed statistics go into the weights before them, where those are computed once."""
+"""fuse_conv_bn: folds batch norms with fixed statistics into the weights before them, where the folded weights are
+computed once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fuse_parallel_linear_pass: linear layers over one input as one."""
+"""fuse_parallel_linear_pass: fuses linear layers over one input into one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ from .joined_products import (
 
 
 def _key(program: Program, member: Product) -> tuple[Any, ...] | None:
-    """What members must have in common; None for what is no linear layer over a known input."""
+    """What layers must have in common to be fused; None if a fact is missing, or an operand is not as in a linear
+    layer."""
     x, weight, y = (tensor_fact(n) for n in (member.x, member.weight, member.node))
     if x is None or weight is None or y is None or x.dim() < 1 or weight.dim() != 2 or not is_static(weight.shape):
         return None
@@ -55,18 +56,19 @@ BIASED = ("f32[4096, 64]", "f32[2]", "f32[64, 2]", "f32[3]", "f32[64, 3]")
 
 
 def _attend(q: Any, k: Any, v: Any) -> Any:
-    """For examples: what comes after query, key and value."""
+    """For examples: a computation from query, key and value."""
     return q.sum(-1) + (k * v).sum(-1)
 
 
 def _heads(q: Any, k: Any, v: Any) -> Any:
-    """For examples: heads taken apart, which sees the strides of the layers' results, but does not show them."""
+    """For examples: splits the layers' results into heads. The views depend on the strides of the results, but the
+    output does not show them."""
     q, k, v = (y.view(4, 6, -1, 8).transpose(1, 2) for y in (q, k, v))
     return (q @ k.transpose(-1, -2) @ v).transpose(1, 2).reshape(4, 6, -1)
 
 
 class _Layers(torch.nn.Module):
-    """For examples: layers whose weights are the model's own."""
+    """For examples: layers whose weights are parameters of the model."""
 
     def __init__(self, inner: int, *outs: int) -> None:
         super().__init__()
@@ -105,7 +107,7 @@ class OwnPointers(Rule):
 
     def _kernel_runs(self, program: Program, member: Product) -> bool:
         x, y = tensor_fact(member.x), tensor_fact(member.node)
-        if x is None or y is None or x.dtype != y.dtype:  # autocast: the kernel takes what it is given
+        if x is None or y is None or x.dtype != y.dtype:  # autocast, which the kernel does not apply
             return False
         if self.own_pointers is not None:
             return self.own_pointers
@@ -117,7 +119,7 @@ class OwnPointers(Rule):
             return
         once = m.program.computed_once(*group.weights, *group.biases)
         m.applies(not once, "the weights are joined before the first call")
-        # the gradients are products of their own either way
+        # the gradients are separate products either way
         x = group.members[0].x
         before, after = product_cost(x, group.sizes), product_cost(x, [sum(group.sizes)])
         options, operands = m.program.options, (x, *group.weights, *group.biases)
@@ -137,7 +139,7 @@ class OwnPointers(Rule):
         fires(_Layers(256, 256, 64), "f32[2, 256]", dialects=["torch"], settings=ALWAYS),
         fires(lambda x, w, v, b: F.linear(x, w).sum() + F.linear(x, v, b), "f32[2, 3, 16]", "f32[8, 16]",
               "f32[4, 16]", "f32[4]", dialects=["torch"], settings=ALWAYS),
-        # each result has memory of its own, and may be returned
+        # each result has its own memory, so it may be returned
         fires(lambda x, w, v: (F.linear(x, w), F.linear(x, v)), "f32[16]", "f32[8, 16]", "f32[8, 16]",
               settings=ALWAYS, dialects=["torch"]),
         fires(_chained, "f32[4, 16]", "f32[16, 16]", "f32[8, 16]", settings=ALWAYS, dialects=["torch"]),
@@ -171,7 +173,7 @@ class JoinedWeights(Rule):
                 yield from self._alike(program, read_again(program, nodes, self.read), biased)
 
     def _alike(self, program: Program, members: Sequence[Product], biased: bool) -> Iterator[Match]:
-        """Layers that all have a bias, or none."""
+        """Sites for layers that all have a bias, or all have none."""
         group = placed(members) if len(members) > 1 else None
         if group is not None:
             shape = tensor_of(group.members[0].node).shape
@@ -214,7 +216,7 @@ class JoinedWeights(Rule):
               dialects=["torch"]),
         fires(lambda x, q, k, v: _attend(F.linear(x, q), F.linear(x, k), F.linear(x, v)),
               "f32[0, 6, 16]", "f32[16, 16]", "f32[8, 16]", "f32[8, 16]", dialects=["torch"]),
-        # weights that stay as they are lie side by side before the first call, and cost nothing
+        # weights that do not change are concatenated before the first call, at no cost per call
         fires(_Layers(256, 256, 64), "f32[2, 256]", dialects=["torch"], options={"freeze": True}),
         declines(_Layers(256, 256, 64), "f32[2, 256]", dialects=["torch"], because="would cost"),
         declines(lambda x, w, v, b: F.linear(x, w).sum() + F.linear(x, v, b), "f32[2, 3, 16]", "f32[8, 16]",
@@ -244,7 +246,8 @@ class FuseParallelLinearPass(Pass):
     name: ClassVar[str] = "fuse_parallel_linear_pass"
 
     most_rows: int = 64
-    """Up to so many rows one kernel that reads each weight for itself is as good as a product of joined weights."""
+    """Up to this many input rows, one kernel that reads each weight in place is as fast as a product with the
+    concatenated weights."""
     own_pointers: bool | None = None
     """Use that kernel: always, never, or (None) on a GPU where it pays."""
 

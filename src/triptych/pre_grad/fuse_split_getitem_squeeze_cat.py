@@ -1,4 +1,4 @@
-"""fuse_split_getitem_squeeze_cat: split into ones, some of the pieces, squeeze, cat."""
+"""fuse_split_getitem_squeeze_cat: a split into pieces of size one, some of which are squeezed and concatenated."""
 
 from __future__ import annotations
 

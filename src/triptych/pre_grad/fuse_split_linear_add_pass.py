@@ -36,7 +36,7 @@ class _Piece:
 
 @dataclass(frozen=True)
 class _Sum:
-    """The terms of a sum: layers over pieces of one value, in the pieces' order, and what else is added."""
+    """The terms of a sum: linear layers over pieces of one value, in the order of the pieces, and the other terms."""
 
     layers: tuple[tuple[Product, _Piece], ...]
     others: tuple[Node, ...]
@@ -158,7 +158,7 @@ def _sum_at(m: Match) -> _Sum:
 def _read_sum(program: Program, root: Node) -> _Sum | None:
     """A sum with at least two layers over pieces of one value, read through additions that nobody else uses."""
     adds, leaves = [root], []
-    for add in adds:  # grows while it is read
+    for add in adds:  # the list grows during the loop
         for term in _terms(program, add):
             if _continues(program, term, root):
                 if len(adds) == LARGEST_SUM:

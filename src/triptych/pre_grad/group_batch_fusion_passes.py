@@ -1,4 +1,4 @@
-"""group_batch_fusion_passes: many small like operations become one, and chains of them stay stacked."""
+"""group_batch_fusion_passes: many small equal operations become one batched operation, and chains stay stacked."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from .fuse_split_linear_add_pass import FuseSplitLinearAddPass, layers_to_join
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Groups that feed one another, what they are counted as, and what they cost."""
+    """Groups that feed one another, with the names that their rewrites are counted under, and their cost."""
 
     plan: Plan
     groups: Sequence[Group]
     names: Sequence[str]
     estimate: tuple[float, float, float]
-    """Seconds without and with the groups, and for what must be moved in memory on top."""
+    """Seconds without the groups, with the groups, and for the additional copies in memory."""
     edits: list[Replacement] = field(default_factory=list)
-    """What the last rewrite built; none of it is left if it was refused."""
+    """The edits of the last rewrite; if it was refused, the nodes that they emitted are gone."""
 
     @property
     def decision(self) -> Decision:
@@ -69,14 +69,14 @@ class BatchRule(Rule, ABC):
     min_group: int = 4
     """Fewer like operations than this stay as they are."""
     always: bool = False
-    """Whatever it costs."""
+    """Rewrite without asking the cost model."""
 
     exact = False
     takes_random = True
 
     @abstractmethod
     def recipes(self, program: Program) -> Sequence[Recipe]:
-        """How the operations that can be one are built."""
+        """The recipes for the operations that this rule batches."""
 
     def sites(self, program: Program) -> Iterator[Match]:
         nodes = list(program.graph.nodes)
@@ -92,7 +92,7 @@ class BatchRule(Rule, ABC):
         plan.place = {node: place for node, place in plan.place.items() if place[0] in chosen}
         first, rank = worth[0].groups[0].nodes[0], {node: i for i, node in enumerate(nodes)}
         yield Match.at(program, first, names=(), order=plan.order)
-        now: dict[Node, Node] = {}  # what stands for the members of chains that are in the graph already
+        now: dict[Node, Node] = {}  # the replacements of members of the chains built so far
         for chain in worth:
             for group in chain.groups:
                 group.members = [m.on(now) for m in group.members]
@@ -118,7 +118,7 @@ class BatchRule(Rule, ABC):
         if len(members) < self.min_group:
             return None
         if program.is_training:
-            # an input that no gradient reaches has none; beside others in a stack it would get zeros
+            # an input that no gradient reaches has None for its gradient; in a stack with others it would get zeros
             reached = reached_by_gradients(program)
             members = {n: replace(m, key=(m.key, n in reached)) for n, m in members.items()}
         return find_groups(predecessors(program, nodes, _may_draw_otherwise(program)), members.get, self.min_group)
@@ -204,7 +204,8 @@ class GroupBatchFusionPasses(Pass):
 
 
 def _left_to_others(program: Program) -> set[Node]:
-    """Layers over the pieces of one value whose results are added up: those are one layer, not one batch of them."""
+    """Linear layers over the pieces of one value whose results are summed: `fuse_split_linear_add_pass` makes one layer
+    of these, so they are not batched."""
     if FuseSplitLinearAddPass.name in program.options.remove_passes:
         return set()
     return layers_to_join(program)
@@ -219,16 +220,17 @@ def _member(program: Program, node: Node, recipes: Sequence[Recipe]) -> Member |
 
 
 def kernel_runs(program: Program) -> bool:
-    """Our own kernels need Triton, and somebody to call them from generated code."""
+    """Can our own kernels run? They need a GPU, Triton, and Inductor to call them from generated code."""
     on_gpu = any(t.device.type == "cuda" for n in program.graph.nodes if (t := tensor_fact(n)) is not None)
     return program.options.codegen == "inductor" and on_gpu and triton_is_there()
 
 
 def _sensible(plan: Plan) -> list[Group]:
-    """Groups in which something differs, and that follow another or begin with what lies in memory anyway."""
+    """The groups that are worth batching: their members have different operands, and they continue another group or may
+    begin a chain. Views are dropped unless all their users are batched."""
     kept = {g for g in plan.groups if len({(m.data, m.weights) for m in g.members}) > 1}
     before = 0
-    while before != len(kept):  # one that goes may take with it what follows it, and what it follows
+    while before != len(kept):  # dropping a group may make the groups after and before it useless
         before = len(kept)
         for group in plan.groups:
             group.feeds &= kept
@@ -236,7 +238,7 @@ def _sensible(plan: Plan) -> list[Group]:
                 kept.discard(group)
         needed: set[Node] = set()
         for group in reversed(plan.groups):
-            # a view that is not batched on costs nothing where it is: taken from the member's own
+            # a view with a user that is not batched costs nothing as a view of the single member
             if group in kept and not group.recipe.leads and any(u not in needed for n in group.nodes for u in n.users):
                 kept.discard(group)
             if group in kept:
@@ -246,7 +248,8 @@ def _sensible(plan: Plan) -> list[Group]:
 
 
 def _may_begin(group: Group) -> bool:
-    """What is computed element by element is part of the kernel that makes its operand, unless nothing does."""
+    """May the group begin a chain? A pointwise operation is fused into the kernel that computes its operand, so it
+    begins a chain only if all its operands are inputs or attributes of the graph."""
     if not isinstance(group.recipe, BatchPointwise):
         return group.recipe.leads
     return all(n.op in ("placeholder", "get_attr") for m in group.members for n in m.data)

@@ -1,4 +1,4 @@
-"""In-place writes that nobody else sees, as new values."""
+"""Turns in-place writes that nobody else sees into new values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from .masked_writes import as_copy, as_masked_fill, writes_all, writes_by_mask
 from .spellings import torch_level_nodes
 
 ELEMENTWISE = frozenset(["masked_fill", "tril", "triu"])
-"""Written in place as pointwise operations are, and torch does not call them so."""
+"""Operations that work element by element but are not tagged as pointwise by torch; their in-place forms are handled
+like those of pointwise operations."""
 
 
 def _may_make_new(call: Call) -> bool:
@@ -126,7 +127,8 @@ class OutOfPlace(Rule):
 
 
 def _new_value(op: Emitter, call: Call) -> Any:
-    """What is written in place, as a new value: computed in the wider dtype, and rounded to that of the memory."""
+    """The result of an in-place operation as a new value: computed in the promoted dtype, then rounded to the dtype of
+    the tensor that was written."""
     value = getattr(op, call.op[:-1])(**call.args)
     written = tensor_fact(call.args["self"]) if "self" in call.args else None
     if written is None or not value.is_float or not written.dtype.is_floating_point or value.dtype == written.dtype:

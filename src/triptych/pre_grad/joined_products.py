@@ -239,7 +239,8 @@ def joining_cost(program: Program, group: ProductGroup) -> float:
 
 
 def product_cost(x: Node, outs: Iterable[Any], training: bool = False) -> float:
-    """Seconds for products of x (..., k) with weights of these sizes, one after the other, and of their gradients."""
+    """Seconds for the products of x (..., k) with weights of these sizes, one after the other; in training, with their
+    gradients."""
     known = tensor_of(x)
     model = device_model(known.device)
     m, k = elements(known.shape[:-1]), size_hint(known.shape[-1])

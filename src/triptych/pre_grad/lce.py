@@ -1,8 +1,8 @@
 """Linear compressed embeddings: a linear layer over the feature axis of x: (batch, n, d), y[b] = W x[b] + bias.
 
-In user code `linear(x.transpose(1, 2), W, b).transpose(1, 2)`. Four optional passes, by name: a Triton kernel that
-reads x where it lies, for layers without and with bias and epilogue; one product with W on the left; and one product
-for several layers over one x.
+In user code this is `linear(x.transpose(1, 2), W, b).transpose(1, 2)`. There are four optional passes: two replace the
+layer, without and with bias and epilogue, by a Triton kernel that reads x in place; one replaces it by a product with W
+on the left; and one replaces several layers over one x by one product.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ EPILOGUES = ("relu", "sigmoid", "tanh", "gelu", "silu")
 
 
 def layer(op: Any, x: Any, w: Any, **bias: Any) -> Any:
-    """The pattern of such a layer before it is turned back: a linear, or a product and a sum."""
+    """Pattern of such a layer before the final transpose: a linear, or a product with or without a sum."""
     turned = op.permute(x, TURNED)
     product = op.matmul(turned, op.permute(w, [1, 0]))
     added = [op.add(product, bias["bias"])] if bias else []
@@ -65,13 +65,13 @@ def check_kernel(m: Match, x: Value, w: Value, b: Value | None = None) -> None:
 
 
 def _is_view_of_operand(m: Match, node: Node) -> bool:
-    """x or the weight, turned: what may be used elsewhere too."""
+    """Is the node a transpose of x or of the weight? These views may have users outside the pattern."""
     call = m.program.call(node)
     return call is not None and call.op == "permute" and call.args["self"] in (m["x"].node, m["w"].node)
 
 
 def lies_turned(m: Match) -> bool:
-    """Does the value that is replaced lie as the layer leaves it, features last?"""
+    """Does the replaced value have the strides that the layer gives it, with the features innermost in memory?"""
     _, features, places = m.root.stride
     return not (known_equal(places, 1) and known_equal(features, m.root.shape[2]))
 
@@ -171,8 +171,8 @@ def _epilogue(m: Match) -> str:
 class MatmulLce(Rule):
     """linear(x.transpose(1, 2), W, b).transpose(1, 2) -> matmul(W, x) + b[:, None]; up to rounding
 
-    The product lies otherwise in memory. Where somebody could see that, it is copied to lie as before, if it is
-    smaller than x, of which the layer makes a copy itself where its weight is a parameter.
+    The product has other strides than the layer. Where these are visible, the product is copied to the old strides,
+    but only if it is smaller than x: the layer itself copies x where its weight is a parameter.
     """
 
     exact = False
@@ -211,7 +211,8 @@ class MatmulLce(Rule):
 
 
 def product(op: Emitter, x: Any, w: Any, b: Any) -> Any:
-    """W x + b for every batch element; in training as torch would have it, so that the weight's gradient is one sum."""
+    """W x + b for every batch element. The weight is expanded over the batch, unless it needs a gradient: then torch
+    chooses the form of the product, in which the weight's gradient is computed as one sum."""
     known = op.program.value(getattr(w, "node", w))
     free = not op.program.is_training or not tensor_of(known.node).requires_grad
     y = op.matmul(each_batch(op, known, tensor_of(getattr(x, "node", x)).shape[0]) if free else known, x)
@@ -258,7 +259,7 @@ class UseMatmulLceReplaceNormalLCE(Pass):
 
 
 def _sums(*values: Any) -> Any:
-    """For examples: something that does not show how values lie in memory."""
+    """For examples: results in which the strides of the values are not visible."""
     return [v.sum(1) for v in values]
 
 
@@ -315,13 +316,13 @@ class FusedLce(Rule):
 
 
 def _key(program: Program, member: Product) -> tuple[Any, ...]:
-    """What layers must have in common."""
+    """What layers must have in common to share one product."""
     weight, y = tensor_of(member.weight), tensor_of(member.node)
     return member.x, member.bias is None, weight.dtype, weight.device, y.dtype, member.wants_gradient
 
 
 def _member(program: Program, node: Node) -> Product | None:
-    """A layer over features, turned back."""
+    """The layer over the feature axis that ends at this node, with the transposes around it; None if there is none."""
     back = program.call(node)
     if back is None or back.op != "permute" or list(back.args["dims"]) != TURNED:
         return None

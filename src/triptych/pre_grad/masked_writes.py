@@ -1,4 +1,4 @@
-"""`x[mask] = number` as what it is, `masked_fill`; and `x[:] = y`, which is y."""
+"""Writes `x[mask] = number` as `masked_fill`, and `x[:] = y` as a copy of y."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class MaskedWrite(Rule):
 
 
 def writes_by_mask(call: Call) -> tuple[int, Node] | None:
-    """The one boolean mask that an assignment goes by, and the first dim it indexes; None for any other index."""
+    """The first dim that is indexed and the mask, for an assignment with a single boolean mask as its index; None for
+    any other index."""
     if call.op not in ("setitem", "index_put", "index_put_") or call.get("accumulate"):
         return None
     target = tensor_fact(call.args.get("self"))
@@ -88,7 +89,7 @@ def _is_all(entry: Any, size: Any) -> bool:
 
 
 def as_copy(op: Emitter, call: Call) -> Value:
-    """What is written, in memory of its own that lies as that of x did"""
+    """The assigned value as a new tensor with the layout of x"""
     target, value = Value(op.program, call.args["self"]), Value(op.program, call.args["value"])
     if not value.is_tensor or value.device != target.device:
         at = value.node if isinstance(value.node, Node) else None
@@ -99,7 +100,7 @@ def as_copy(op: Emitter, call: Call) -> Value:
 
 
 def as_masked_fill(op: Emitter, call: Call, place: int, mask: Node) -> Value:
-    """masked_fill(x, mask, number), with the mask's axes where they were in the index"""
+    """masked_fill(x, mask, number), with the mask's axes at the position that the mask has in the index"""
     program = op.program
     target, where, value = Value(program, call.args["self"]), Value(program, mask), _filled(call)
     behind = target.rank - place - where.rank

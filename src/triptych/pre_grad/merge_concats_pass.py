@@ -1,4 +1,5 @@
-"""merge_concats_pass: concatenations of concatenations, and those that hold the same values twice."""
+"""merge_concats_pass: merges nested concatenations, and replaces a concatenation whose operands are adjacent in another
+one by a slice of that one."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class CatOfCat(Nested):
         fires(lambda a, b, c: torch.hstack([torch.hstack([a, b]), c]), "i64[4, 2]", "i64[4, 3]", "i64[4, 1]"),
         fires(lambda a, b: torch.cat([torch.cat([torch.cat([a, b]), b]), a]), "f32[2, 3]", "f32[4, 3]"),
         fires(lambda a, b: torch.cat([torch.cat([a, b]), torch.cat([b, a])]), "f32[2, 3]", "f32[4, 3]"),
-        # two that hold the same one: it is made no more
+        # two outer cats of the same inner cat, which is no longer computed
         fires(lambda a, b: (lambda c: (torch.cat([c, a]), torch.cat([c, b])))(torch.cat([a, b])),
               "f32[2]", "f32[3]"),
         fires(lambda a, b: torch.cat([torch.cat([a, b]), b]), "f16[2]", "f32[3]"),  # converted once
@@ -53,7 +54,7 @@ class CatOfCat(Nested):
 
 
 def _write_after_cat(a: Any, b: Any) -> Any:
-    """For examples: the inner cat holds what was there before the write."""
+    """For examples: the inner cat has the values from before the write."""
     inner = torch.cat([a, b])
     a.add_(1)
     return torch.cat([inner, b])
@@ -117,11 +118,11 @@ def _write_between_cats(a: Any, b: Any) -> Any:
 def _holders(
     program: Program, node: Node, operands: Sequence[Any], dim: Any
 ) -> Iterator[tuple[Node, slice | None]]:
-    """Cats that hold these operands side by side, and which part of them the operands are; None: all of it."""
+    """Cats in which these operands are adjacent, each with the slice that the operands are of it; None: all of it."""
     for user in list(itertools.islice(operands[0].users, MOST_USERS)):
         outer = joined_operands(program, user, "cat", dim) if user is not node else None
         if outer is None or (outer == operands and not user < node):
-            continue  # of two alike the later one goes
+            continue  # of two equal cats only the later one is replaced
         count = len(operands)
         at = next((i for i in range(len(outer) - count + 1) if outer[i : i + count] == operands), None)
         if at is not None:
@@ -130,7 +131,7 @@ def _holders(
 
 
 def _length(tensors: Sequence[Any], dim: Any) -> Any:
-    """The size that tensors have together along a dim; empty vectors, which a cat skips, have none."""
+    """The total size of tensors along a dim; legacy empty vectors, which `cat` skips, count as 0."""
     known = [tensor_fact(t) for t in tensors]
     return sum(t.shape[dim] for t in known if t is not None and t.dim() > dim)
 

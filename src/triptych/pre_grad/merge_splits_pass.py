@@ -1,4 +1,4 @@
-"""merge_splits_pass: splits of pieces of splits."""
+"""merge_splits_pass: merges a split with the splits of its pieces."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ..rewrite.rule import Match, Rule
 
 @dataclass(eq=False)
 class _Tree:
-    """A split with the splits of its pieces, and theirs, all along one dim."""
+    """A split with the splits of its pieces, and recursively the splits of their pieces, all along one dim."""
 
     source: Node
     dim: int
     sizes: list[Any] = field(default_factory=list)
     pieces: list[tuple[Node, int]] = field(default_factory=list)
-    """Each piece that somebody wants, and which one of the sizes it is."""
+    """Each piece that is used, with its index in `sizes`."""
     inner: list[Node] = field(default_factory=list)
-    """The splits but the first, each after the piece that it takes apart."""
+    """All splits except the outermost, each preceded by the piece that it splits."""
 
 
 def split_along(program: Program, node: Any) -> int | None:
@@ -37,7 +37,7 @@ def split_along(program: Program, node: Any) -> int | None:
 
 
 def _elements(split: Node) -> Iterator[tuple[Any, list[Node]]]:
-    """For each piece of a split, the nodes that hold it."""
+    """For each piece of a split, its fact and the getitem nodes that take it."""
     parts = fact(split)
     holders: dict[int, list[Node]] = {}
     for user in split.users:
@@ -47,7 +47,7 @@ def _elements(split: Node) -> Iterator[tuple[Any, list[Node]]]:
 
 
 def _is_taken_apart(split: Node) -> bool:
-    """Every user is one piece: nobody wants the tuple itself."""
+    """Is every user a getitem of one piece, so that nobody needs the tuple itself?"""
     return fact(split) is not None and all(
         u.target is getitem and isinstance(u.args[1], int) for u in split.users
     )
@@ -74,7 +74,8 @@ def _tree(program: Program, outer: Node, dim: int) -> _Tree:
 
 
 def _why_apart(program: Program, inner: Node, dim: int) -> Refusal | None:
-    """Why a split of a piece of another was not made one with it."""
+    """Why a split of a piece was not merged with the split that the piece comes from; None if there is no reason to
+    report."""
     piece = program.call(inner).args["self"]  # type: ignore[union-attr]
     if not isinstance(piece, Node) or piece.target is not getitem or split_along(program, piece.args[0]) != dim:
         return None

@@ -1,4 +1,4 @@
-"""merge_stack_tanh_unbind_pass: pieces stacked for the sake of one pointwise operation, and taken apart again."""
+"""merge_stack_tanh_unbind_pass: pieces of a value that are stacked for pointwise operations and then unbound again."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ class _Site:
     stack: Node
     ways: list[Way]
     part: Sequence[Step]
-    """How the part of the source that the pieces make up is had."""
+    """The views that take from the source the part that the pieces make up together."""
     dim: int
-    """The dim of the source that the pieces lie along."""
+    """The dim of the source along which it was split into the pieces."""
     are_rows: bool
-    """The pieces have a dim less than the source: unbound, or split off one by one and squeezed."""
+    """The pieces have one dim less than the source: it was unbound, or split into pieces of size one that were
+    squeezed."""
 
     @property
     def covered(self) -> list[Node]:
@@ -47,7 +48,7 @@ class _Site:
 
 
 def _applied_to(program: Program, node: Node) -> Node | None:
-    """The operand of a pointwise operation of one tensor."""
+    """The operand of a pointwise operation on a single tensor; None for any other node."""
     call = program.call(node)
     if call is None or call.mutates or not is_pointwise(call.op) or "memory_format" in call.args:
         return None
@@ -83,7 +84,7 @@ def _site(program: Program, unbind: Node) -> _Site | None:
 
 
 def _is_cut_along(piece: IndexMap, dim: int) -> bool:
-    """Is it the source, but for its size along one dim?"""
+    """Does the piece have the shape of the source, except for its size along this dim?"""
     shape, sizes = piece.shape, piece.sizes
     return len(shape) == len(sizes) and all(d == dim or known_equal(shape[d], sizes[d]) for d in range(len(sizes)))
 

@@ -1,4 +1,4 @@
-"""A torch.nn module in a graph, seen as the one function call that its forward is."""
+"""Replaces the call of a torch.nn module by the function call of its forward, where that is a single one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class ModuleToFunction(Rule):
 
 
 class _Recorder(GraphAppendingTracer):
-    """Runs a forward on proxies; questions it asks about its input are answered from what is known of it."""
+    """Traces a module's forward on proxies. Where the forward branches on its input, the condition is evaluated on the
+    input's fact."""
 
     def __init__(self, module: torch.nn.Module, call: Node) -> None:
         super().__init__(Graph())
@@ -103,7 +104,7 @@ class _Recorder(GraphAppendingTracer):
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
     def spelling(self, made: Node, op: Emitter) -> Spelling:
-        """The recorded call, its operands in the graph that the module stands in."""
+        """The recorded call, with the operands that it has in the graph that calls the module."""
         for node in self.graph.nodes:
             if node is not made and node not in self.asked and node.op not in ("placeholder", "get_attr"):
                 raise Refused("the module's forward is no single call")

@@ -113,7 +113,7 @@ class IndexInSteps(Rule):
 
 @dataclass(frozen=True)
 class _Steps:
-    """An index taken apart: one entry, with its dim, after the other."""
+    """An index as a sequence of steps: one entry with its dim after the other."""
 
     indexed: Node
     entries: Sequence[tuple[int, Any]]
@@ -187,7 +187,8 @@ class OneSpelling(WrittenAs):
 
 
 def _slices_written(program: Program, node: Node) -> bool:
-    """Are there writes to the results of `tensor_split`? They are slices, which may be written, one by one."""
+    """Are results of `tensor_split` written in place? They are separate slices, which autograd allows to be written,
+    unlike the pieces of a split."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     return name == "tensor_split" and any(program.aliasing.written(piece) for piece in node.users)
 

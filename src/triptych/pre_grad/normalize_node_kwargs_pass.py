@@ -1,4 +1,4 @@
-"""normalize_node_kwargs_pass: the arguments of every call, given in one way."""
+"""normalize_node_kwargs_pass: writes the arguments of every call in one canonical way."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _arguments(program: Program, node: Node) -> Spelling | None:
 
 
 def _own_arguments(node: Node) -> Spelling | None:
-    """The arguments by the signature of the very function called, where that is not the canonical one."""
+    """The arguments by the signature of the function that the node calls, where that is not the canonical function."""
     if fact(node) is None:
         return None
     if node.op == "call_method":

@@ -1,4 +1,4 @@
-"""Linear layers and products by their parts, whatever their spelling: what a pass that looks at nodes asks."""
+"""The operands of linear layers and matrix products, whatever their spelling, for passes that inspect nodes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def linear_parts(call: Call | None) -> tuple[Node, Node, Node | None] | None:
 
 
 def turned_matrix(node: Node) -> Node | None:
-    """w, where the node is w.t()."""
+    """w if the node is w.t(), else None."""
     call = read(node)
     if call is None or call.op != "permute" or list(call.args["dims"]) != [1, 0]:
         return None

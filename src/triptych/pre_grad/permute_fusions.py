@@ -1,9 +1,9 @@
 """linear_permute_fusion, permute_linear_fusion, permute_matmul_fusion: a permute beside a product becomes the
 product's own transposed operand.
 
-A product reads and writes matrices either way round; a permute beside it is free as long as nobody copies. These
-three take away the copies: those the program asks for (`contiguous`), and those torch makes where it folds a batch
-into rows to multiply it with one weight. Where nothing is copied there is nothing to gain, and they decline.
+A product can read and write transposed matrices, so a permute beside it is free unless it is followed by a copy. These
+three passes remove the copies: explicit ones (`contiguous`), and those that torch makes where it folds a batch into
+rows to multiply it with one weight. Where nothing is copied there is nothing to gain, and they decline.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def turned(op: Emitter, value: Value) -> Any:
 
 
 def is_copy(m: Match, copy: Node, permuted: Node) -> None:
-    """`contiguous` of what is contiguous is no copy."""
+    """Checks that the copy is a real one: `contiguous` of a contiguous tensor copies nothing."""
     old, new = tensor_fact(permuted), tensor_fact(copy)
     m.applies(old is not None and new is not None and not same_layout(old, new), "nothing is copied")
 
@@ -188,7 +188,7 @@ def _product_cost(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def _drops_copy(m: Match, side: int) -> None:
-    """The product of the root reads the permuted value itself: a copy less, and the same product."""
+    """Checks that the product at the root can read the permuted value without the copy, and that this pays."""
     product = NormalizedMatmulNode(m.root.node)
     left, right = (tensor_of(n) for n in (product.get_input(), product.get_other()))
     copy = (product.get_input(), product.get_other())[side]
@@ -274,7 +274,7 @@ class PermutedIntoLinear(Rule):
         permuted = tensor_of(given)
         addition = model.copy(2 * bytes_of(m.root.tensor)) if b is not None else 0.0
         before = _linear_cost(permuted, w.tensor, False) + model.copy(2 * bytes_of(x.tensor))
-        before += 0.0 if asked_for else addition  # a contiguous x has its bias added by the product
+        before += 0.0 if asked_for else addition  # with a contiguous x the product itself adds the bias
         m.pays(before, _linear_cost(permuted, w.tensor, True) + addition)
 
     def rewrite(self, op, x, w, b, dims):

@@ -1,9 +1,9 @@
-"""quant_lift_up: quantize and dequantize next to the GEMM they belong to, whatever views stand between.
+"""quant_lift_up: moves quantize and dequantize past views, next to the GEMM that they belong to.
 
     linear -> view -> permute -> quantize          linear -> quantize -> view -> permute
     dequantize -> permute -> matmul                permute -> dequantize -> matmul
 
-A code generator knows `dequantize, GEMM, quantize` as one kernel; and views of int8 move a quarter of the bytes.
+A code generator has one kernel for `dequantize, GEMM, quantize`; and views of int8 move a quarter of the bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
 
-_private.quantized_operators  # noqa: B018  (the operators are there from here on)
+_private.quantized_operators  # noqa: B018  (this access registers the operators)
 ops = torch.ops.quantized_decomposed
 i8 = torch.int8
 
@@ -34,7 +34,7 @@ QUANTIZE = tuple(f"quantized_decomposed.quantize{how}" for how in (PER_TENSOR, P
 DEQUANTIZE = tuple(f"quantized_decomposed.dequantize{how}" for how in (PER_TENSOR, PER_CHANNEL))
 
 AXIS = 3
-"""The place of the channels' dim among the arguments."""
+"""The position of the channel axis among the arguments."""
 
 SAME_ELEMENTS = ("reshape", "permute", "squeeze", "unsqueeze")
 FEWER_ELEMENTS = ("slice", "select")
@@ -144,7 +144,7 @@ class SinkDequantize(Rule):
 
 
 def _write_before_quantize(x: Any) -> Any:
-    """For examples: what is quantized is what the write left, and the view sees it."""
+    """For examples: y is a view of x, so the value that is quantized includes the write."""
     y = x.t()
     x.add_(1)
     return ops.quantize_per_tensor(y, 0.1, 3, -128, 127, i8)
@@ -162,7 +162,7 @@ def _requantize(op: Emitter, node: Value, was: Value, now: Any, axis: int | None
 
 
 def _axis_before(m: Match, v: Value) -> int | None:
-    """The channels' dim of the value that a view was made of; None where there are no channels."""
+    """The channel axis in the operand of the view v; None if the quantization is not by channel."""
     call, view = m.root.call, v.call
     if call is None or view is None or not call.op.endswith(PER_CHANNEL):
         return None
@@ -183,7 +183,7 @@ def _axis_after(m: Match, d: Value) -> int | None:
 
 
 def _kept_dims(view: Call, source: Value, result: Value) -> dict[int, int]:
-    """Dims that a view leaves whole: where each was, and where it is."""
+    """Dims that a view leaves whole: each dim of its operand with the dim that it is in the result."""
     before, after = source.shape, result.shape
     if view.op == "permute":
         return {dim: i for i, dim in enumerate(view.args["dims"])}

@@ -1,4 +1,4 @@
-"""relu_nan_to_num: `nan_to_num` beside `relu`, in the one cheapest form that is exact."""
+"""relu_nan_to_num: rewrites `nan_to_num` beside `relu` to the cheapest form that is exact."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from ..rules.noop_views import Noop
 
 NAN, INFINITY = math.nan, math.inf
 MANY = SPECIAL.repeat(9)
-"""For examples: long enough that kernels take several elements at once."""
+"""For examples: long enough that vectorised kernels process several elements at once."""
 
 
 @dataclass(frozen=True)
 class Replaced:
-    """What `nan_to_num` puts for NaN and the infinities, as values of its dtype."""
+    """The values that `nan_to_num` substitutes for NaN and the infinities, rounded to its dtype."""
 
     nan: float
     posinf: float
@@ -40,7 +40,8 @@ class Replaced:
 
     @staticmethod
     def by(m: Match, dtype: torch.dtype | None, nan: Any, posinf: Any, neginf: Any) -> Replaced:
-        """Left out, they are 0 and the largest and smallest finite values; a number too large becomes infinite."""
+        """The values that a call substitutes. The defaults are 0 and the largest and smallest finite values; a number
+        too large for the dtype becomes infinite."""
         m.require(dtype is not None, "shape and dtype are not known")
         m.applies(dtype is not None and dtype.is_floating_point, "there is nothing to replace")
         given = (nan, posinf, neginf)
@@ -57,11 +58,11 @@ class Replaced:
         return value if math.isfinite(value) else self.posinf if value > 0 else self.neginf
 
     def after(self, first: Replaced) -> Replaced:
-        """Both, one after the other."""
+        """The effect of `first` followed by this one."""
         return Replaced(self.of(first.nan), self.of(first.posinf), self.of(first.neginf))
 
     def write(self, op: Emitter, x: Any, dtype: torch.dtype, after_relu: bool = False) -> Any:
-        """`nan_to_num(x)` with these values; what is its default is left out."""
+        """`nan_to_num(x)` with these values; defaults are left out, as is `neginf` after a relu."""
         limits = torch.finfo(dtype)
         plain = {"nan": 0.0, "posinf": limits.max, "neginf": self.neginf if after_relu else limits.min}
         said = {name: getattr(self, name) for name, value in plain.items() if not _same(getattr(self, name), value)}
@@ -172,11 +173,12 @@ class NoNanInIntegers(Noop):
 class NanToNumOfRelu(Rule):
     """nan_to_num(relu(x), nan=n, posinf=p) -> clamp(x, 0, p) if n is NaN, where(x >= 0, clamp(x, max=p), 0) if n is 0
 
-    p is the largest finite value, which is what clamp makes of inf, or inf, which needs no clamp. Nothing of x >= 0 is
-    NaN: one comparison instead of the three that nan_to_num makes of what relu made. Torch's relu keeps -0.0 on a CPU
-    and makes 0.0 of it on a GPU, where the comparison is x > 0.
+    p is the largest finite value, which is what clamp makes of inf, or inf, which needs no clamp. x >= 0 is false for
+    NaN, so this one comparison replaces the three that nan_to_num makes on the result of relu. Torch's relu keeps -0.0
+    on a CPU and turns it into 0.0 on a GPU, where the comparison is x > 0.
 
-    Only where no gradient is wanted: relu's at NaN and at inf is 1, clamp's at 0 is 1, and that of the pair is 0.
+    Only where no gradient is wanted: the gradient of relu is 1 at NaN and at inf, that of clamp is 1 at 0, and that of
+    the pair is 0 at these points.
     """
 
     without_gradient = True
@@ -228,7 +230,7 @@ class NanToNumOfRelu(Rule):
 class StabilizeRelu(Rule):
     """relu(x) -> nan_to_num(relu(x), posinf=inf), with the option stabilize_relu: other results on NaN
 
-    `x.relu_()` is written where it was, from values of their own, which autograd may keep.
+    `x.relu_()` becomes a `copy_` into x of values in new memory, which autograd may save for the backward.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
@@ -268,12 +270,12 @@ class StabilizeRelu(Rule):
 
 
 def _guard(program: Program, relu: Node, call: Call) -> Node | None:
-    """What lets no NaN come in, or one of those who read the value if all of them replace NaN."""
+    """The nan_to_num before the relu, or, if all users of the relu replace NaN, the first of these; else None."""
     before = call.args["self"]
     if isinstance(before, Node) and _replaces_nan(program, before):
         return before
     if call.mutates:
-        return None  # what it wrote may be read by other names
+        return None  # the memory that it wrote may be read through aliases
     readers = list(relu.users)
     return readers[0] if readers and all(_replaces_nan(program, user) for user in readers) else None
 

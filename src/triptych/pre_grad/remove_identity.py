@@ -1,7 +1,7 @@
-"""remove_identity: calls that hand back their very operand.
+"""remove_identity: drops calls that return their operand unchanged.
 
-What `remove_noop_pass` proves of views, copies and arithmetic needs facts; these are nothing by their name, or by the
-dtype or rank of their operand. The rules for modules and dropout are the same as there.
+`remove_noop_pass` needs facts to prove that a view, a copy or arithmetic changes nothing. The calls here are no-ops by
+their name, or by the dtype or rank of their operand. The rules for modules and dropout are shared with that pass.
 """
 
 from __future__ import annotations

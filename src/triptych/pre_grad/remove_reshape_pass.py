@@ -1,4 +1,4 @@
-"""`remove_reshape_pass`: chains of reshapes and permutes made short, and pairs that cancel dropped."""
+"""`remove_reshape_pass`: shortens chains of reshapes and permutes, and drops pairs that cancel."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ LARGEST_CONE = 32
 
 
 def cone_above(program: Program, top: Node, root: Node, peel: Callable[[Node], Node | None]) -> Cone:
-    """Follow `top` up through pointwise operations of its shape; `peel` takes the view off where one begins."""
+    """Follow `top` up through pointwise operations of its shape. `peel` returns the operand of a view at which the cone
+    ends, and None for any other node."""
     cone = Cone({top: None}, {})
     shape = getattr(tensor_fact(top), "shape", None)
     if shape is None or not len(shape):
@@ -124,7 +125,8 @@ def cone_above(program: Program, top: Node, root: Node, peel: Callable[[Node], N
 
 
 def _stop(cone: Cone, node: Node, why: str) -> None:
-    """A site that had some of its views is worth a reason; one that had none is no site."""
+    """Raise Refused, with the reason, if the cone has reached a view already; else NotConcerned, since this is no
+    site."""
     raise (Refused if cone.sources else NotConcerned)(f"{{at}} {why}", at=node)
 
 

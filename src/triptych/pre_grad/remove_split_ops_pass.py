@@ -57,7 +57,8 @@ class OnePieceUsed(Rule):
 
 
 def _steps_to_piece(m: Match) -> list[Step]:
-    """The views that take the matched piece out of the value that is split; none if it is all of it, or no piece."""
+    """The views that take the matched piece from the value that is split; empty if the piece is the whole value, or if
+    the root is no piece."""
     way = way_of(m.program, m.root.node, SPLITTING)
     return (plan(way.map) or []) if way is not None and len(way.nodes) == 2 else []
 
@@ -101,7 +102,8 @@ class PieceOfACat(Rule):
 
 
 def _piece_of_operand(m: Match) -> tuple[Way, Node, list[Step]]:
-    """How the piece comes from the cat or stack, the one operand it is a piece of, and the views that take it there."""
+    """The way from the cat or stack to the piece, the one operand that contains the piece, and the views that take the
+    piece from that operand."""
     way = way_of(m.program, m.root.node)
     piece = within_operand(m.program, way.map) if way is not None and way.nodes else None
     steps = plan(piece) if piece is not None else None
@@ -126,7 +128,7 @@ class CatOfPieces(PutTogether):
         fires(lambda x: torch.cat([x[:, :3], x[:, 3:]], 1) * 2, "f32[4, 8]", dynamic=True),
         fires(lambda x: torch.cat(x.split([0, 2])) + 1, "f32[2]"),
         fires(lambda x: (lambda a, b: torch.cat([a, b]) + a.sum())(*x.chunk(2)), "f32[4]"),  # used elsewhere
-        # in memory of their own
+        # into new memory
         fires(lambda x: torch.cat(x.chunk(2)), "f32[4, 8]"),
         fires(lambda x: torch.cat(x.t().chunk(2)) + 1, "f32[4, 8]"),
         fires(lambda x: then_write(torch.cat(x.chunk(2)), x), "f32[4]", dialects=["torch"]),
@@ -136,7 +138,7 @@ class CatOfPieces(PutTogether):
         # along another dim, in another order
         fires(lambda x: torch.cat(x.chunk(2, 1), 0) + 1, "f32[4, 8]"),
         fires(lambda x: (lambda a, b, c, d: torch.cat([d, c, b, a]) + 1)(*x.chunk(4)), "f32[4, 2]"),
-        # among others
+        # among other operands
         fires(lambda x, y: torch.cat([y, *x.chunk(3, 1), y], dim=-1), "f32[4, 6]", "f32[4, 2]"),
         fires(lambda x, y: torch.cat([*x.chunk(3)[1:], y]), "f32[6]", "f32[2]"),
         fires(lambda x, y: torch.concat([*x.chunk(2), *y.split(1)]), "f32[4]", "f64[3]"),
@@ -187,7 +189,7 @@ RULES: Sequence[Rule] = (
     PieceOfACat(),
     OnePieceUsed(),
     CatOfPieces(),
-    UnusedPieces(),  # last: what the others have left without users
+    UnusedPieces(),  # last: for pieces that the other rules have left without users
 )
 
 

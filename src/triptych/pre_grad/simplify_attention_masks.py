@@ -1,8 +1,9 @@
-"""Attention masks that say nothing are dropped, and those that say "causal" in tensors say it in a word.
+"""Drops attention masks that mask nothing, and replaces mask tensors that are a lower triangle by `is_causal=True`.
 
-`scaled_dot_product_attention` chooses its kernel by what it is given: with a mask, a GPU often has only a slow one. So
-this runs before autograd, where attention is still one call and the choice is open. What a mask holds is proved from
-how it is built (`arange`, comparisons, expands, `tril`, ...), for static and symbolic sizes, never guessed.
+`scaled_dot_product_attention` chooses its kernel by its arguments: with a mask, a GPU often has only a slow kernel. So
+this runs before autograd, where attention is still one call and the choice is open. The contents of a mask are proved
+from the operations that build it (`arange`, comparisons, expands, `tril`, ...), for static and symbolic sizes; nothing
+is guessed.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class MaskRule(Rule, ABC):
     def rewrite(self, op, m): ...
 
     def without_mask(self, op: Any, m: Match, is_causal: bool = False) -> Together:
-        """Attention without the mask, which goes with all that was computed for it alone."""
+        """Attention without the mask; the mask and everything computed only for it are erased."""
         attention = Replacement((m.root.node,), (self.attend(op, m, is_causal=is_causal),), op, m.nodes, self)
         return Together([ReplaceAll([attention]), EraseUnused([m["mask"].node])])
 
@@ -341,7 +342,7 @@ RULES: tuple[Rule, ...] = (
     BooleanMask(),
     KeptBias(),
     BiasAndZero(),
-    LayOutMask(),  # what the others have left
+    LayOutMask(),  # last: for the masks that the others have left
 )
 
 

@@ -1,4 +1,4 @@
-"""sink_cat_after_pointwise: one pointwise operation over what is joined, instead of one over each part."""
+"""sink_cat_after_pointwise: one pointwise operation over the joined tensor, instead of one over each part."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ EXACT = frozenset(
     "relu neg abs sign sqrt reciprocal square floor ceil round trunc add sub mul div clamp leaky_relu threshold "
     "nan_to_num isnan isinf isfinite logical_not bitwise_not eq ne lt le gt ge to".split()
 )
-"""Operations that round as IEEE says, or only choose. Others (`sigmoid`, `gelu`, a `maximum` of zeros, the gradient of
-`hardtanh` at NaN) give other bits in a vector register than at the end of a tensor, so that the place counts."""
+"""Operations that round as IEEE 754 says, or only select values. Others (`sigmoid`, `gelu`, a `maximum` of zeros, the
+gradient of `hardtanh` at NaN) give other bits in a vectorised loop than in the scalar code for the last elements of a
+tensor, so that the result depends on the position of an element."""
 
 NOT_SUNK = frozenset("clone fill copy where dropout".split())
 
@@ -40,7 +41,7 @@ class Sink(Rule, ABC):
     """cat([f(a), f(b)], dim) -> f(cat([a, b], dim)); the same for stack"""
 
     allowed: bool = True
-    """Other last bits are asked for, or there are none."""
+    """The user allows other last bits, or they cannot differ."""
 
     @abstractmethod
     def takes(self, call: Call) -> bool:
@@ -70,7 +71,8 @@ class Sink(Rule, ABC):
         m.cover(t.node for t in tensors)
 
     def _require_profit(self, m: Match, own: Sequence[Value], made: Sequence[Value]) -> None:
-        """One kernel saves the start of the others; what is no product and lies apart has to be copied first."""
+        """One kernel saves the launches of the others, but operands that are not adjacent in memory must be copied
+        first. With a code generator the result of a GEMM needs no copy."""
         copy = device_model(m.root.device).copy
         # a code generator computes a pointwise operation into its place in the cat, which then costs nothing
         fused = m.program.options.codegen != "eager"
@@ -96,7 +98,7 @@ def _has_dim(own: Sequence[Value], m: Match) -> bool:
 
 
 def _lie_side_by_side(m: Match, own: Sequence[Value]) -> bool:
-    """Are they pieces that put together are a value that is there, or a part of it that is seen without a copy?"""
+    """Are the operands pieces that together make up an existing value, or a part of it that is a view?"""
     ways = [way_of(m.program, v.node) for v in own]
     dim = m["dim"]
     stacked = m.root.op == "stack"
@@ -109,7 +111,8 @@ def _lie_side_by_side(m: Match, own: Sequence[Value]) -> bool:
 
 
 def _own_operands(m: Match, calls: Sequence[Call]) -> list[Node]:
-    """The operand in which the calls differ; everything else they say is the same, and is no tensor."""
+    """For each call the one operand in which the calls differ. Requires that all other arguments are equal, and that
+    none of them is a tensor."""
     given = [_tensor_first(c) for c in calls]
     first = given[0]
     for value, args in zip(m["tensors"], given):
@@ -127,7 +130,7 @@ def _own_operands(m: Match, calls: Sequence[Call]) -> list[Node]:
 
 
 def _tensor_first(call: Call) -> dict[str, Any]:
-    """The arguments, in one order where either would do: `2 * x` is `x * 2`."""
+    """The arguments, with the tensor first if the operation is commutative: `2 * x` is read as `x * 2`."""
     args = call.args
     if is_commutative(call.op) and not isinstance(args["self"], Node):
         return {**args, "self": args["other"], "other": args["self"]}
@@ -141,7 +144,8 @@ def _alike(left: Any, right: Any) -> bool:
 
 
 def _require_no_change(m: Match, own: Sequence[Value], made: Sequence[Value]) -> None:
-    """Joining what goes in is as right as joining what comes out: no cast, no broadcast, nothing wider to move."""
+    """Requires that joining the operands is equivalent to joining the results and moves no more bytes: no cast, no
+    broadcast, no wider dtype."""
     for a, fa in zip(own, made):
         m.require(a.known and fa.known, "shape and dtype are not known", at=fa)
         m.require(known_equal(a.shape, fa.shape), "{at} is broadcast", at=a, wanted=fa.shape, found=a.shape)
@@ -156,7 +160,7 @@ def _require_no_change(m: Match, own: Sequence[Value], made: Sequence[Value]) ->
 
 
 def _eager(examples: Sequence[Example]) -> list[Example]:
-    """Where every operation is a kernel of its own, with a launch to save."""
+    """The examples without code generation: every operation is a separate kernel, with a launch to save."""
     return [replace(e, options={**e.options, "codegen": "eager"}) for e in examples]
 
 

@@ -42,7 +42,8 @@ def wanted_spelling(program: Program, node: Node) -> Spelling | None:
 
 
 def writes_in_place(call: Call) -> bool:
-    """Writes elements and nothing else: `squeeze_` and its like change what is known of their operand."""
+    """Does the call write elements in place and change nothing else? `squeeze_` and the like also change the shape of
+    their operand."""
     return call.mutates and is_pointwise(call.op.removesuffix("_"))
 
 
@@ -54,7 +55,8 @@ def makes_tensors(node: Node) -> bool:
 
 
 def _is_chosen_overload(node: Node) -> bool:
-    """An operator called by its own name and not by torch's: whoever wrote that meant it."""
+    """Is this a direct call of an operator that is not a public ATen operator? Its author chose it on purpose, so it is
+    not respelled."""
     if not isinstance(node.target, (_private.OpOverload, _private.OpOverloadPacket)):
         return False
     return not str(node.target).startswith("aten.") or str(node.target).startswith("aten._")
@@ -71,8 +73,8 @@ def require_certain(program: Program, node: Node, wanted: Spelling) -> None:
 
 
 def _certain_without_facts(node: Node, call: Call | None, wanted: Spelling) -> bool:
-    """A function of torch's own takes its arguments by the schema, whatever they are; a method or a Python
-    operator may belong to something that is no tensor."""
+    """Is the meaning of a call certain although its result is unknown? Torch's own functions bind their arguments by
+    schema, whatever these are; a method or a Python operator may belong to an object that is no tensor."""
     if call is None or node.op != "call_function" or node.target in OPERATORS:
         return False
     if not inspect.isbuiltin(node.target) and node.target is not wanted.target:

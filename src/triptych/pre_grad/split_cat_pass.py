@@ -1,4 +1,4 @@
-"""split_cat_pass: a value taken apart and put together again, in whatever way the others have no name for."""
+"""split_cat_pass: a value that is split and concatenated again, in any way that more specific passes do not cover."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SplitCat(PutTogether):
         declines(lambda x: write_between(x.split(2), x, torch.cat), "f32[6, 4]",
                  dialects=["torch"], because="in between"),
         fires(lambda x: torch.cat(x.unbind()) + 1, "f32[6, 4]"),
-        # a part, at equal distances, again and again
+        # pieces at equal distances, and repeated pieces
         fires(lambda x: (lambda a, b, c, d: torch.cat([a, c]) + 1)(*x.chunk(4)), "f32[8]"),
         fires(lambda x: torch.cat([x[2:4]] * 8) + 1, "f32[8]"),
         fires(lambda x: torch.cat([c for a in x.chunk(2) for c in a.chunk(2)[1:]]) + 1, "f32[8]"),

@@ -1,4 +1,4 @@
-"""stack_to_unsqueeze_pass: stacks that are a view of what is there already."""
+"""stack_to_unsqueeze_pass: replaces stacks that are views of an existing value."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class StackOfRows(PutTogether):
         fires(lambda x: torch.stack(x.unbind(-1)) * 2, "f32[3]"),
         fires(lambda x: torch.stack(x.unbind(1), 1) * 2, "f32[4, 3]", dynamic=True, dialects=["torch"]),
         fires(lambda x: torch.stack([x[2], x[1], x[0]]) * 2, "f32[3, 3]"),
-        # in memory of their own, or in another order
+        # into new memory, or with the dims in another order
         fires(lambda x: torch.stack(x.unbind(), 1) * 2, "f32[4, 3]"),
         fires(lambda x: torch.stack(x.unbind(-1), 0), "f32[4, 3, 2]"),
         fires(lambda x: torch.stack(x.unbind()), "f32[4, 3]"),

@@ -1,4 +1,4 @@
-"""use_triton_dot_compress: dot products of all pairs of rows, compressed at once, are never written down."""
+"""use_triton_dot_compress: computes compressed dot products of all pairs of rows without materialising the pairs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OWN = ("f32[2, 16, 4]", "f32[2, 16, 3]")
 
 
 def all_pairs(op: Any, x: Any) -> Any:
-    """The pattern of the dot products of all pairs of rows."""
+    """Pattern of the dot products of all pairs of rows."""
     return op.matmul(x, op.permute(x, [0, 2, 1]))
 
 

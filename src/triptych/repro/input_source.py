@@ -14,10 +14,10 @@ from ..verify.inputs import hint
 from .python_source import NotPython, literal
 
 SMALL = 32
-"""Tensors of at most this many elements that are not drawn from a continuous range are written out."""
+"""Integer and boolean tensors of at most this many elements are written out as literals."""
 
 LARGEST_READ = 1 << 22
-"""Values of larger tensors are not looked at."""
+"""The values of larger tensors are not inspected."""
 
 ANY_FLOAT = "torch.randn({size}{kind})"
 ANY_BOOL = "torch.rand({size}{device}) > 0.5"
@@ -25,7 +25,7 @@ ANY_BOOL = "torch.rand({size}{device}) > 0.5"
 
 @dataclass(frozen=True)
 class Input:
-    """One input: how to draw its values, and how they lie in memory."""
+    """One input: how to draw its values, and its layout in memory."""
 
     draw: str
     """An expression with `{size}`, `{kind}` (dtype and device) and `{device}` left open; or a whole literal."""
@@ -54,10 +54,10 @@ class Input:
         return f"{text}.requires_grad_()" if self.requires_grad else text
 
     def make(self) -> Any:
-        return eval(self.expression(), {"torch": torch})  # our own text, never one that was read
+        return eval(self.expression(), {"torch": torch})  # text that we wrote, never text from a file
 
     def with_shape(self, shape: tuple[int, ...], stride: tuple[int, ...]) -> Input:
-        """Of another size; what was written out is drawn instead."""
+        """The input with another size. Values that were written out are replaced by random booleans, or by zeros."""
         draw = self.draw
         if self.written_out:
             draw = ANY_BOOL if self.dtype == torch.bool else "torch.zeros({size}{kind})"
@@ -156,5 +156,5 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _bracketed(text: str, wanted: bool) -> str:
-    """Brackets about an expression that something is called on."""
+    """The expression, in parentheses if a method is called on it and it needs them."""
     return f"({text})" if wanted and (" > " in text.rpartition(")")[2] or " * " in text.rpartition(")")[2]) else text

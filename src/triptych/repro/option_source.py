@@ -35,7 +35,7 @@ class OptionSource:
         entries: dict[str, Any] = {}
         for one in fields(Options):
             value = getattr(options, one.name)
-            if one.name == "on_error":  # a reproduction is there to fail
+            if one.name == "on_error":  # left out: a reproduction must raise its error
                 continue
             if one.name == "pass_options":
                 entries |= value
@@ -113,7 +113,7 @@ def _definition(value: Any) -> str:
 
 
 def _used(text: str, value: Any) -> dict[str, Any]:
-    """What a definition takes from around it, by name."""
+    """The globals and closure variables that a definition uses, by name."""
     scope = dict(vars(sys.modules[value.__module__])) if value.__module__ in sys.modules else {}
     functions = (value,) if isinstance(value, FunctionType) else filter(inspect.isroutine, vars(value).values())
     for function in functions:
@@ -136,7 +136,8 @@ def _importable(value: Any) -> bool:
 
 
 def _is_installed(module: str) -> bool:
-    """A module of Python, of an installed package, or of this one; not one that stands beside the user's script."""
+    """Is this a module of the standard library, of an installed package, or of this one? A module beside the user's
+    script is not."""
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names or top in sys.builtin_module_names or top == __name__.partition(".")[0]:
         return top != "__main__"

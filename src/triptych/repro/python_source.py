@@ -1,4 +1,4 @@
-"""A captured graph as plain Python: a function that calls torch, one line a node, and the inputs to call it with."""
+"""A captured graph as plain Python: a function that calls torch, with one line for each node."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Source:
             importlib.import_module(name)
             top = name.partition(".")[0]
             scope[top] = importlib.import_module(top)
-        exec(compile(self.text(), f"<{self.name}>", "exec"), scope)  # our own text, never one that was read
+        exec(compile(self.text(), f"<{self.name}>", "exec"), scope)  # text that we wrote, never text from a file
         return scope[self.name]
 
 
@@ -140,7 +140,7 @@ class _Writer:
         self.names[node] = self.attribute_names[path]
 
     def nested(self, name: str, gm: GraphModule) -> None:
-        """A sub-graph, as of `cond`: a function inside the function."""
+        """Writes a sub-graph, such as a branch of `cond`, as a nested function."""
         inner = _Writer(gm, self.taken)
         source = inner.write(name)
         if source.tensors:
@@ -192,7 +192,7 @@ class _Writer:
         return ", ".join([*map(self.value, args), *(f"{k}={self.value(v)}" for k, v in kwargs.items())])
 
     def operand(self, value: Any) -> str:
-        """A value beside an operator or before a dot: a negative number stands in brackets."""
+        """A value next to an operator or before a dot: a negative number is put in parentheses."""
         text = self.value(value)
         return text if isinstance(value, Node) or text.replace(".", "").isalnum() else f"({text})"
 

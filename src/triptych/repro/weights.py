@@ -1,4 +1,4 @@
-"""Some inputs of a written program as weights of a module, as they were in the model."""
+"""Makes some inputs of a written program weights of a module, as they were in the model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 class _WithWeights(nn.Module):
-    """A function some of whose arguments, by place, are weights."""
+    """A module that calls a function with its weights as the arguments at the given positions."""
 
     def __init__(self, program: Callable[..., Any], args: tuple[Any, ...], weights: Sequence[int]) -> None:
         super().__init__()
@@ -31,5 +31,6 @@ class _WithWeights(nn.Module):
 def with_weights(
     program: Callable[..., Any], args: tuple[Any, ...], weights: Sequence[int]
 ) -> tuple[nn.Module, tuple[Any, ...]]:
-    """A written program as a module that holds some of its inputs, by place, as weights; and the inputs left."""
+    """A module that calls a written program and has the inputs at the given positions as weights; and the remaining
+    inputs."""
     return _WithWeights(program, args, weights), tuple(a for i, a in enumerate(args) if i not in weights)

@@ -1,4 +1,4 @@
-"""A program that fails as a file that anybody can run: the graph as Python, inputs like those given, the options."""
+"""Writes a failing program as a file that anybody can run: the graph as Python, similar inputs, and the options."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ USAGE = """\
 
 @dataclass
 class Repro:
-    """A captured graph with what it takes to see it fail."""
+    """A captured graph with everything that is needed to reproduce its failure."""
 
     gm: GraphModule
     inputs: list[Input]
@@ -46,7 +46,7 @@ class Repro:
 
     @property
     def weights(self) -> list[int]:
-        """Inputs that must be weights of a module, by place: `freeze` computes with nothing else."""
+        """The positions of inputs that must be weights of a module, because `freeze` works on weights only."""
         return [i for i, one in enumerate(self.inputs) if one.is_weight] if self.options.freeze else []
 
     def source(self) -> Source:
@@ -57,7 +57,7 @@ class Repro:
         return source
 
     def all_inputs(self, source: Source) -> dict[str, Input]:
-        """The inputs of the function, by name: those of the graph, then the tensors that it holds itself."""
+        """The inputs of the function, by name: those of the graph, then the tensors among its attributes."""
         tensors = list(source.tensors.values())
         return dict(zip([*source.parameters, *source.tensors], [*self.inputs, *inputs_like(tensors)], strict=True))
 
@@ -68,7 +68,7 @@ class Repro:
         return with_weights(source.function(), inputs, self.weights) if self.weights else (source.function(), inputs)
 
     def graph_inputs(self) -> list[Any]:
-        """What the graph itself takes."""
+        """The inputs of the graph itself."""
         return make_inputs(self.inputs)
 
     @property
@@ -77,7 +77,7 @@ class Repro:
         return sum(n.op.startswith("call") for n in self.gm.graph.nodes)
 
     def text(self, failure: str = "", file: str = "repro.py") -> str:
-        """The file. Raises NotPython if the graph cannot be written."""
+        """The content of the file. Raises NotPython if the graph cannot be written."""
         source = self.source()
         option_source = OptionSource()
         options = option_source.options(self.options)
@@ -106,7 +106,7 @@ class Repro:
 def repro_of(
     gm: GraphModule, example_inputs: Sequence[Any], options: Options | Mapping[str, Any] | None = None
 ) -> Repro:
-    """What was captured, with inputs like those it was captured with. Raises NotPython where there are none."""
+    """The captured graph with inputs like those it was captured with. Raises NotPython if these cannot be written."""
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
     symbolic = any(_is_symbolic(value) for value in example_inputs)
     autocast = {d: torch.get_autocast_dtype(d) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)}
@@ -136,7 +136,7 @@ def write_repro(
     """
     failure = error if isinstance(error, str) else "" if error is None else f"{type(error).__name__}: {error}"
     try:
-        with _private.without_dispatch_modes():  # the compile that failed may have fake tensors made around us
+        with _private.without_dispatch_modes():  # the compilation that failed may have left a fake-tensor mode active
             return _write(gm, example_inputs, options, failure, Path(directory))
     except Exception:
         return None
@@ -148,7 +148,7 @@ def _write(
     name = f"triptych_repro_{hashlib.sha256(listing(gm).encode()).hexdigest()[:10]}.py"
     try:
         content = repro_of(gm, example_inputs, options).text(failure, name)
-    except Exception as error:  # the listing at least
+    except Exception as error:  # write at least the listing
         reason = str(error) if isinstance(error, NotPython) else f"{type(error).__name__}: {error}"
         graph = textwrap.indent(listing(gm), "# ")
         content = f"{_heading(failure, name, [f'the program cannot be written as Python: {reason}'])}\n\n{graph}\n"

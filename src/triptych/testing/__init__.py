@@ -1,4 +1,4 @@
-"""Declared examples and how they are run; everything a rule of one's own needs for its tests."""
+"""Declared examples and how they are run: everything that is needed to test a user's own rule."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ __all__ = ["compare_graphs", "declines", "fires", "run_example", "run_pass"]
 
 
 def __getattr__(name: str) -> Any:
-    """What runs examples needs the pipeline, and a pass in the pipeline may take `fires` and `declines` from here."""
+    """Imports lazily: the functions that run examples need the pipeline, and a pass in the pipeline may import `fires`
+    and `declines` from here."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(".check", __name__), name)

@@ -1,4 +1,4 @@
-"""Small programs as graphs: at the torch level as Dynamo captures them, in ATen, and with modules called whole."""
+"""Captures small programs as graphs: at the torch level as Dynamo does, in ATen, and with each module as one call."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def capture_torch(
 
 
 def capture_modules(program: Callable[..., Any], inputs: Sequence[Any]) -> tuple[GraphModule, list[Any]]:
-    """The graph of a module as `torch.fx.symbolic_trace` makes it: submodules are called whole."""
+    """The graph of a module as `torch.fx.symbolic_trace` makes it: each submodule is one call."""
     traced = torch.fx.symbolic_trace(program)
     Program(traced, [_copy(i) for i in inputs])  # leaves the facts on the nodes
     return traced, [_copy(i) for i in inputs]
@@ -90,7 +90,7 @@ class _Training:
     backward: GraphModule
     results: int
     inputs: list[Any]
-    """Those of the joint graph: the program's own, then a gradient for each of its results."""
+    """The inputs of the joint graph: the program's own, then a gradient for each of its results."""
 
 
 def capture_joint(
@@ -118,7 +118,7 @@ def _capture_training(program: Callable[..., Any], inputs: Sequence[Any], dynami
 
     def partition(joint: GraphModule, joint_inputs: Any, **facts: Any) -> Any:
         whole = snapshot(joint)
-        if joint_inputs:  # that of a region comes without
+        if joint_inputs:  # the joint graph of a nested region comes without inputs
             joint_graph_passes(joint)
         halves = _private.min_cut_rematerialization_partition(joint, joint_inputs, compiler="inductor", **facts)
         seen.append((whole, *map(snapshot, halves), facts["num_fwd_outputs"]))
@@ -152,8 +152,8 @@ def _capture_training(program: Callable[..., Any], inputs: Sequence[Any], dynami
 
 
 def runnable(gm: GraphModule) -> Callable[..., Any]:
-    """The graph as a function of the inputs that it was captured with: a forward runs with its backward, and what was
-    taken out to be computed once is computed first."""
+    """The graph as a function of the inputs that it was captured with: a forward runs with its backward, and values
+    that were taken out to be computed once are computed first."""
     if (backward := backward_of(gm)) is not None:
         return functools.partial(_run_both, gm, backward)
     taken: ComputedOnce | None = gm.meta.get(COMPUTED_ONCE)

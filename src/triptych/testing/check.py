@@ -53,10 +53,11 @@ def run_example(
     device: str = "cpu",
     compile: Callable[[GraphModule, list[Any]], Callable[..., Any]] | None = None,
 ) -> Outcome:
-    """Capture, run, compare with the graph before; raises AssertionError if anything is not as declared.
+    """Captures the example, runs the rule or pass, and compares the graph with the one before; raises AssertionError if
+    anything is not as declared.
 
-    `compile` turns the graph after the rewrite into what is compared: without it the graph itself runs, operation
-    by operation.
+    `compile` turns the graph after the rewrite into the function that is compared; without it the graph itself runs,
+    operation by operation.
     """
     given = [v.to(device) if isinstance(v, torch.Tensor) and not v.is_meta else v for v in make_inputs(example)]
     gm, inputs = capture(example.program, given, dialect, example.dynamic)
@@ -89,7 +90,8 @@ def _text(gm: GraphModule) -> str:
 
 
 def _check_training(subject: Rule | type[Pass], example: Example, inputs: Sequence[Any]) -> None:
-    """The program captured anew, as Dynamo does it when gradients are asked for: a rule may then know better."""
+    """Compares gradients on a second capture, as Dynamo makes it when gradients are asked for: a rule may decide
+    differently there."""
 
     def backend(gm: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         if example.prepare is not None:
@@ -104,7 +106,8 @@ def _check_training(subject: Rule | type[Pass], example: Example, inputs: Sequen
 
 
 def _keeps_gradients(subject: Rule | type[Pass], tally: Tally, dialect: str) -> bool:
-    """Does autograd see what was rewritten? It is done with an ATen graph, and with all that stages 2 and 3 get."""
+    """Must gradients be compared? Only if autograd runs after the rewrite, so not for an ATen graph or a rule of stages
+    2 and 3, and not if a rule fired that is only for graphs without gradients."""
     where = subject.__module__
     if dialect == "aten" or where.startswith((joint.__name__, post_grad.__name__)):
         return False
@@ -177,12 +180,12 @@ def compare_graphs(
 def compare_gradients(
     before: Callable[..., Any], after: Callable[..., Any], inputs: Sequence[Any], none_is_zero: bool = False
 ) -> bool:
-    """Same gradients, of a random projection of all that comes out, by all floats that go in.
+    """Asserts that a random projection of all outputs has the same gradients with respect to all float inputs.
 
-    A gradient that is None is not one of zeros, for an optimizer decays a weight with zeros; `none_is_zero` is for
-    graphs that were captured, and rewritten, with inputs that ask for no gradient.
+    None is not the same as a gradient of zeros, with which an optimizer still decays the weight; `none_is_zero` is for
+    graphs that were captured, and rewritten, with inputs that require no gradient.
 
-    False where there is nothing to compare: no float, or a write that autograd forbids.
+    Returns False where there is nothing to compare: no float, or a write that autograd forbids.
     """
     by = differentiable(before, inputs)
     expected = gradients(before, inputs, by)
@@ -209,8 +212,8 @@ def _kind(gradient: torch.Tensor | None) -> str:
 def gradients(
     program: Callable[..., Any], inputs: Sequence[Any], by: Sequence[int] | None = None
 ) -> list[torch.Tensor | None] | None:
-    """By the inputs at these places, else all floats; empty where nothing that comes out has one, None where
-    autograd forbids a write."""
+    """The gradients with respect to the inputs at these positions, by default all float inputs; empty where no output
+    requires a gradient, None where autograd forbids a write."""
     try:
         return _gradients(program, inputs, differentiable(program, inputs) if by is None else by)
     except RuntimeError as error:
@@ -220,7 +223,7 @@ def gradients(
 
 
 def differentiable(program: Callable[..., Any], inputs: Sequence[Any]) -> list[int]:
-    """The places of floats, less those that may have no gradient, as running statistics may not."""
+    """The positions of float inputs, without those that cannot have a gradient, such as running statistics."""
     floats = [i for i, value in enumerate(inputs) if _is_float(value)]
 
     def allowed(places: list[int]) -> bool:
@@ -235,7 +238,7 @@ def differentiable(program: Callable[..., Any], inputs: Sequence[Any]) -> list[i
 
 def _gradients(program: Callable[..., Any], inputs: Sequence[Any], places: Sequence[int]) -> list[torch.Tensor | None]:
     leaves = {i: inputs[i].detach().clone().requires_grad_() for i in places}
-    # the program gets copies, which it may write: of a leaf, autograd would forbid that
+    # the program gets copies, which it may write in place: autograd forbids that for a leaf
     given = [leaves[i].clone() if i in leaves else _clone([value])[0] for i, value in enumerate(inputs)]
     torch.manual_seed(0)
     with warnings.catch_warnings():
@@ -267,7 +270,7 @@ def _tensors(value: Any) -> Any:
 
 
 def _sharing(inputs: Any, outputs: Any) -> list[int]:
-    """For each tensor, the first one with the same memory; one without elements has none to share."""
+    """For each tensor, the index of the first one with the same memory; a tensor without elements shares none."""
     tensors = (*_tensors(inputs), *_tensors(outputs))
     ids = [storage(t) if t.numel() else -i - 1 for i, t in enumerate(tensors)]
     return [ids.index(i) for i in ids]
@@ -298,7 +301,7 @@ def compare(
 
 
 def is_freed(tensor: torch.Tensor) -> bool:
-    """Has the program taken the memory of a tensor away, as FSDP does with parameters between their uses?"""
+    """Has the program freed the memory of a tensor, as FSDP does with parameters between their uses?"""
     if tensor.layout != torch.strided or not tensor.numel():
         return False
     return tensor.untyped_storage().nbytes() == 0
@@ -311,7 +314,7 @@ def _check_kind(want: torch.Tensor, got: torch.Tensor) -> None:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """NaN equals NaN and -0.0 differs from 0.0: compare the bits, all NaNs made one."""
+    """The bits of a tensor, the same for all NaNs: in a comparison of bits NaN equals NaN and -0.0 differs from 0.0."""
     if tensor.dtype.is_complex:
         tensor = torch.view_as_real(tensor.resolve_conj())
     if not tensor.dtype.is_floating_point:

@@ -1,4 +1,4 @@
-"""Random programs with views, copies and in-place writes: what a pass must not get wrong."""
+"""Random programs with views, copies and in-place writes, for testing that passes keep their meaning."""
 
 from __future__ import annotations
 
@@ -154,7 +154,8 @@ class ProgramBuilder:
             self._add("call_function", join, (pieces,), {"dim": self.choose(rank)})
 
     def _rejoin(self) -> None:
-        """Take apart, do the same to each piece, write or not, and put together in some order, among others or not."""
+        """Splits a value, applies the same steps to each piece, sometimes writes in place, and concatenates the pieces
+        in some order, sometimes with another operand."""
         source = self._pick()
         taken = pieces = self._taken_apart(source)
         for _ in range(self.choose(3)):
@@ -251,6 +252,7 @@ def random_inputs(choose: Choose) -> list[torch.Tensor]:
 def random_program(
     choose: Choose, steps: int = 10, taking_apart: bool = False
 ) -> tuple[GraphModule, list[torch.Tensor]]:
-    """A program and its inputs; with `taking_apart`, mostly of pieces, of what is made of them and of writes."""
+    """A program and its inputs; with `taking_apart`, it consists mostly of splits, operations on the pieces,
+    concatenations and in-place writes."""
     inputs = random_inputs(choose)
     return ProgramBuilder(choose, inputs, taking_apart).build(steps), inputs

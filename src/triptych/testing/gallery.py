@@ -1,6 +1,6 @@
-"""The gallery: every pass alone on an example of its own, measured, and compared with eager.
+"""The gallery: every pass alone on one of its examples, measured, and compared with eager.
 
-Nothing in it is written down: the example is run when the gallery is made.
+No result in it is stored: the examples run when the gallery is made.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from .check import apply_example, compare_gradients, compare_graphs
 
 EQUAL, CLOSE, DIFFERS = "equal", "close", "DIFFERS"
 NOTHING = "none"
-"""Nothing that comes out has a gradient by what goes in."""
+"""No output has a gradient with respect to an input."""
 AFTERWARDS = "-"
-"""The stage comes after autograd: its graphs hold the gradients' own operations."""
+"""The stage comes after autograd: its graphs contain the operations of the backward."""
 OTHER_DRAWS = "other draws"
 """Random numbers from another stream: shapes, dtypes and strides are equal."""
 TRIED = 5
@@ -57,12 +57,12 @@ class Exhibit:
 
     @property
     def rank(self) -> tuple[bool, bool]:
-        """How much there is to see."""
+        """How instructive the exhibit is: does it have a gradient, and a smaller graph?"""
         return self.gradient in (EQUAL, AFTERWARDS), self.nodes_after < self.nodes_before
 
 
 def gallery(infos: Sequence[PassInfo]) -> Iterator[Exhibit | None]:
-    """An exhibit for each, made as it is asked for; None for the places of the user's own passes."""
+    """Yields an exhibit for each pass, made when it is asked for; None for the hooks of the user's own passes."""
     made: dict[tuple[str, str], Exhibit | None] = {}
     for info in infos:
         key = info.stage, info.name
@@ -73,7 +73,8 @@ def gallery(infos: Sequence[PassInfo]) -> Iterator[Exhibit | None]:
 
 
 def exhibit(subject: type[Pass], stage: str) -> Exhibit:
-    """The pass on the first of its examples that has a gradient and becomes smaller, or on what comes nearest."""
+    """The pass on the first of its examples that has a gradient and a smaller graph; if there is none, on the example
+    that comes nearest to that."""
     best: Exhibit | None = None
     for example in firing_examples(subject)[:TRIED]:
         shown = _show(subject, example, stage)
@@ -85,13 +86,13 @@ def exhibit(subject: type[Pass], stage: str) -> Exhibit:
 
 
 def firing_examples(subject: type[Pass]) -> list[Example]:
-    """Those of the pass, then those of its rules; at the torch level first, where the stage begins."""
+    """The firing examples of the pass, then those of its rules; examples at the torch level come first."""
     carried = [*subject.examples, *(e for rule in subject().rules() for e in rule.examples)]
     return sorted((e for e in carried if e.fires), key=lambda e: "torch" not in e.dialects)
 
 
 def one_line(source: str) -> str:
-    """What a lambda or a function computes, without its head and its docstring."""
+    """The body of a lambda or a function on one line, without its docstring."""
     try:
         (program,) = ast.parse(source).body
     except (SyntaxError, ValueError):  # a module as it prints itself
@@ -125,7 +126,7 @@ class _Run:
 
 
     def _carrier(self) -> Rule | type[Pass]:
-        """The pass, or the rule alone where its example makes it with settings of its own."""
+        """The pass; or the rule alone, if the example has settings for that rule."""
         rules = self.subject().rules() if self.example.settings else ()
         return next((rule for rule in rules if any(e is self.example for e in rule.examples)), self.subject)
 
