@@ -2,7 +2,7 @@
 
     python bench/attention.py [--device cuda]
 
-"dropped" is the model with its mask functions made to return None: what a mask that is true everywhere may cost.
+"dropped" is the model with its mask functions made to return None: it shows what a mask that is true everywhere costs.
 Needs transformers; weights are random. All candidates of a case run in one process, interleaved.
 """
 

@@ -2,7 +2,7 @@
 
     python bench/b2b_gemm.py [--rows 65536] [--ends 64] [--middle 4096] [--dtype bfloat16]
 
-All ways run in one process, in turns; the best round counts.
+All variants run in one process, in turns; the best round counts.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     OMP_NUM_THREADS=1 python bench/cpu_gemms.py [--compiled]
 
-All ways run in one process, in turns, on one thread, whose own CPU time counts: load from elsewhere does not. The ratio
-is the median over the turns of one way's time to the other's. `--compiled`: whole models, with the passes and without.
+All variants run in one process, in turns, on one thread. Only the CPU time of that thread is measured, so other load
+does not count. The ratio is the median, over the turns, of the time of one variant over that of the other.
+`--compiled`: whole models, with the passes and without.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Timing has the machine to itself, while other processes may compile together: three file locks.
+"""Three file locks: a process that measures has the machine to itself, while several may compile at the same time.
 
-`device` is shared by those who compile and exclusive to the one who measures. `turn` gives those who wait to measure
-precedence: they share it, and whoever wants to start compiling must own it for a moment. `tuning` is exclusive to the
-one whose compiler times kernels, to choose among them. All are released when a process ends, whatever the way.
+`device` is shared by processes that compile, and exclusive to the one that measures. `turn` gives precedence to
+processes that wait to measure: they hold it shared, and a process must hold it exclusively for a moment before it
+starts to compile. `tuning` is exclusive to the process whose compiler is timing kernels to choose among them. All locks
+are released when a process ends, in whatever way.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ class DeviceLock:
 
     @contextlib.contextmanager
     def measuring(self, patient: bool = False) -> Iterator[None]:
-        """`patient`: without precedence, when nobody compiles any more."""
+        """Hold the device exclusively. `patient`: without precedence, so only when no process compiles any more."""
         with contextlib.nullcontext() if patient else _locked(self._turn, fcntl.LOCK_SH):
             with _locked(self._device, fcntl.LOCK_EX):
                 yield
 
     @contextlib.contextmanager
     def tuning(self) -> Iterator[None]:
-        """While compiling: kernels that others time at the same moment would make the choice one of chance."""
+        """Time kernels while compiling: if others timed kernels at the same moment, the choice would be random."""
         with _locked(self._tuning, fcntl.LOCK_EX):
             yield
 

@@ -28,15 +28,15 @@ from triptych.explaining.record import Recording
 Report = Callable[[dict[str, Any]], None]
 ON, OFF = "on", "off"
 LARGEST_DIFFERENCE = 0.05
-"""Relative, of the results with the pass and without: bfloat16 explains less."""
+"""Largest relative difference of the results with the pass and without; rounding in bfloat16 explains less."""
 LIMIT = 150
-"""Seconds that a pass may take to compile, and to measure: nobody else can measure meanwhile."""
+"""Seconds that compiling a pass may take, and measuring it: no other process can measure meanwhile."""
 
 
 def measure_all(names: Iterable[str], device: str, rounds: int, report: Report) -> None:
-    """Report the figures of each, or why there are none."""
+    """Report the figures of each pass, or why there are none."""
     lock = DeviceLock(device)
-    torch._dynamo.config.recompile_limit = 64  # each way to compile is an entry of its own for the same code
+    torch._dynamo.config.recompile_limit = 64  # each variant is another compile of the same code
     for name in names:
         report({"variant": name, "figures": {"started": True}})
         report({"state": WAITING})
@@ -74,7 +74,7 @@ def at_most(seconds: int) -> Iterator[None]:
 
 
 def prepare(name: str, device: str) -> tuple[dict[str, Any], dict[str, Callable[[], Any]]]:
-    """Compile with the pass on and off; nothing to call where the pass fires on nothing that could be measured."""
+    """Compile with the pass on and off: figures, and the calls to time; no calls if there is nothing to measure."""
     work = firing_work(name, device)
     if work is None:
         return {"skipped": "does not fire on its examples in the whole pipeline"}, {}
@@ -103,11 +103,11 @@ def prepare(name: str, device: str) -> tuple[dict[str, Any], dict[str, Callable[
 
 
 def firing_work(name: str, device: str) -> Work | None:
-    """The first candidate on which the pass fires; a workload is taken at its word, and checked when it is compiled."""
+    """The first candidate on which the pass fires. A workload is not tried here, but checked when it is compiled."""
     for work in candidates(name, device):
         if name in WORKLOADS:
             return work
-        # what Inductor alone can run raises, after the passes: a candidate that does not compile has none
+        # a graph that only Inductor can run raises after the passes; without a compile, no passes are recorded
         with triptych.record() as explanation, contextlib.suppress(Exception), without_kernels():
             compiled(work, switch(name)[0])
         torch._dynamo.reset()
@@ -117,12 +117,12 @@ def firing_work(name: str, device: str) -> Work | None:
 
 
 def without_kernels() -> Any:
-    """Passes decide as for Inductor's kernels, which take long to generate; the graph runs operation by operation."""
+    """Run graphs operation by operation: generating kernels takes long. Passes still decide as for Inductor."""
     return mock.patch.object(InductorCodegen, "emit", lambda self, *given: EagerCodegen().emit(*given))
 
 
 def compiled(work: Work, options: dict[str, Any]) -> tuple[Callable[[], Any], Recording]:
-    """A call of the program, compiled and run once, and what was recorded of that."""
+    """A call of the program, compiled and run once, and the recording of that."""
     with triptych.record() as explanation:
         run = torch.compile(
             work.program, backend=triptych.compile_fx, dynamic=work.dynamic,
@@ -134,12 +134,12 @@ def compiled(work: Work, options: dict[str, Any]) -> tuple[Callable[[], Any], Re
 
 
 def on_copies(call: Callable[..., Any], work: Work) -> list[Any]:
-    """What a call returns for the inputs as they were made."""
+    """What a call returns for fresh copies of the inputs."""
     return [t.clone() for t in call(copied(work.inputs))]
 
 
 def copied(inputs: Sequence[Any]) -> list[Any]:
-    """The program may write to its inputs, and others are to get them as they were."""
+    """Copies of the inputs: the program may write to its inputs, and later calls need the original values."""
     return [i.detach().clone().requires_grad_(i.requires_grad) if isinstance(i, torch.Tensor) else i for i in inputs]
 
 

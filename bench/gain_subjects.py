@@ -32,19 +32,20 @@ from triptych.rewrite.passes import Pass
 from triptych.testing.gallery import firing_examples
 
 ELEMENTS = {"cuda": 1 << 24, "cpu": 1 << 18}
-"""No input that was made larger has more."""
+"""An input that was made larger has at most this many elements."""
 EXAMPLES = 4
 """How many examples of a pass are tried."""
 TIMES_LARGER = 4
-"""No value that a program computes has so many times more: the outer product of two long vectors is not computed."""
+"""No value may have more than this many times `ELEMENTS`: the outer product of two long vectors is not computed."""
 MOST_PIECES = 1024
-"""A split into more gives another program, and is not computed either."""
+"""A split into more pieces makes it another program, and is not computed either."""
 TINY = "as declared, so mostly launches"
 
 
 def names() -> list[str]:
     """Everything to measure, the most telling first: workloads, passes, then the rules of passes that have several,
-    those of passes with few rules before the many that each remove a no-op. What cannot be removed has no gain."""
+    those of passes with few rules before the many that each remove a no-op. Required passes, which cannot be removed,
+    have no gain."""
     passes = {name: classes for name, classes in all_passes().items() if any(map(firing_examples, classes))}
     families = sorted((c().rules() for classes in passes.values() for c in classes), key=len)
     rules = [rule.name for family in families if len(family) > 1 for rule in family]
@@ -61,7 +62,7 @@ def switch(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def examples_of(name: str) -> list[Example]:
-    """Firing examples that a compile can be given: a pass may also have some of graphs that no program becomes."""
+    """Firing examples that can be compiled: a pass may also have examples of graphs that no program leads to."""
     classes: Sequence[type[Pass]] = all_passes().get(name, ())
     firing = [e for c in classes for e in firing_examples(c)]
     if not classes and (rule := all_rules().get(name)) is not None:
@@ -70,13 +71,13 @@ def examples_of(name: str) -> list[Example]:
 
 
 def _can_be_compiled(example: Example) -> bool:
-    """Not graphs that were changed first, nor calls of whole modules, nor inputs without data."""
+    """Not if its graph is changed first, if it calls whole modules, or if an input has no data."""
     has_data = not any(isinstance(i, torch.Tensor) and i.is_meta for i in example.inputs)
     return has_data and example.prepare in (None, others_are_weights) and "modules" not in example.dialects
 
 
 def candidates(name: str, device: str) -> Iterator[Work]:
-    """What may show the gain, the best first. An example that does not run on larger inputs gives none."""
+    """Programs that may show the gain, the best first. Examples as they are declared come last."""
     if name in WORKLOADS:
         torch.manual_seed(0)
         yield WORKLOADS[name](Machine(device))
@@ -84,11 +85,11 @@ def candidates(name: str, device: str) -> Iterator[Work]:
     examples = examples_of(name)
     for sizes in (every_size, first_size):
         for number, example in enumerate(examples):
-            with contextlib.suppress(Exception):  # sizes that do not go with the program
+            with contextlib.suppress(Exception):  # sizes that do not fit the program
                 larger, what = sizes(example.inputs, ELEMENTS[device])
                 if same_operations(example, larger, TIMES_LARGER * ELEMENTS[device]):
                     work = _work(example, larger, f"example {number + 1}, {what}", device)
-                    _run(work)  # some sizes are refused only where there are data
+                    _run(work)  # some sizes are refused only when there is data
                     yield work
     for number, example in enumerate(examples):
         yield _work(example, example.inputs, f"example {number + 1}, {TINY}", device)
@@ -212,7 +213,7 @@ class Operations(TorchDispatchMode):
 
 
 def same_operations(example: Example, larger: Sequence[Any], most_elements: float) -> bool:
-    """Does the program compute the same on larger inputs? Asked without data; it raises what the program raises."""
+    """Does the program run the same operations on larger inputs? Tried without data; raises what the program raises."""
     names = []
     for specs in (example.inputs, larger):
         work = _work(example, specs, "", "meta")

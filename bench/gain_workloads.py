@@ -26,14 +26,14 @@ class Work:
     program: Program
     inputs: Sequence[Any]
     what: str
-    """In words, with sizes."""
+    """A description of the program, with sizes."""
     training: bool = False
     """A step is a forward and a backward."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Of Triptych, with the pass on and off."""
+    """Triptych's options, with the pass on and with it off."""
     dynamic: bool = False
     random: bool = False
-    """Two runs draw other numbers: results are not compared."""
+    """Two runs draw different numbers, so results are not compared."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ WORKLOADS: dict[str, Callable[[Machine], Work]] = {}
 
 
 def measures(*names: str) -> Callable[[Callable[[Machine], Work]], Callable[[Machine], Work]]:
-    """The workload for passes or rules of these names."""
+    """Registers the workload for the passes or rules of these names."""
 
     def add(build: Callable[[Machine], Work]) -> Callable[[Machine], Work]:
         WORKLOADS.update(dict.fromkeys(names, build))
@@ -106,7 +106,7 @@ def grouped_queries(on: Machine) -> Work:
 
 
 class Towers(nn.Module):
-    """Like networks, each over an input of its own."""
+    """Similar networks, each with its own input."""
 
     def __init__(self, count: int, width: int, out: int) -> None:
         super().__init__()

@@ -5,7 +5,7 @@
     python bench/gains.py --stop-after 240 --workers 12  # the most telling first
     python bench/gains.py --resume                       # go on where an interrupted run ended
 
-Both ways are compiled by the default code generator and run in one process, in turns; the time is the median of the
+Both variants are compiled by the default code generator and run in one process, in turns; the time is the median of the
 rounds, and the gain is the time without the pass over the time with it. Programs are workloads of `gain_workloads.py`,
 or declared examples of the pass made larger as `gain_subjects.py` says; each figure names its program. Beside the
 times: kernels launched (on a CPU: calls of kernels in the generated code), bytes read and written as estimated from the
@@ -37,9 +37,9 @@ from rich.console import Console
 from suite import at_least, environment, one_of, terminated_like_interrupted
 
 SAME_RUN = ("machine", "versions", "rounds")
-"""What must be equal for figures to stand in one file."""
+"""What must be equal for figures to be written to one file."""
 STARTS = 3
-"""A process that ends early is replaced, so many times for each worker."""
+"""How many processes are started for each worker: one that ends early is replaced."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(f"{len(missing)} of {len(wanted)} were not started; --resume goes on from here")
     console.print(str(path), soft_wrap=True)
     with contextlib.suppress(OSError):
-        settings.logs.rmdir()  # stays where it has the log of a failure
+        settings.logs.rmdir()  # stays if it contains the log of a failure
     return 0
 
 
@@ -96,7 +96,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def describe(given: argparse.Namespace, arguments: Sequence[str]) -> dict[str, Any]:
-    """What a reader must know to get the figures again; where they were written is no part of that."""
+    """What a reader must know to reproduce the figures; where they were written is not part of it."""
     told = [a for i, a in enumerate(arguments) if a != "--output" and arguments[max(i - 1, 0)] != "--output"]
     return {
         **environment(given.device),
@@ -128,7 +128,7 @@ class GainsFile:
         self.gains: dict[str, dict[str, Any]] = {}
 
     def resume(self) -> list[str]:
-        """Take over what an earlier run has written; returns in what it differs from this one."""
+        """Take over the figures of an earlier run, unless it differs from this one; returns in what it differs."""
         if not self.path.exists():
             return []
         before = json.loads(self.path.read_text())
@@ -138,7 +138,7 @@ class GainsFile:
         return []
 
     def add(self, records: Sequence[Record], console: Console, ended: bool = False) -> None:
-        """Note what is new in the records of processes; with `ended`, what they had started and did not finish."""
+        """Add what is new in the records of processes; with `ended`, what was started and not finished has failed."""
         new = {}
         for record in records:
             for name, reported in record["variants"].items():
@@ -155,7 +155,7 @@ class GainsFile:
             console.print(row(name, figures), markup=False, soft_wrap=True)
 
     def save(self) -> None:
-        """In one go: an interruption leaves the file of before."""
+        """Write the file as a whole: an interruption leaves the previous file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         aside = self.path.with_name(self.path.name + ".part")
         aside.write_text(json.dumps({**self.header, "gains": self.gains}, indent=1) + "\n")

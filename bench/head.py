@@ -2,8 +2,8 @@
 
     python bench/head.py [--rows 8192] [--hidden 4096] [--classes 128256] [--dtype bfloat16] [--chunks 0]
 
-Both ways run in one process, in turns; the best round counts. Memory is the peak during a step, with the weight and the
-hidden states and without.
+Both variants run in one process, in turns; the best round counts. Memory is the peak during a step, with the weight and
+the hidden states and without.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def step_of(loss: Callable[..., torch.Tensor], *given: torch.Tensor) -> Callable
 
 
 def peak(step: Callable[[], torch.Tensor], *given: torch.Tensor) -> tuple[float, float]:
-    """GiB at the peak of a step, with what it is given and without."""
+    """GiB at the peak of a step, with its inputs and without."""
     for tensor in given:
         tensor.grad = None
     torch.cuda.synchronize()

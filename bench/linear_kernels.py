@@ -2,7 +2,7 @@
 
     python bench/linear_kernels.py
 
-Times are those of a replayed CUDA graph, without the host, and of calls from Python; ratios are to the first way.
+Times are those of a replayed CUDA graph, without the host, and of calls from Python; ratios are to the first variant.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def random(*shape, dtype=torch.float32):
 
 
 def milliseconds(work, times=100):
-    """On the device, replayed as a CUDA graph; and as called from Python."""
+    """Milliseconds on the device, replayed as a CUDA graph, and milliseconds when called from Python."""
     for _ in range(5):
         work()
     torch.cuda.synchronize()

@@ -16,7 +16,7 @@ Call = Callable[[], Any]
 
 WARM_UP = 4
 LONG_ENOUGH = 20e-3
-"""Seconds: a turn takes at least as long, so that neither clock nor synchronisation counts."""
+"""Seconds that a turn should take, so that the clock's resolution and synchronisation do not matter."""
 
 
 def synchronize(device: str) -> None:
@@ -25,7 +25,7 @@ def synchronize(device: str) -> None:
 
 
 def timed(call: Call, device: str, times: int) -> float:
-    """Milliseconds a call, over a few in a row."""
+    """Milliseconds per call, over `times` calls in a row."""
     synchronize(device)
     start = time.perf_counter()
     for _ in range(times):
@@ -35,9 +35,10 @@ def timed(call: Call, device: str, times: int) -> float:
 
 
 def turns(calls: Mapping[str, Call], device: str, rounds: int, times: int | None = None) -> dict[str, list[float]]:
-    """Milliseconds a call, one figure a round. Every other round runs backwards: none always follows the same one.
+    """Milliseconds per call, one figure per round. Every other round runs in reverse order, so that no candidate always
+    follows the same one.
 
-    Without `times`, each turn is as many calls as the quickest candidate needs to take long enough.
+    Without `times`, each turn has as many calls as the quickest candidate needs for `LONG_ENOUGH`, up to 100.
     """
     for call in calls.values():
         for _ in range(WARM_UP):
@@ -81,7 +82,7 @@ class Kernels:
 
     count: int
     ms: float
-    """Of all together. Where a call takes longer, the GPU waits for the host."""
+    """Of all kernels together. If a call takes longer than that, the GPU waits for the host."""
 
 
 def kernels_of(call: Call) -> Kernels | None:

@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def claimed(names: Sequence[str], folder: Path | None, until: float) -> Iterator[str]:
-    """The names that no other process has taken, each taken when it is asked for."""
+    """The names that no other process has taken; each is taken when the iteration reaches it."""
     for name in names:
         if time.time() >= until:
             return

@@ -1,4 +1,4 @@
-"""Measures one model in one mode, in a process of its own; `bench/suite.py` starts it and reads what it reports.
+"""Measures one model in one mode, in a separate process; `bench/suite.py` starts it and reads what it reports.
 
     python bench/one_model.py MODEL inference|training [--device cpu] [--variants eager,inductor,triptych] [--rounds 15]
 
@@ -41,7 +41,7 @@ from triptych.cost import measure as triptych_measure
 Report = Callable[[dict[str, Any]], None]
 
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float32: 1e-5}
-"""Two right answers in this type may differ by that, relatively."""
+"""The relative difference that two correct results in this dtype may have."""
 
 
 class Subject:
@@ -59,7 +59,7 @@ class Subject:
         """One call: a forward, in training also a backward pass."""
         for weight in self.program.parameters() if self.mode == TRAINING else ():
             weight.grad = None
-        if graphs:  # after that: gradients of the step before are in memory that a replay writes
+        if graphs:  # after dropping the gradients: they are in memory that a replay writes
             torch.compiler.cudagraph_mark_step_begin()
         if self.mode != TRAINING:
             with torch.no_grad():
@@ -69,13 +69,13 @@ class Subject:
         return loss
 
     def error(self, result: Tensor) -> float:
-        """Of what the last step returned; in training the larger one of the loss's and the gradients'."""
+        """The error of the last step's result; in training, the larger of those of the loss and of the gradients."""
         output, gradients = self.exact
         error = relative_error([result], [output])
         return max(error, relative_error(_gradients(self.program), gradients)) if gradients else error
 
     def _exact(self) -> tuple[Tensor, list[Tensor]]:
-        """In float32 on a GPU; on a CPU in float64, unless the model does not run in it."""
+        """The exact result: on a GPU in float32; on a CPU in float64, or in float32 if float64 fails."""
         if self.device == "cpu":
             try:
                 return self._run_in(torch.float64)
@@ -104,7 +104,7 @@ def _gradients(program: torch.nn.Module) -> list[Tensor]:
 
 
 def time_kernels_in_turn(lock: DeviceLock) -> None:
-    """Inductor's code and Triptych's cost model choose by timing: one process at a time."""
+    """Inductor's code generator and Triptych's cost model time kernels to choose: let one process at a time do so."""
 
     def alone(time: Callable[..., float]) -> Callable[..., float]:
         @functools.wraps(time)
@@ -121,7 +121,7 @@ def time_kernels_in_turn(lock: DeviceLock) -> None:
 
 @contextlib.contextmanager
 def kernels_in(folder: Path) -> Iterator[None]:
-    """Compiled kernels are kept in this folder, and looked for there only."""
+    """Store compiled kernels in this folder, and look for them only there."""
     clear_caches()
     where = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
     with mock.patch.dict(os.environ, where):
@@ -130,7 +130,7 @@ def kernels_in(folder: Path) -> Iterator[None]:
 
 
 def warm_up(device: str, scratch: str) -> None:
-    """Imports and the start of compile processes are charged to neither compiler."""
+    """Compile a tiny program with both, so that imports and the start of compile processes count for neither."""
     with kernels_in(Path(scratch, "warm-up")):
         for name in (INDUCTOR, TRIPTYCH):
             VARIANTS[name].compile(torch.nn.ReLU())(torch.ones(2, device=device))
@@ -138,7 +138,7 @@ def warm_up(device: str, scratch: str) -> None:
 
 
 def prepare(subject: Subject, variant: Variant, scratch: str) -> tuple[dict[str, Any], Callable[[], Tensor]]:
-    """Compile by the first call; take error and peak memory of the second, in which CUDA graphs are recorded.
+    """Compile by the first call; take error and peak memory from the second, which records CUDA graphs.
 
     The variants of one compiler share their kernels, which saves half of the time. So only the first one has a compile
     time. No compiler profits from what the other one compiled.
@@ -177,7 +177,7 @@ def prepare(subject: Subject, variant: Variant, scratch: str) -> tuple[dict[str,
 
 
 def measure(subject: Subject, calls: dict[str, Callable[[], Tensor]], rounds: int, report: Report) -> None:
-    """Time all variants in turns; count the kernels that each launches, and what they take without the host."""
+    """Time all variants in turns; count the kernels that each launches, and measure their time without the host."""
     for name, figures in turns(calls, subject.device, rounds).items():
         quarters = statistics.quantiles(figures, n=4) if len(figures) > 1 else [figures[0]] * 3
         times: dict[str, Any] = {"ms": statistics.median(figures), "quartiles_ms": [quarters[0], quarters[2]]}
@@ -220,7 +220,7 @@ def run(
                 figures = {"failure": in_one_line(error)}
         report({"variant": name, "figures": figures})
     report({"state": WAITING})
-    with lock.measuring(patient=True):  # the others of its wave compile once, not between all measurements
+    with lock.measuring(patient=True):  # the others of its wave compile first, not between measurements
         report({"state": MEASURING})
         if calls:
             measure(subject, calls, rounds, report)
@@ -233,7 +233,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 def end_with_the_suite() -> None:
-    """Whoever started this process holds its standard input open, and has it closed when it ends, however it ends."""
+    """Exit when standard input is closed: that happens when the process that started this one ends, however it ends."""
 
     def wait() -> None:
         while os.read(0, 1):  # not sys.stdin, whose lock this thread would still hold when Python exits
@@ -261,7 +261,7 @@ def main() -> None:
     def report(event: dict[str, Any]) -> None:
         reports.write(json.dumps(event) + "\n")
 
-    # every variant is an entry of its own for one and the same code
+    # each variant is another compile of the same code
     torch._dynamo.config.recompile_limit = 64
     with tempfile.TemporaryDirectory() if given.scratch is None else contextlib.nullcontext(given.scratch) as scratch:
         run(given.model, given.mode, given.device, given.variants.split(","), given.rounds, scratch, report)

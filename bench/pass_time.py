@@ -4,8 +4,8 @@ The joint graph is taken from AOTAutograd as it stands before any joint pass. Th
 are the two halves of that graph after Inductor's joint passes, so that the post-grad passes of both start
 from the same nodes too. As in `torch.compile`, joint and forward graph generate their Python only when it is first
 read, which here it is not; the partitioner's backward graph does so after every change. Runs of the two alternate;
-the first of each, which builds patterns and fills caches, is listed apart. It is processor time that counts: the
-passes have one thread, and what else the machine does must not decide.
+the first of each, which builds patterns and fills caches, is listed separately. Processor time is measured: the
+passes have one thread, and other load on the machine must not matter.
 
     python bench/pass_time.py [--layers 12] [--width 256] [--repeat 5] [--device cpu]
 """
@@ -90,7 +90,7 @@ def halves(joint: Joint) -> tuple[GraphModule, GraphModule]:
 
 
 def timed(run: Pass, gm: GraphModule) -> tuple[float, int]:
-    """Seconds of one run on a copy, and how many nodes it left: fast because idle would show there."""
+    """Seconds of one run on a copy, and how many nodes it left: a run that did nothing would show there."""
     gm = copy.deepcopy(gm)
     gc.collect()
     start = time.process_time()
@@ -102,7 +102,7 @@ def timed(run: Pass, gm: GraphModule) -> tuple[float, int]:
 def compare(title: str, gm: GraphModule, contenders: dict[str, Pass], repeat: int) -> None:
     timings = {name: Timing(*timed(run, gm)) for name, run in contenders.items()}
     for number in range(repeat):
-        # who goes first changes, so that neither always finds the warmer machine
+        # the order changes, so that neither always runs on the warmer machine
         for name in sorted(contenders, reverse=bool(number % 2)):
             timings[name].later.append(timed(contenders[name], gm)[0])
     nodes = len(gm.graph.nodes)

@@ -1,4 +1,4 @@
-"""Each case of the suite in a process of its own: started, listened to, ended when it takes too long."""
+"""Runs each case of the suite in a separate process: starts it, reads its reports, and ends it if it takes too long."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Command = Callable[[Case, str], list[str]]
 """The command that measures a case, given a folder for what it compiles."""
 
 ENVIRONMENT = {
-    "TRIPTYCH_ON_ERROR": "raise",  # what fails to compile is a row that says so, not a row with somebody else's time
+    "TRIPTYCH_ON_ERROR": "raise",  # a failed compile is reported, not timed as a fallback
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
@@ -47,8 +47,8 @@ class Settings:
 def run_all(cases: Sequence[Case], settings: Settings) -> Iterator[Record]:
     """The records of all cases, each as soon as its process has ended.
 
-    Processes start in waves: all of a wave compile together, and measure one after the other when none compiles any
-    more: a measurement in between would stop all others.
+    Processes start in waves. All processes of a wave compile together, and measure one after the other when none
+    compiles any more: a measurement in between would stop all others.
     """
     left, running = list(cases), []
     last_start = time.monotonic() + settings.stop_after
@@ -81,7 +81,7 @@ def run_all(cases: Sequence[Case], settings: Settings) -> Iterator[Record]:
 
 
 class BusyClock:
-    """Seconds since the start, less those in the state of waiting."""
+    """Seconds since the start, without those spent waiting."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now, self._busy, self._since = now, 0.0, now()
@@ -128,7 +128,7 @@ class Child:
         self.events.put((self, None))
 
     def take(self, event: dict[str, Any]) -> None:
-        """Note what the process reports."""
+        """Record what the process reports."""
         if "state" in event:
             self.clock.enter(event["state"])
         elif "variant" in event:
@@ -147,7 +147,7 @@ class Child:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def ended(self) -> Record:
-        """The record of a process that has ended: whole, skipped, or why it is neither."""
+        """The record of a process that has ended, with its status and the reason for it."""
         code = self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
@@ -174,7 +174,7 @@ class Child:
 
 
 def measuring(device: str, variants: Callable[[str], Sequence[str]], rounds: int) -> Command:
-    """The command that measures a case; which variants depends on the mode."""
+    """The command that measures a case; `variants` says which variants a mode has."""
 
     def command(case: Case, scratch: str) -> list[str]:
         model, mode = case

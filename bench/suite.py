@@ -41,7 +41,7 @@ from triptych.errors import UnknownName
 
 MODES = {"inference": [INFERENCE], "training": [TRAINING], "both": [INFERENCE, TRAINING]}
 SAME_RUN = ("machine", "versions", "rounds")
-"""What must be equal for rows to stand in one table."""
+"""What must be equal for rows to be in one table."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console.print(summary(records), markup=False, soft_wrap=True)
     console.print(f"{path}.md", soft_wrap=True)
     with contextlib.suppress(OSError):
-        settings.logs.rmdir()  # stays where it has the log of a failure
+        settings.logs.rmdir()  # stays if it contains the log of a failure
     return 0
 
 
@@ -156,7 +156,7 @@ def show_names() -> None:
 
 
 def describe(given: argparse.Namespace) -> dict[str, Any]:
-    """What a reader of the table must know to get it again."""
+    """What a reader of the table must know to reproduce it."""
     return {
         **environment(given.device),
         "sizes": "real, bfloat16" if given.device == "cuda" else "small, float32",
@@ -188,7 +188,7 @@ def processor() -> str:
 
 @contextlib.contextmanager
 def terminated_like_interrupted() -> Iterator[None]:
-    """`timeout` ends a run as Ctrl-C does: with the rows so far, and no process left behind."""
+    """Let SIGTERM, as sent by `timeout`, end a run as Ctrl-C does: with the rows so far, and no process left."""
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -204,7 +204,7 @@ def terminated_like_interrupted() -> Iterator[None]:
 def progress(
     console: Console, total: int
 ) -> Iterator[tuple[Callable[[Sequence[Child]], None], Callable[[Record], None]]]:
-    """A line a row; on a terminal also a bar, with what each process does."""
+    """Print one line per row; on a terminal also a progress bar, with what each process does."""
     columns = (BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=total)

@@ -22,14 +22,14 @@ COMPARED = [
     *((title, pair, "ms") for title, pair in PAIRS.items()),
     ("default, kernels alone", PAIRS["default"], "gpu_ms"),
 ]
-"""The means of a summary: a title, ours and Inductor's counterpart, and the figure that is compared. What the kernels
-take does not depend on how quickly the host launches them."""
+"""The means of a summary: a title, ours and Inductor's counterpart, and the figure that is compared. The time
+of the kernels alone does not depend on how quickly the host launches them."""
 TIMES_EAGER = 3
-"""An error is suspicious beyond this multiple of eager's and a rounding."""
+"""An error is suspicious if it is larger than this multiple of eager's error plus the rounding."""
 
 
 def save(path: Path, header: Mapping[str, Any], records: Sequence[Record]) -> None:
-    """Write path.json and path.md, each in one go: an interruption leaves the files of before."""
+    """Write path.json and path.md, each as a whole: an interruption leaves the previous files."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _replace(path.with_suffix(".json"), json.dumps({**header, "cases": records}, indent=1) + "\n")
     _replace(path.with_suffix(".md"), markdown(header, records))
@@ -42,7 +42,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def load(path: Path) -> tuple[dict[str, Any], list[Record]]:
-    """The header and the records of an earlier run; nothing where there is none."""
+    """The header and the records of an earlier run; empty if there is none."""
     file = path.with_suffix(".json")
     if not file.exists():
         return {}, []
@@ -51,7 +51,7 @@ def load(path: Path) -> tuple[dict[str, Any], list[Record]]:
 
 
 def speed(record: Record, ours: str, theirs: str = INDUCTOR, figure: str = "ms") -> float | None:
-    """How many times as fast as the other: its time over ours."""
+    """How many times as fast `ours` is as `theirs`: the time of `theirs` over that of `ours`."""
     times = [record["variants"].get(name, {}).get(figure) for name in (ours, theirs)]
     return times[1] / times[0] if all(times) else None
 
@@ -133,7 +133,7 @@ def for_readme(header: Mapping[str, Any], records: Sequence[Record]) -> str:
 
 
 def speeds_table(records: Sequence[Record]) -> Iterator[str]:
-    """A row a model: Inductor's time, and how many times as fast the others are."""
+    """One row per model: Inductor's time, and how many times as fast the others are."""
     names = [name for name in VARIANTS if any(name in record["variants"] for record in records)]
     others = [name for name in names if name != INDUCTOR]
     yield f"Milliseconds of `{INDUCTOR}`; for the others, how many times as fast."
@@ -160,7 +160,7 @@ def _speed(record: Record, name: str) -> str:
 
 
 def figures_table(records: Sequence[Record]) -> Iterator[str]:
-    """A row a model and variant, with every figure."""
+    """One row per model and variant, with every figure."""
     rows = [
         [
             record["model"], name, _number(figures.get("ms"), ".3f"), _number(figures.get("error"), ".1e"),

@@ -1,4 +1,4 @@
-"""Towers: many small like networks, as compiled by Inductor, by Triptych, and batched by hand.
+"""Towers: many small similar networks, as compiled by Inductor, by Triptych, and batched by hand.
 
     python bench/towers.py [--device cuda] [--towers 32] [--graphs]
 
@@ -19,7 +19,7 @@ import triptych
 
 
 class ByHand(nn.Module):
-    """The same, written as one: weights stacked once, a product for all towers."""
+    """The same towers as one module: weights stacked once, one product for all towers."""
 
     def __init__(self, towers: Towers) -> None:
         super().__init__()

@@ -57,7 +57,7 @@ VARIANTS = {
         ),
     )
 }  # fmt: skip
-"""In the order in which they are compiled, and take their turns."""
+"""The variants, in the order in which they are compiled and timed."""
 
 PAIRS = {
     "default": (TRIPTYCH, INDUCTOR),

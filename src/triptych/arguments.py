@@ -1,4 +1,4 @@
-"""What the public functions take, checked when they are called: errors that say what to give instead."""
+"""Checks of the arguments of public functions, with errors that say what to give instead."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ OF_A_MODEL = (
 
 
 def require_graph(value: Any, function: str, of_a_model: str = OF_A_MODEL) -> None:
-    """An error unless `value` is a captured graph; `function` is the one that was called, `of_a_model` what to call for
-    a model."""
+    """Raise an error unless `value` is a captured graph; `function` is the one that was called, `of_a_model` says what
+    to call for a model."""
     if not isinstance(value, GraphModule):
         wanted = "a captured graph (a torch.fx.GraphModule)"
         raise TriptychError(f"{function} takes {wanted}, not {_what(value)}{_graph_hint(value, of_a_model)}")
@@ -40,7 +40,7 @@ def _graph_hint(value: Any, of_a_model: str) -> str:
 
 
 def require_model(value: Any, function: str) -> None:
-    """An error unless `value` is a module or a function that can be compiled and called."""
+    """Raise an error unless `value` is a module or a function that can be compiled and called."""
     if isinstance(value, (type, ExportedProgram)) or not callable(value):
         raise TriptychError(f"{function} takes a module or a function to call, not {_what(value)}{_model_hint(value)}")
 
@@ -67,10 +67,10 @@ def require_sequence(value: Any, function: str) -> None:
 
 
 def require_inputs(value: Any, gm: GraphModule, function: str) -> None:
-    """An error unless `value` is a list of inputs, as many as the graph takes."""
+    """Raise an error unless `value` is a list of as many inputs as the graph takes."""
     require_sequence(value, function)
     if type(gm.graph._codegen) is not CodeGen:
-        return  # nested values: the graph's own code takes them apart
+        return  # nested values, which the graph's own code flattens
     inputs = gm.graph.find_nodes(op="placeholder")
     required = [node for node in inputs if not node.args]  # one with an argument has a default
     if not len(required) <= len(value) <= len(inputs):

@@ -43,7 +43,7 @@ ChooseCodegen = Callable[[Session, GraphModule, Sequence[Any]], CodeGenerator]
 def compile_fx(
     gm: GraphModule, example_inputs: Sequence[Any], *, options: OptionsLike = None, mode: str | None = None
 ) -> Callable[..., Any]:
-    """Compile a captured graph: `torch.compile(model, backend=triptych.compile_fx)`. It takes the graph over."""
+    """Compile a captured graph: `torch.compile(model, backend=triptych.compile_fx)`. The graph may be modified."""
 
     def choose(session: Session, gm: GraphModule, example_inputs: Sequence[Any]) -> CodeGenerator:
         if session.options.codegen == "eager":
@@ -53,9 +53,9 @@ def compile_fx(
     require_graph(gm, "compile_fx")
     require_inputs(example_inputs, gm, "compile_fx")
     made = Options.make(options, mode)
-    if asks_for_tangents():  # which kernels do not compute
+    if asks_for_tangents():  # compiled kernels do not compute tangents
         return gm.forward
-    if has_negated_views(gm, example_inputs):  # Inductor's kernels read the memory of an input, not its sign
+    if has_negated_views(gm, example_inputs):  # Inductor's kernels ignore the negative bit
         made = replace(made, codegen="eager")
     return compile_program(gm, example_inputs, made, choose, LAST_RESORTS[made.codegen])
 
@@ -68,11 +68,11 @@ def asks_for_tangents() -> bool:
 
 
 LAST_RESORTS = {"inductor": ("inductor", "eager"), "eager": ("eager",)}
-"""What is tried, by code generator, when a compile fails with our passes and without them."""
+"""By code generator: what is tried when a compile fails with our passes and without them."""
 
 
 def reset() -> None:
-    """Forget what outlives a compile: what `torch._dynamo.reset()` asks of a backend."""
+    """Forget the state that outlives a compile; `torch._dynamo.reset()` calls this."""
     reset_cuda_graphs()
     forget_changes()
 
@@ -81,7 +81,7 @@ compile_fx.reset = reset  # type: ignore[attr-defined]
 
 
 def make_backend(compile_fn: CompileFn) -> Callable[..., Any]:
-    """A `torch.compile` backend with a code generator of one's own.
+    """A `torch.compile` backend with the user's own code generator.
 
     `compile_fn(gm, example_inputs)` gets each optimised ATen graph (forward, backward or inference) and returns
     a callable of positional arguments that gives back what the graph returns.
@@ -98,7 +98,7 @@ def make_backend(compile_fn: CompileFn) -> Callable[..., Any]:
         require_graph(gm, "the backend")
         require_inputs(example_inputs, gm, "the backend")
         made = Options.make(options, mode)
-        # graphs stay functional, unless writes are asked for by name
+        # graphs stay functional, unless in-place writes are added by name
         removed = made.remove_passes if "reinplace" in made.add_passes else (*made.remove_passes, "reinplace")
         # not "inductor": no pass may emit what only Inductor can lower
         made = replace(made, codegen="eager", remove_passes=removed)
@@ -119,7 +119,7 @@ def compile_program(
     """Compile a captured graph by the flow; if that fails, without passes, then by the last resorts in order."""
 
     def compile(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        if returns_overlap(gm):  # views of which AOTAutograd would make from other memory
+        if returns_overlap(gm):  # AOTAutograd would make views of these from other memory
             return gm.forward
         return take_plain_tensors(compile_some_way(gm, example_inputs), example_inputs)
 
@@ -203,13 +203,13 @@ def compile_flow(
         del forward.meta[BACKWARD]
         forward.graph.output_node().meta[RESULTS] = facts["num_fwd_outputs"]
         if inputs and not any(hasattr(type(x), "__tensor_flatten__") for x in (*example_inputs, *gm.parameters())):
-            mark_gradients(backward.graph, given)  # a tensor made of others says itself what strides it has
+            mark_gradients(backward.graph, given)  # a wrapper subclass decides on its strides itself
         return forward, backward
 
     def post_grad_stage(gm: GraphModule, inputs: Sequence[Any], graph: str) -> Compiled:
         is_inference = graph == "inference"
         gm = run_stage("post_grad", gm, session, graph=graph, example_inputs=inputs, is_inference=is_inference)
-        # what the stage made of weights
+        # what the stage computes from weights alone
         frozen = freeze(gm, inputs, session, again=True) if options.freeze and is_inference else None
         session.keep("backward" if graph == "backward" else "forward", gm)
         if frozen is None:
@@ -260,17 +260,17 @@ def compile_flow(
         return first_that_compiles(ways, session, lambda error: "It is a backward graph, compiled when it first ran")
 
     def inference(gm: GraphModule, inputs: Sequence[Any]) -> Compiled:
-        # before the joint stage: its passes see the graph without the work on weights
+        # before the joint stage, so that its passes see the graph without the computations on weights
         frozen = freeze(gm, inputs, session) if options.freeze else None
         if frozen is not None:
             inputs = frozen.inputs
-        # nothing to partition, so the joint stage has its turn here
+        # nothing to partition, so the joint stage runs here
         gm = joint_stage(gm, inputs, is_inference=True)
         again = freeze(gm, inputs, session, again=True) if options.freeze else None
         if again is not None:
             inputs = again.inputs
         compiled = post_grad_stage(gm, inputs, "inference")
-        for step in (again, frozen):  # the later one takes what the earlier one makes
+        for step in (again, frozen):  # the later one takes what the earlier one computes
             compiled = compiled if step is None else step.call(compiled)
         return compiled
 
@@ -293,7 +293,7 @@ def compile_flow(
 
 
 def before_codegen(gm: GraphModule, graph: str, session: Session) -> None:
-    """The last stage, over the graph and over the graphs inside it, which no other stage has seen."""
+    """Run the last stage on the graph, and on the graphs inside it, which no other stage has seen."""
     for name, inner in list(gm.named_modules()):
         if isinstance(inner, GraphModule):
             run_stage("before_codegen", inner, session, graph=f"{graph}.{name}" if name else graph)
@@ -301,7 +301,7 @@ def before_codegen(gm: GraphModule, graph: str, session: Session) -> None:
 
 @contextlib.contextmanager
 def tracing(example_inputs: Sequence[Any], codegen: CodeGenerator) -> Iterator[None]:
-    """What AOTAutograd, the partitioner and Inductor must find around them."""
+    """The contexts and settings that AOTAutograd, the partitioner and Inductor need."""
     inputs = _private.pytree.tree_leaves(example_inputs)
     detected = _private.detect_fake_mode(inputs)
     fake_mode = detected or _private.FakeTensorMode(allow_non_fake_inputs=True)
@@ -314,10 +314,10 @@ def tracing(example_inputs: Sequence[Any], codegen: CodeGenerator) -> Iterator[N
         _private.functorch_config.patch(
             unlift_effect_tokens=True,
             donated_buffer=codegen.reuses_saved_tensors and _private.functorch_config.donated_buffer,
-            # for any compiler, whether or not its results can be saved: ours says which can
+            # it would apply to any compiler; ours is marked where its results can be saved
             force_autograd_cache=False,
         ),
     ):
         yield
-    if detected is None:  # it lives on with what AOTAutograd makes
+    if detected is None:  # our fake mode lives on with AOTAutograd's results
         _private.forget_tensors(fake_mode)

@@ -1,7 +1,7 @@
 """A key that changes whenever the result of compiling could: sources, options, the user's passes.
 
 Our passes run before Inductor looks into its cache, so its key already covers what they made of the graph. This
-key is the second lock, and the one for whoever keeps compiled programs of their own.
+key is a second safeguard, and the key for anybody who keeps their own cache of compiled programs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .options import Options
 
 
 class _Unidentified(Exception):
-    """Something whose identity nobody can tell."""
+    """A value for which there is no identity that a cache could rely on."""
 
 
 def cache_key(options: Options | Mapping[str, Any] | None = None) -> str | None:
@@ -36,10 +36,10 @@ def cache_key(options: Options | Mapping[str, Any] | None = None) -> str | None:
 
 
 def pass_identity(custom_pass: Any) -> str | None:
-    """What identifies a user's pass: its own `uuid`, or its source; None where neither is to be had.
+    """What identifies a user's pass: its `uuid`, or its source; None if neither is available.
 
-    A source stands for a function only: a closure, a bound object or a partial carries state the source does
-    not show. A pass that depends on anything else should say so in a `uuid()` of its own.
+    The source identifies a plain function only: a closure, a bound object or a partial has state that the source does
+    not show. A pass that depends on anything else should define a `uuid()`.
     """
     uuid = getattr(custom_pass, "uuid", None)
     if uuid is not None:
@@ -76,7 +76,7 @@ def _class_identity(rule_or_pass: Any) -> str | None:
 
 @functools.cache
 def sources_digest() -> str:
-    """The sources of the whole package, as they are on disk at the first question."""
+    """A digest of the sources of the whole package, as they are on disk at the first call."""
     root = Path(__file__).parent
     files = sorted(root.rglob("*.py"))
     return _digest(*(f"{f.relative_to(root).as_posix()}\0{f.read_text('utf-8')}" for f in files))

@@ -1,4 +1,4 @@
-"""Calling conventions: graphs that take or return nested values, compiled as ones of flat tuples."""
+"""Calling conventions: graphs that take or return nested values are compiled as graphs that return flat tuples."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Compile = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
 def compile_flat(gm: GraphModule, example_inputs: Sequence[Any], compile: Compile) -> Callable[..., Any]:
-    """Compile a graph as one that returns a flat tuple; the callable has the graph's own form again.
+    """Compile a graph as one that returns a flat tuple; the callable takes and returns what the graph did.
 
-    A graph from Dynamo has that form already. One from `torch._dynamo.export` keeps nested inputs and outputs in
-    its generated code, one made by hand returns what it likes.
+    A graph from Dynamo returns a flat tuple already. One from `torch._dynamo.export` has nested inputs and outputs in
+    its generated code, and one that was built by hand may return anything.
     """
     nested = gm.graph._codegen
     if isinstance(nested, _private.PyTreeCodeGen):
@@ -52,15 +52,15 @@ def compile_flat(gm: GraphModule, example_inputs: Sequence[Any], compile: Compil
 
 
 def has_negated_views(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
-    """Is an input, or a tensor of the graph's module, a view whose values are those in memory with the other sign, such
-    as `z.conj().imag`? Dynamo guards this."""
+    """Is an input, or a tensor of the graph's module, a view with the negative bit, whose values are the negated values
+    in memory, such as `z.conj().imag`? Dynamo guards this."""
     given = [*_private.pytree.tree_leaves(example_inputs), *gm.parameters(), *gm.buffers()]
     return any(isinstance(value, Tensor) and value.is_neg() for value in given)
 
 
 def returns_overlap(gm: GraphModule) -> bool:
-    """Does the graph write inputs that overlap in memory, and return them or views of them? AOTAutograd makes one input
-    of several that overlap, and would repeat the views of one of them on that."""
+    """Does the graph write inputs that overlap in memory, and return them or views of them? AOTAutograd merges inputs
+    that overlap into one, and would make the views of one of them from the merged input."""
     by_storage: dict[int, list[Node]] = {}
     for node in gm.graph.find_nodes(op="placeholder"):
         if (key := storage(tensor_fact(node))) is not None:
@@ -90,10 +90,10 @@ def _may_overlap(tensors: Sequence[Any]) -> bool:
 
 
 def take_plain_tensors(compiled: Callable[..., Any], example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """A callable that gets tensors of a subclass with `__torch_function__` as plain tensors.
+    """Wraps a callable so that it gets tensors of a subclass with `__torch_function__` as plain tensors.
 
-    The captured graph has what that function did. If operations of the graph ran on the subclass, it would be called
-    again, and AOTAutograd refuses such tensors where it looks at operations that run.
+    The captured graph contains what that function did. If operations of the graph ran on the subclass, the function
+    would be called again, and AOTAutograd refuses such tensors where it inspects operations that run.
     """
     places = [place for place, value in enumerate(example_inputs) if _has_torch_function(value)]
     if not places:
@@ -109,7 +109,7 @@ def take_plain_tensors(compiled: Callable[..., Any], example_inputs: Sequence[An
 
 
 def _has_torch_function(value: Any) -> bool:
-    """Its operations can be seen as calls of functions, and not as calls of operators, which AOTAutograd traces."""
+    """Does its class override calls of functions, but not calls of operators, which AOTAutograd would trace?"""
     kind = type(value)
     return (
         issubclass(kind, Tensor)
@@ -120,11 +120,11 @@ def _has_torch_function(value: Any) -> bool:
 
 
 def keep_identities(gm: GraphModule) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Let a graph that returns a flat tuple return no value twice. What comes back makes of its callable one that
-    returns the same tensor, or another one, wherever the graph did.
+    """Change a graph that returns a flat tuple so that it returns no value twice.
 
-    Of one tensor returned twice, AOTAutograd may make two: two views of the same memory. Of two views of all of the
-    same memory Inductor may make one tensor.
+    Returns a function that wraps the compiled callable: wherever the graph returned the same tensor object, or two
+    different ones, the wrapped callable does so, too. Without it, AOTAutograd may turn a tensor that is returned twice
+    into two views of the same memory, and Inductor may turn two views of all of the same memory into one tensor.
     """
     output = gm.graph.output_node()
     returned = output.args[0]
@@ -158,10 +158,9 @@ def keep_identities(gm: GraphModule) -> Callable[[Callable[..., Any]], Callable[
 
 
 def _object(node: Node) -> Node:
-    """The node that made the tensor which this one returns: `y.add_(1)` is y, `y.contiguous()` may be y.
+    """The node that computed the tensor object which this node returns: `y.add_(1)` is y, `y.contiguous()` may be y.
 
-    Passes remove calls that return their operand, but leave a program alone which changes the shape of a
-    tensor in place.
+    Passes remove calls that return their operand, except in a program that changes the shape of a tensor in place.
     """
     while (operand := _operand_returned(node)) is not None:
         node = operand
@@ -177,12 +176,12 @@ def _operand_returned(node: Node) -> Node | None:
         return operand
     if node.op == "placeholder" or (value := tensor_fact(node)) is None:
         return None
-    # the fake tensor that tracing got is the very one of an operand which the operation may return
+    # in tracing, the operation returned the same fake tensor object as one of its operands
     return next((operand for operand in effects(node).aliases if tensor_fact(operand) is value), None)
 
 
 def _alike(nodes: Sequence[Node]) -> list[tuple[int, int]]:
-    """Pairs of values that are views of the same memory in the same way, by their places."""
+    """The positions of pairs of values that are views of the same memory with the same dtype and shape."""
     earlier: dict[Any, int] = {}
     pairs = []
     for place, node in enumerate(nodes):
@@ -200,7 +199,7 @@ def _is_flat_tuple(returned: Any) -> bool:
 
 
 def _is_multi_output(returned: Any) -> bool:
-    """One operation that returns several tensors: a flat tuple once it runs."""
+    """Is it one operation that returns several tensors? When it runs, these are a flat tuple."""
     schema = getattr(returned.target, "_schema", None) if isinstance(returned, Node) else None
     return schema is not None and len(schema.returns) > 1
 

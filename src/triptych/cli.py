@@ -1,4 +1,4 @@
-"""The command line: `triptych demo`, `explain`, `why-not`; the other commands stand in `cli_*.py`."""
+"""The command line: `triptych demo`, `explain`, `why-not`; the other commands are in `cli_*.py`."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def why_not(rule: str, file: str, train: bool, options: tuple[str, ...], as_json
     given = parse_options(options)
     with only_data_on_stdout(as_json):
         wanted: Any = load_rule(rule) if ".py" in rule else rule
-        rules_of(wanted)  # an unknown name is said now
+        rules_of(wanted)  # raises now if the name is unknown
         subject = load(file)
         settings = {**subject.settings.get("options", {}), **given}
         with working(f"looking for {rule}"):
@@ -179,7 +179,7 @@ def why_not(rule: str, file: str, train: bool, options: tuple[str, ...], as_json
 
 
 def _print(what: Any) -> None:
-    """In colour on a terminal; elsewhere as plain text of a fixed width."""
+    """Print in colour on a terminal; elsewhere as plain text of a fixed width."""
     console = Console()
     if console.is_terminal:
         console.print(what)

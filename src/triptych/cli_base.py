@@ -157,7 +157,7 @@ def parse_options(texts: tuple[str, ...]) -> dict[str, Any]:
 
 
 def require_writable(path: str | None) -> None:
-    """An error now, not after a long compile, if a file cannot be written."""
+    """Raise an error now, not after a long compile, if a file cannot be written."""
     if path is None:
         return
     folder = Path(path).parent
@@ -175,7 +175,7 @@ def require_writable(path: str | None) -> None:
 
 
 def complete(names: Callable[[], list[str]]) -> Callable[..., list[CompletionItem]]:
-    """Complete an argument from a list of names that is made when it is asked for."""
+    """Complete an argument from a list of names that is computed only when it is needed."""
 
     def completions(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(name) for name in names() if name.startswith(incomplete)]
@@ -227,7 +227,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print data.")
 
 @contextlib.contextmanager
 def working(message: str) -> Iterator[Callable[[str], None]]:
-    """What is being done and for how long, while it takes long; on a terminal only, and beside what is printed.
+    """Show what is being done and for how long; only if stderr, to which it is written, is a terminal.
 
     Nothing may be printed meanwhile: it would end up in the same line.
     """
@@ -239,5 +239,5 @@ def working(message: str) -> Iterator[Callable[[str], None]]:
 
 
 def only_data_on_stdout(as_json: bool) -> contextlib.AbstractContextManager[Any]:
-    """Around code of the user's, which may print: with --json, whoever reads stdout wants JSON and nothing else."""
+    """For the user's code, which may print: with --json, its output goes to stderr, so that stdout has only JSON."""
     return contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()

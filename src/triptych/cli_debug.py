@@ -21,7 +21,7 @@ from .cli_base import (
 from .errors import TriptychError
 
 DIFFERS = 1
-"""Exit code where the compiled program is not as eager."""
+"""Exit code if the compiled program differs from eager."""
 
 
 @command(

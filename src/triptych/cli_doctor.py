@@ -1,4 +1,4 @@
-"""`triptych doctor`: is everything here that a compile needs?"""
+"""`triptych doctor`: is everything available that a compile needs?"""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .testing.gallery import Exhibit
 
 GALLERY_WIDTH = 160
-"""Of the table with examples, where it is not printed on a terminal."""
+"""Width of the table with examples, if it is not printed on a terminal."""
 
 
 @command(
@@ -76,7 +76,7 @@ def passes(name: str | None, stage: str | None, run: bool, operations: bool, as_
 
 
 def _gallery(infos: list[PassInfo]) -> list[Exhibit | None]:
-    """Every pass on an example; with a bar beside what is printed, since it takes a moment."""
+    """Run every pass on an example, with a progress bar on stderr, since it takes a moment."""
     from .testing.gallery import gallery
 
     console = Console(stderr=True)
@@ -149,7 +149,7 @@ def _pass_page(infos: list[PassInfo]) -> None:
 
 
 def _example(outcome: str, example: ExampleInfo) -> str:
-    """Without what it is run on, a program that is left alone may read like one that is not."""
+    """An example as text, with its inputs: without these, a program that is declined may read like one that is not."""
     first, *others = dedent(example.program).splitlines() or [""]
     conditions = f"  on {example.conditions}" if example.conditions else ""
     reason = f"  # {example.because}" if example.because else ""

@@ -1,4 +1,4 @@
-"""The command `triptych record`: a script of the user's, run as it is, with a report of all its compiles."""
+"""The command `triptych record`: runs a user's script as it is, and writes a report of all its compiles."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def record_command(
 
 
 def print_traceback(error: Exception, script: str) -> None:
-    """As python does: from the script on, without what ran the script."""
+    """Print it as python does: from the script on, without the frames that ran the script."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename != script:
         frames = frames.tb_next
@@ -74,5 +74,5 @@ def print_traceback(error: Exception, script: str) -> None:
     traceback.print_exception(type(error), error, frames)
 
 
-# what follows the script is the script's
+# arguments after the script are for the script
 record_command.context_settings = {"ignore_unknown_options": True, "allow_interspersed_args": False}

@@ -24,7 +24,7 @@ class Backends(dict[str, Any]):
         return name != NAME and super().__contains__(name)
 
     def __missing__(self, name: str) -> Any:
-        """Another thread has said that there is nothing left to load, and is about to store what it loaded."""
+        """Another thread has marked the entry point as loaded, and is about to store what it loaded."""
         if name == NAME:
             return compile_fx
         raise KeyError(name)

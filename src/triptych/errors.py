@@ -34,7 +34,7 @@ class UnknownName(TriptychError, ValueError):
 
 
 def in_one_line(error: BaseException) -> str:
-    """An error's class and the begin of its message. Dynamo's messages say in the second line what happened."""
+    """An error's class and the beginning of its message. Dynamo's messages say in the second line what happened."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     explained = dynamo_reason(str(error))
     return f"{type(error).__name__}: {explained if explained else ' '.join(lines[:2])}"

@@ -22,7 +22,7 @@ from .passes.manager import run_stage
 from .passes.session import Session, open_session
 
 GRADIENT_SAFE = ("pre_grad",)
-"""Stages after which a gradient is what it was: the others assume that autograd has run."""
+"""Stages that preserve gradients; the others assume that autograd has run."""
 INFERENCE = ("pre_grad", "joint", "post_grad")
 
 UNSUPPORTED = {
@@ -108,7 +108,7 @@ def _output_specs(signature: ExportGraphSignature, gm: GraphModule) -> list[Outp
 
 
 def lift_constants(gm: GraphModule, signature: ExportGraphSignature) -> dict[str, torch.Tensor]:
-    """Make an input of every tensor that the graph reads from its module, before the user's inputs; by name."""
+    """Turn every tensor that the graph reads from its module into an input, before the user's; returns them by name."""
     constants: dict[str, torch.Tensor] = {}
     taken = {spec.arg.name for spec in signature.input_specs} | {spec.target for spec in signature.input_specs}
     inputs = _inputs(gm)

@@ -30,14 +30,14 @@ class Way:
     outcome: str
     compile: Callable[[], Callable[..., Any]]
     breaks_graph: bool = False
-    """An error that Dynamo answers with smaller graphs is left to Dynamo: it is not of our making."""
+    """An error that Dynamo answers with a graph break is left to Dynamo: our passes have not caused it."""
 
 
 def first_that_compiles(ways: Sequence[Way], session: Session, reproduce: Callable[[Exception], str]) -> Any:
     """The result of the first way that does not raise, with a warning if that is not the first of all.
 
     If every way fails, the error of the first one is raised. `reproduce` writes the reproduction of an error and
-    says where it lies.
+    says where it is.
     """
     first_error: Exception | None = None
     for number, way in enumerate(ways):
@@ -81,7 +81,7 @@ def require_eager_draws(gm: GraphModule) -> None:
             raise RuntimeError(f"{node.name} draws numbers again that only a kernel can")
 
 
-# ---- stock Inductor must not lead back here: a program may have put our backend in its place ----
+# ---- stock Inductor must not lead back here: a program may have replaced Inductor by our backend ----
 
 _falling_back: contextvars.ContextVar[bool] = contextvars.ContextVar("triptych_falling_back", default=False)
 

@@ -1,4 +1,4 @@
-"""A joint graph in two: PyTorch's partitioner, told what must not be computed twice."""
+"""Partitions a joint graph by PyTorch's partitioner, which is told what must not be recomputed."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from .ir.effects import effects
 from .ir.facts import POLICY, fact, gives_symbols
 
 LEAST_BUDGET = 1e-9
-"""For memory that activations may take: at 0 the partitioner keeps nothing but inputs, whatever the policies say."""
+"""The least activation memory budget: at 0 the partitioner saves nothing but inputs, whatever the policies say."""
 
 
 def partition(joint: GraphModule, inputs: Sequence[Any], **facts: Any) -> tuple[GraphModule, GraphModule]:
-    """Forward and backward. What the backward needs of random draws it gets from the forward, or computes from the
-    forward's seeds: drawn again they would be other numbers, and the gradient that of another function."""
+    """The forward and the backward graph. Random numbers that the backward needs are saved by the forward, or computed
+    from the forward's seeds: if they were drawn again, they would differ, and the gradient would be that of another
+    function."""
     draws = keep_draws(joint)
     config = _private.functorch_config
     with contextlib.ExitStack() as stack:
         if draws and config.activation_memory_budget < 1:
-            # draws of several results cannot be marked: with those the partitioner must not look for more memory
+            # draws with several results cannot be marked: with those, the partitioner must not recompute to save memory
             whole = all(isinstance(fact(n), torch.Tensor) for n in draws)
             least = max(config.activation_memory_budget, LEAST_BUDGET) if whole else 1.0
             stack.enter_context(config.patch(activation_memory_budget=least))
         if sum(map(gives_symbols, joint.graph.nodes)) > 1:
-            # the partitioner merges equal operands of these, and then one symbol stands for what others call by two
+            # the partitioner merges equal operands of these nodes; one symbol then stands for what others call by two
             stack.enter_context(config.patch(cse=False))
         halves = _private.min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **facts)
     forward, backward = (_put_off_python(gm) for gm in halves)
@@ -46,8 +47,8 @@ def _put_off_python(gm: GraphModule) -> GraphModule:
 
 
 def keep_draws(joint: GraphModule) -> list[Node]:
-    """Mark the draws of a graph to be kept; those of a checkpointed region, which has a way of its own, stay as they
-    are."""
+    """Mark the random draws of a graph as values to save, except those of a checkpointed region, which has its own
+    policy."""
     draws = [n for n in joint.graph.nodes if n.op == "call_function" and effects(n).random]
     for node in draws:
         if isinstance(fact(node), torch.Tensor):

@@ -1,4 +1,4 @@
-"""The torch releases this package is tested on, and what is said where torch is another one.
+"""The torch releases this package is tested on, and the errors for other releases.
 
 Importing the package must not load Dynamo and Inductor, so that only torch's version is looked at then. On the tested
 releases every private name exists, and a test says so. On a newer one all of them are looked up when a program is first
@@ -18,13 +18,13 @@ SUPPORTED = "torch 2.11 to 2.15"
 
 
 def release_of(version: str) -> tuple[int, int]:
-    """(2, 13) of 2.13.0+cpu or 2.13.0a0+git1234567."""
+    """(2, 13) for 2.13.0+cpu or 2.13.0a0+git1234567."""
     numbers = re.match(r"(\d+)\.(\d+)", version)
     return (int(numbers[1]), int(numbers[2])) if numbers else NEWEST
 
 
 def check_release(version: str = str(torch.__version__)) -> None:
-    """An error where torch is too old: most of what the package needs would be missing."""
+    """Raise an error if torch is too old: most of what the package needs would be missing."""
     if release_of(version) < OLDEST:
         raise UnsupportedTorch(f"this is torch {version}; Triptych needs {SUPPORTED}")
 

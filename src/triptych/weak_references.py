@@ -24,8 +24,9 @@ _left_over: list[tuple[Any, list[Any]]] = []
 def dropping_references(gm: GraphModule, example_inputs: Sequence[Any]) -> Iterator[None]:
     """Compile inside; afterwards nothing refers to the tensors that the program was captured with.
 
-    Within Dynamo that is once the whole frame is compiled: its guards, and other parts of the same graph, still ask
-    which fake value a tensor has. Elsewhere the fake modes that were there before are somebody else's and stay.
+    Within Dynamo, references are dropped once the whole frame is compiled: until then, its guards and other parts of
+    the same graph ask which fake value a tensor has. Elsewhere, fake modes that existed before belong to the caller and
+    are left alone.
     """
     given = _modes_of([*(fact(n) for n in gm.graph.find_nodes(op="placeholder")), *example_inputs])
     context = _private.TracingContext.try_get()

@@ -1,4 +1,4 @@
-"""What the flow asks of a code generator."""
+"""The interface of a code generator."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CodeGenerator(Protocol):
         ...
 
     def operators_with_kernels(self) -> Iterable[Any]:
-        """Operators that it computes by code of its own, not by calling them."""
+        """Operators that it lowers to generated code, instead of calling them."""
         ...
 
     def emit(self, gm: GraphModule, example_inputs: Sequence[Any], graph: str) -> Compiled:
@@ -41,9 +41,9 @@ class CodeGenerator(Protocol):
 
 
 def portable_decompositions() -> Decompositions:
-    """Inductor's decompositions less what only Inductor can lower, and with the random operations left whole.
+    """Inductor's decompositions, without those that only Inductor can lower, and without those of random operations.
 
-    Whoever is not Inductor gets graphs of ATen and standard prims, with eager's own random stream.
+    Other code generators get graphs of ATen and standard prims, with eager's random stream.
     """
     aten = torch.ops.aten
     with _private.inductor_config.patch(fallback_random=True):
@@ -59,13 +59,13 @@ def portable_decompositions() -> Decompositions:
         aten.index_select.default,
     ):
         table.pop(op, None)
-    # a cat of one tensor several times becomes a contiguous copy, however the tensor lies: the caller sees the strides
+    # a cat of one tensor several times becomes contiguous, whatever the tensor's strides: the caller sees the strides
     table.pop(aten.cat.default, None)
-    # written on the real parts of complex tensors, for kernels that know no complex numbers; PyTorch's own does
+    # it adds real views of complex tensors, for kernels without complex numbers; PyTorch's own kernel supports them
     table.pop(aten.add.Tensor, None)
-    # in half precision its kernel rounds more often
+    # in half precision the operator's own kernel rounds more often than the decomposition
     table.pop(aten.round.decimals, None)
-    # in half precision the decomposition rounds the places it reads from
+    # in half precision the decomposition rounds the coordinates that it reads from
     table.pop(aten.grid_sampler_2d.default, None)
     hardsigmoid_backward = aten.hardsigmoid_backward.default
     table[hardsigmoid_backward] = hardsigmoid_backward_in_double(table[hardsigmoid_backward])

@@ -52,8 +52,8 @@ def corrected(table: Decompositions) -> Decompositions:
 
 
 def batch_norm_in_memory_format(overload: Any) -> Callable[[Decomposition], Decomposition]:
-    """The operators for CPUs and cuDNN's return a tensor in the memory format of their input, forward and backward;
-    the decompositions one with its strides."""
+    """The operators for CPUs and those of cuDNN return a tensor in the memory format of their input, forward and
+    backward; the decompositions return one with the strides of the input."""
     is_cudnn = "cudnn" in overload._schema.name
     place = next(i for i, argument in enumerate(overload._schema.arguments) if argument.name in ("input", "self"))
 
@@ -102,8 +102,8 @@ def complex_add_of_nothing(decomposition: Decomposition) -> Decomposition:
 
 
 def repetition_in_memory_format(decomposition: Decomposition) -> Decomposition:
-    """Of one tensor several times, the operator makes a tensor in the memory format of that one, the decomposition a
-    copy of a view, whose strides may be in another order."""
+    """For one tensor several times, the operator returns a tensor in the memory format of that tensor; the
+    decomposition returns a copy of a view, whose strides may be in another order."""
 
     @functools.wraps(decomposition)
     def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
@@ -118,7 +118,7 @@ def repetition_in_memory_format(decomposition: Decomposition) -> Decomposition:
 
 
 def dropout_of_everything(decomposition: Decomposition | None) -> Decomposition:
-    """With p=1 eager draws no numbers; the operator, and so what follows it in the random stream, does."""
+    """With p=1 eager draws no numbers. The operator does, so that later draws from the random stream would differ."""
 
     def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
         if p == 1 and train is not False:
@@ -139,8 +139,8 @@ def hardsigmoid_backward_in_double(decomposition: Decomposition) -> Decompositio
 
 
 def in_layout_of_operands(decomposition: Decomposition) -> Decomposition:
-    """The result of a pointwise operator has the layout of the first operand that has one, that of the decomposition
-    the layout of whichever operand it reads first."""
+    """The result of a pointwise operator has the layout of the first operand that has one; the result of the
+    decomposition has the layout of whichever operand it reads first."""
 
     @functools.wraps(decomposition)
     def pointwise(*args: Any, **kwargs: Any) -> Any:
@@ -152,17 +152,17 @@ def in_layout_of_operands(decomposition: Decomposition) -> Decomposition:
 
 
 def _laid_out_by(result: torch.Tensor, operands: Sequence[torch.Tensor]) -> torch.Tensor:
-    """In the layout that a pointwise operator gives its result; a loss that is reduced to a number has none."""
+    """The result in the layout that a pointwise operator gives it; a loss that is reduced to a number has no layout."""
     if all(known_equal((x.shape, x.stride()), (result.shape, result.stride())) for x in operands):
         return result
-    total = functools.reduce(torch.add, operands)  # nobody uses it: a sum has the layout that is wanted
+    total = functools.reduce(torch.add, operands)  # only its layout is used, which is the one that is wanted
     if not known_equal(total.shape, result.shape) or known_equal(total.stride(), result.stride()):
         return result
     return torch.ops.prims.copy_strided(result, total.stride())
 
 
 def index_select_of_no_negatives(decomposition: Decomposition) -> Decomposition:
-    """The operator refuses negative places; the decomposition counts them from the end."""
+    """The operator refuses negative indices; the decomposition counts them from the end."""
 
     @functools.wraps(decomposition)
     def index_select(x: torch.Tensor, dim: int, index: torch.Tensor) -> Any:
@@ -185,15 +185,15 @@ def index_add_of_matching_shapes(decomposition: Decomposition) -> Decomposition:
         others = [axis for axis in range(x.ndim) if axis != dim % x.ndim]
         if not all(known_equal(x.shape[axis], source.shape[axis]) for axis in others):
             return NotImplemented
-        # of one place that is given as a number, the decomposition makes a result without that dim
+        # with a 0-dim index, the decomposition returns a result without that dim
         return decomposition(x, dim, index.reshape(-1), source, alpha=alpha)
 
     return index_add
 
 
 def in_strides_of_a_copy(decomposition: Decomposition) -> Decomposition:
-    """The result of the operator has its elements in memory in the order of its operand's; that of the decomposition
-    is contiguous."""
+    """The strides of the operator's result are in the order of its operand's; the result of the decomposition is
+    contiguous."""
 
     @functools.wraps(decomposition)
     def copy(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -206,13 +206,13 @@ def in_strides_of_a_copy(decomposition: Decomposition) -> Decomposition:
 
 def index_fill_in_strides_of_a_copy(decomposition: Decomposition) -> Decomposition:
     """The operator fills a copy of its operand, which keeps the order of its strides. The decomposition of torch 2.13
-    loses that order where the operand has gaps; that of 2.11 makes it by a write, which AOTAutograd refuses."""
+    loses that order where the operand has gaps; that of 2.11 writes in place to keep it, which AOTAutograd refuses."""
     return in_strides_of_a_copy(lambda x, *args, **kwargs: decomposition(x.contiguous(), *args, **kwargs))
 
 
 def lerp_in_float32(decomposition: Decomposition) -> Decomposition:
     """On 16-bit numbers the operator computes in float32; the decomposition rounds at every step, and refuses a weight
-    that the dtype does not hold."""
+    that the dtype cannot represent."""
 
     @functools.wraps(decomposition)
     def lerp(start: torch.Tensor, end: torch.Tensor, weight: Any) -> Any:
@@ -249,8 +249,8 @@ def roll_in_memory_format(decomposition: Decomposition) -> Decomposition:
 
 
 def outer_product_in_layout_of_bias(decomposition: Decomposition) -> Decomposition:
-    """With beta=0 the operator does not read its bias, but its result has the layout of it; the decomposition forgets
-    the bias."""
+    """With beta=0 the operator does not read its bias, but its result has the layout of the bias; the decomposition
+    ignores the bias."""
 
     @functools.wraps(decomposition)
     def addr(bias: torch.Tensor, x: torch.Tensor, y: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
@@ -262,7 +262,7 @@ def outer_product_in_layout_of_bias(decomposition: Decomposition) -> Decompositi
 
 def probabilities_checked_on_cpus(decomposition: Decomposition) -> Decomposition:
     """The operator for CPUs refuses numbers outside 0 to 1; the decomposition computes with them. The operator is left
-    whole, on contiguous operands: of others, torch's fake tensors do not know how its result lies."""
+    whole, on contiguous operands: for others, torch's fake tensors do not know the strides of its result."""
 
     @functools.wraps(decomposition)
     def binary_cross_entropy(x: torch.Tensor, target: torch.Tensor, weight: Any = None, reduction: int = MEAN) -> Any:

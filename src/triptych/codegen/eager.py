@@ -40,7 +40,7 @@ class EagerCodegen:
 
 
 class CallableCodegen(EagerCodegen):
-    """Hands the optimised ATen graphs to somebody else's compiler."""
+    """Hands the optimised ATen graphs to a compiler that the user provides."""
 
     def __init__(self, compile_fn: Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]) -> None:
         self.compile_fn = compile_fn

@@ -3,9 +3,9 @@
 These are writes in place, such as `addmm_`, and operators that AOTAutograd has decomposed wherever they were captured,
 but that one of our passes has put into the graph since, such as `flip`.
 
-Inductor calls ATen of itself for any operator that it does not know, but less well: in a backward graph it first copies
+By default, Inductor also calls ATen for any operator that it does not know, but in a backward graph it first copies
 every operand that is not contiguous, such as the transposed one of a product. And it raises where it knows a
-decomposition, which here comes too late, or would undo a write in place.
+decomposition, which would come too late here, or would undo an in-place write.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ OWN_PASSES_OFF: Mapping[str, Any] = {
 }
 
 ON_A_GPU: Mapping[str, Any] = {
-    # batched operations put many small weights together: one kernel that reads them all, not one for each. In C++ such
-    # a cat is written into the loop that reads it, and asks at each element whose it is
+    # batched operations concatenate many small weights: one kernel should read them all, not one kernel each. In C++
+    # such a cat is inlined into the loop that reads it, which determines for each element the operand that it is from
     "max_pointwise_cat_inputs": 64,
 }
 
@@ -146,7 +146,7 @@ def inductor_settings(session: Session, cacheable: bool) -> dict[str, Any]:
         settings.update(_private.list_mode_options(options.mode))
     settings.update(options.inductor_options)
     if session.observed or not cacheable:
-        # A cached kernel comes without being generated: whoever watches would see nothing.
+        # A cached kernel is not generated, so an observer would see nothing.
         settings.update(fx_graph_cache=False, fx_graph_remote_cache=False)
     if session.observed:
         settings.update(_private.TRACK_NODES_OF_KERNELS)
@@ -161,7 +161,7 @@ def has_sparse_tensors(gm: GraphModule) -> bool:
 
 
 def fixed_inputs(gm: GraphModule) -> list[int]:
-    """Inputs of a frozen graph that CUDA graphs need not copy; AOTAutograd's list counts those that are gone."""
+    """Inputs of a frozen graph that CUDA graphs need not copy; AOTAutograd's list still counts removed inputs."""
     inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
     return [i for i, n in enumerate(inputs) if FIXED in n.meta]
 

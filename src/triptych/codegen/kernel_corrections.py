@@ -1,7 +1,7 @@
-"""Decompositions of operators that Inductor's own kernels compute otherwise than eager.
+"""Decompositions of operators that Inductor's own kernels do not compute as eager does.
 
-Each says what the kernel does wrong. Where it does nothing wrong, the operator is left to the decomposition that
-torch has for it, if there is one, or whole: `NotImplemented` says so.
+Each says what the kernel does wrong. For calls that the kernel computes correctly, torch's decomposition of the
+operator is used, if there is one; otherwise the operator is left whole by returning `NotImplemented`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ BYTES = (torch.uint8, torch.int8)
 
 
 def any_of_bytes(otherwise: Decomposition) -> Decomposition:
-    """Of uint8, `any` is uint8; the kernel's result is bool."""
+    """For uint8, the result of `any` is uint8; that of the kernel is bool."""
 
     def any_(op: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return op(x != 0, *args, **kwargs).to(x.dtype) if x.dtype == torch.uint8 else otherwise(x, *args, **kwargs)
@@ -90,7 +90,7 @@ def remainder_of_floats(otherwise: Decomposition) -> Decomposition:
 
 
 def _rounded(value: Any, dtype: torch.dtype) -> Any:
-    """A number as eager takes it; a kernel would compute with more digits."""
+    """A number rounded to the dtype, as in eager; a kernel would compute with more digits."""
     if not isinstance(value, (int, float)):
         return value
     with _private.without_dispatch_modes():
@@ -98,7 +98,7 @@ def _rounded(value: Any, dtype: torch.dtype) -> Any:
 
 
 def truncated_quotients_of_integers(otherwise: Decomposition) -> Decomposition:
-    """The kernel for CPUs divides by 0, which ends the process; where it rounds down, it asks first, and raises."""
+    """The kernel for CPUs divides by 0, which ends the process; the one that rounds down checks first, and raises."""
 
     def div(op: Any, x: Any, divisor: Any, *, rounding_mode: str | None = None) -> Any:
         dtype = torch.result_type(x, divisor)
@@ -115,7 +115,7 @@ def truncated_quotients_of_integers(otherwise: Decomposition) -> Decomposition:
 
 
 def _in_range(value: Any, dtype: torch.dtype) -> Any:
-    """As an integer of this dtype: what is too large begins again at the other end."""
+    """The value as an integer of this dtype; values out of range wrap around."""
     if isinstance(value, torch.Tensor):
         return value.to(dtype)
     least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
@@ -123,7 +123,7 @@ def _in_range(value: Any, dtype: torch.dtype) -> Any:
 
 
 def scalar_of_default_dtype(otherwise: Decomposition) -> Decomposition:
-    """Of a whole number without a dtype the kernel makes int64, the operator the default dtype."""
+    """For an integer without a dtype, the result of the kernel is int64; that of the operator has the default dtype."""
 
     def scalar_tensor(op: Any, number: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
         if dtype is None:
@@ -134,12 +134,12 @@ def scalar_of_default_dtype(otherwise: Decomposition) -> Decomposition:
 
 
 def extremes_of_bytes(otherwise: Decomposition) -> Decomposition:
-    """The kernel for CPUs fills a part of a vector of 8-bit numbers, and then compares all of it."""
+    """The kernel for CPUs fills only a part of a vector of 8-bit numbers, but then compares all of it."""
 
     def extreme(op: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if x.dtype not in BYTES or x.device.type != "cpu":
             return otherwise(x, *args, **kwargs)
-        return _private.pytree.tree_map(  # places are int64
+        return _private.pytree.tree_map(  # indices are int64
             lambda value: value.to(x.dtype) if value.dtype == torch.int32 else value,
             op(x.to(torch.int32), *args, **kwargs),
         )
@@ -155,6 +155,6 @@ def totals_in_bytes(otherwise: Decomposition) -> Decomposition:
             return otherwise(x, *args, dtype=dtype, **kwargs)
         wide = op(x.to(dtype), *args, dtype=torch.int64, **kwargs)
         least = torch.iinfo(dtype).min
-        return (((wide - least) & 0xFF) + least).to(dtype)  # in range: kernels differ in what they make of the rest
+        return (((wide - least) & 0xFF) + least).to(dtype)  # in range: kernels convert other values differently
 
     return total

@@ -26,7 +26,7 @@ def launch_kernels_directly(module: types.ModuleType) -> None:
 
 
 def launch_once_then_directly(kernel: Any) -> Callable[..., Any]:
-    """Torch's own `run` for the first launch, which tunes the kernel; then puts a direct one in its place."""
+    """A `run` that calls torch's own for the first launch, which tunes the kernel, and then installs a direct one."""
     run = kernel.run
 
     def first(*args: Any, **how: Any) -> Any:
@@ -45,7 +45,7 @@ def may_be_launched_directly(kernel: Any) -> bool:
 
 
 PREPARED = ("C_impl", "function", "num_warps", "shared", "arg_tys", "has_global_scratch", "has_profile_scratch")
-"""What a statically launched kernel reads of itself at each launch."""
+"""The attributes that a statically launched kernel reads at each launch."""
 
 
 def without_preparation(launcher: types.FunctionType) -> Callable[..., Any]:
@@ -54,7 +54,7 @@ def without_preparation(launcher: types.FunctionType) -> Callable[..., Any]:
     if torch.version.hip or not all(hasattr(kernel, name) for name in PREPARED):
         return launcher
     implementation, function, num_warps, shared, types_of_arguments, *scratch = (getattr(kernel, n) for n in PREPARED)
-    # kernels of newer releases of Triton take pointers to scratch memory, and those launched so have none
+    # kernels of newer Triton releases take pointers to scratch memory; statically launched ones get null pointers
     no_scratch = (None,) * sum(scratch)
     types_of_arguments += "O" * sum(scratch)
     launch = implementation._launch_kernel
@@ -67,7 +67,7 @@ def without_preparation(launcher: types.FunctionType) -> Callable[..., Any]:
 
 
 def direct(launch: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
-    """A launch with no questions asked, except for those who watch: the profiler and torch's `DebugMode`."""
+    """A direct launch; torch's own `run` if the profiler or `DebugMode` is active, or with further arguments."""
     is_profiled, debug_mode = _private.profiler_enabled, _private.get_active_debug_mode
 
     def launch_directly(*args: Any, stream: int, **how: Any) -> Any:

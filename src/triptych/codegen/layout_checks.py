@@ -28,7 +28,7 @@ class KnownLayouts:
     """The layouts of inputs that have passed the checks. A copy of the generated code starts without them."""
 
     TRIES = 4
-    """How often layouts are noted. Some inputs have none, and some programs are given other layouts at every call."""
+    """How often layouts are noted. Some inputs have none, and in some programs they differ at every call."""
 
     def __init__(self) -> None:
         self.guards: Any = None
@@ -38,7 +38,7 @@ class KnownLayouts:
         return KnownLayouts, ()
 
     def of(self, args: Sequence[Any]) -> Any:
-        """What later inputs can be compared with; None if no more layouts are to be noted."""
+        """Guards to compare later inputs with; None if no more layouts are to be noted."""
         if not self.tries_left:
             return None
         self.tries_left -= 1
@@ -58,7 +58,7 @@ def join_layout_checks(module: types.ModuleType) -> None:
     runner.call_with_checks = types.MethodType(with_checks, runner)
     runner.call_without_checks = types.MethodType(without, runner)
     runner.call_and_note_layouts = types.MethodType(call_and_note_layouts, runner)
-    # the bound method is in others' hands already, so the function stays and its code changes
+    # callers already have the bound method, so the function object stays and its code is replaced
     function.__code__ = call.__code__
 
 
@@ -79,7 +79,7 @@ def call_and_note_layouts(runner: Any, args: list[Any]) -> Any:
 
 
 def without_checks(function: types.FunctionType) -> types.FunctionType | None:
-    """The method without checks of inputs, every line at its place; None if there are none or the source is gone."""
+    """The method without checks of inputs, with the same line numbers; None if it has no checks or no source file."""
     code = function.__code__
     try:
         lines = Path(code.co_filename).read_text(encoding="utf-8").split("\n")
@@ -102,7 +102,7 @@ def without_checks(function: types.FunctionType) -> types.FunctionType | None:
 
 
 def layouts_of(args: Sequence[Any]) -> Any:
-    """What later inputs are compared with; None if these are not plain tensors, or one is given twice."""
+    """Guards to compare later inputs with; None if these are not plain tensors, or one is given twice."""
     if any(type(arg) not in (torch.Tensor, torch.nn.Parameter) or arg.layout != torch.strided for arg in args):
         return None
     if len({id(arg) for arg in args}) != len(args):

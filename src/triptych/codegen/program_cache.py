@@ -29,18 +29,18 @@ class ProgramCache:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def compiler(self, compile: Callable[..., Any]) -> Callable[..., Any]:
-        """AOTAutograd takes a compiler of this type to return something that can be saved."""
+        """The compiler, of the type by which AOTAutograd recognises that its results can be saved."""
         return _private.SerializableAOTDispatchCompiler(_private.OutputCode, compile) if self.used else compile
 
 
 def not_saved(compiled: Compiled) -> Compiled:
-    """A graph that was compiled in a simpler way than usual, after a failure: the next compile tries again."""
+    """A graph compiled in a simpler way after a failure: it is not saved, so that the next compile tries again."""
     return boxed(lambda inputs: compiled(inputs))
 
 
 @contextlib.contextmanager
 def program_cache(session: Session, codegen: CodeGenerator) -> Iterator[ProgramCache]:
-    """The cache for one program; one that is not used where the program must be compiled here."""
+    """The cache for one program; it is disabled if the program must be compiled in this process."""
     if not isinstance(codegen, InductorCodegen) or codegen.key is None or not _may_be_loaded(session):
         yield ProgramCache()
         return
@@ -50,11 +50,11 @@ def program_cache(session: Session, codegen: CodeGenerator) -> Iterator[ProgramC
 
 
 def _may_be_loaded(session: Session) -> bool:
-    """Stages 2 and 3 do not run over a program that is loaded.
+    """May the program be loaded? Stages 2 and 3 do not run over a program that is loaded.
 
-    That is no use to whoever watches, verifies or counts rewrites; `freeze` computes from the weights of this process;
-    and a user's pass may depend on more than its source says, such as a function in another file. Where ranks compare
-    what they compile, each of them must compile.
+    So it must be compiled if it is observed or verified, or if rewrites are counted. `freeze` computes from the weights
+    of this process, and a user's pass may depend on more than its source says, such as a function in another file.
+    Where ranks compare what they compile, each of them must compile.
     """
     options = session.options
     if session.observed or session.passes_off or options.freeze or options.verify != "off":

@@ -19,8 +19,8 @@ REALIZE = "inductor_realize_to_strides"
 
 
 def keep_gaps(returned: Sequence[Node]) -> None:
-    """Write what results with gaps between their elements are views of. Inductor may copy such a view for another
-    operation that reads it, and would then return the copy, which has no gaps."""
+    """For results with gaps between their elements, write the values that they are views of. Inductor may copy such a
+    view for another operation that reads it, and would then return the copy, which has no gaps."""
     for node in returned:
         tensor, base = tensor_fact(node), node
         if tensor is None or not is_static((*tensor.shape, *tensor.stride())) or not tensor.numel():
@@ -33,8 +33,8 @@ def keep_gaps(returned: Sequence[Node]) -> None:
 
 
 def keep_copied(graph: Graph) -> None:
-    """Write what a copy reads as a view, where it is computed from the destination. Inductor would compute it inside
-    the kernel that copies, which may then read elements that it has written already."""
+    """If the source of a copy is a view of a value that is computed from the destination, write that value. Inductor
+    would compute it inside the kernel that copies, which may then read elements that it has written already."""
     copies = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     if not copies:
         return
@@ -53,15 +53,15 @@ def keep_copied(graph: Graph) -> None:
 
 
 def _base(node: Any) -> Node:
-    """What a view is a view of."""
+    """The value that a view, or a view of a view, is a view of."""
     while aliases := effects(node).aliases:
         node = aliases[0]
     return node
 
 
 def keep_masks(graph: Graph) -> None:
-    """Write the mask of an attention once. Inductor would compute it anew for every layer that reads it, at the same
-    time for all of them, and with an element for each head and batch where one is enough for all."""
+    """Write the mask of an attention once. Inductor would compute it again for every layer that reads it, for all
+    layers at the same time, and expanded over heads and batch where it need not be."""
     for mask in filter(None, map(_mask, graph.nodes)):
         base = _base(mask)
         tensor = tensor_fact(base)

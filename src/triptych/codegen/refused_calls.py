@@ -22,7 +22,7 @@ from .decompositions import Decomposition, Decompositions
 
 DEVICES = ("cpu", "cuda")
 FEW, TWO = 4, 2
-"""Elements along each dim of an operand that is made up, at most. One would be too few: eager fills a tensor of one
+"""A made-up operand has at most this many elements along each dim. One would be too few: eager fills a tensor of one
 element with infinity where it refuses to fill a larger one."""
 
 ABOUT_DTYPES = (
@@ -55,8 +55,8 @@ class RefusedCalls:
         self._inside = 0
 
     def left_whole(self, table: Decompositions, with_kernels: Iterable[Any]) -> Decompositions:
-        """The decompositions, but for calls that eager refuses. What a code generator has kernels for is watched too;
-        it calls ATen for all other operators."""
+        """The decompositions, wrapped so that they leave calls that eager refuses whole. Operators that the code
+        generator has kernels for are watched, too; it calls ATen for all others."""
         watched = [overload for overload in with_kernels if _is_asked_about(overload)]
         everything = {**dict.fromkeys(watched), **table}
         return {overload: functools.partial(self._decompose, overload, how) for overload, how in everything.items()}
@@ -64,7 +64,7 @@ class RefusedCalls:
     def _decompose(self, overload: Any, how: Decomposition | None, *args: Any, **kwargs: Any) -> Any:
         # what a decomposition calls is not what eager would call
         if not self._inside and refused_by_eager(overload, args, kwargs):
-            self.found = self.session.passes_off = True  # passes would fold or drop what is to raise
+            self.found = self.session.passes_off = True  # passes would fold or drop the call that must raise
             return NotImplemented
         if how is None:
             return NotImplemented
@@ -77,7 +77,7 @@ class RefusedCalls:
 
 @functools.cache
 def _is_asked_about(overload: Any) -> bool:
-    """Are made-up operands harmless? Not to random generators, nor where the size of the result depends on them."""
+    """Can eager be asked with made-up operands? Not if the call draws numbers, or if their values decide a size."""
     if not isinstance(overload, _private.OpOverload):
         return False
     schema = overload._schema
@@ -113,7 +113,7 @@ def _is_pointwise(overload: Any) -> bool:
 
 
 def _any_error_counts(overload: Any) -> bool:
-    """Operands that are broadcast to each other stay so when they shrink; the error must come from something else."""
+    """Does any error count? Smaller operands still broadcast to each other, so it does not come from their sizes."""
     return _is_pointwise(overload) or overload._schema.name.endswith("_loss")
 
 
@@ -143,12 +143,12 @@ def _can_be_made_up(leaf: Any) -> bool:
         return leaf is None or isinstance(leaf, PLAIN)
     if leaf.device.type not in DEVICES or (leaf.device.type == "cuda" and not torch.cuda.is_available()):
         return False
-    # of nothing, eager computes anything
+    # on empty tensors eager refuses nothing
     return leaf.layout is torch.strided and not any(known(size == 0) for size in leaf.shape)
 
 
 def _may_be_indices_on_a_gpu(leaf: Any) -> bool:
-    """An index that is not there raises on a CPU; on a GPU it ends all work of the process with that GPU."""
+    """Could it be indices on a GPU? An invalid index raises on a CPU; on a GPU it ends all work on that GPU."""
     on_gpu = isinstance(leaf, torch.Tensor) and leaf.device.type == "cuda"
     return on_gpu and not (leaf.is_floating_point() or leaf.is_complex())
 
@@ -159,7 +159,7 @@ def _made_up_size(size: Any, most: int) -> int:
 
 @dataclass(frozen=True)
 class MadeUp:
-    """An operand with few elements, all of them 1: an index that is there, a divisor that is not 0."""
+    """An operand with few elements, all of them 1: a valid index, a divisor that is not 0."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -177,7 +177,7 @@ def _raises(overload: Any, spec: Any, leaves: list[Any]) -> bool:
     with _private.without_dispatch_modes(), _private.without_autocast(), torch.no_grad():
         try:
             leaves = [leaf.tensor() if isinstance(leaf, MadeUp) else leaf for leaf in leaves]
-        except RuntimeError:  # of this dtype there are no ones
+        except RuntimeError:  # `torch.ones` does not support this dtype
             return False
         args, kwargs = _private.pytree.tree_unflatten(leaves, spec)
         try:

@@ -26,14 +26,14 @@ class Arrangement:
 
     value: Node
     shape: tuple[int, ...]
-    """Of a gather: one rank's part. Of a scatter: the whole."""
+    """For a gather, the shape of one rank's part; for a scatter, that of the whole tensor."""
     dim: int
     inner: tuple[Node, ...] = ()
     """The nodes between the collective and the value."""
 
 
 def gathered(program: Program, wait: Node, shard: Node, ranks: int) -> Arrangement:
-    """How the result of an all-gather, given by its wait, is arranged before it is used."""
+    """How the result of an all-gather, given by its wait, is rearranged before it is used."""
     shape = tuple(tensor_of(shard).shape)
     plain = Arrangement(wait, shape, 0)
     user = only_user(wait)
@@ -55,7 +55,10 @@ def gathered(program: Program, wait: Node, shard: Node, ranks: int) -> Arrangeme
 
 
 def scattered(program: Program, operand: Node, ranks: int) -> Arrangement | None:
-    """What a reduce-scatter scatters, before it is arranged for dim 0; None if its operand is used elsewhere."""
+    """The tensor that a reduce-scatter scatters, before it is rearranged for dim 0.
+
+    None if a value on the way has other users, or if the rearrangement is not one of those that are known.
+    """
     inner: list[Node] = []
     node = operand
     while True:
@@ -74,7 +77,7 @@ def scattered(program: Program, operand: Node, ranks: int) -> Arrangement | None
 
 
 def _permuted(program: Program, copy: Node, inner: tuple[Node, ...], ranks: int) -> Arrangement | None:
-    """copy(permute(x)), where a dim of as many parts as there are ranks comes to the front"""
+    """copy(permute(x)), where the permutation moves a dim whose size is the number of ranks to the front"""
     permute = _operand(program, copy)
     source = None if permute is None else _operand(program, permute)
     dims = None if permute is None else _permutation(program, permute)
@@ -103,7 +106,7 @@ def _from_pieces(program: Program, cat: Node, inner: tuple[Node, ...], ranks: in
 
 
 def _pieces_of_split(program: Program, split: Node, dim: int, ranks: int) -> tuple[Node, ...] | None:
-    """The parts of a tensor that is split into one equal part a rank, in order; None if it is not."""
+    """The parts of a tensor that is split into equal parts, one per rank, in order; None if it is not."""
     call = program.call(split)
     if call is None or call.op not in ("split", "split_with_sizes", "chunk") or call.get("dim") != dim:
         return None
@@ -118,7 +121,7 @@ def _pieces_of_split(program: Program, split: Node, dim: int, ranks: int) -> tup
 
 
 def _joined(program: Program, pieces: tuple[Node, ...]) -> Node | None:
-    """The concatenation that takes exactly these parts, in order, and nobody else does."""
+    """The concatenation of exactly these parts, in order, if nothing else uses them."""
     cat = only_user(pieces[0])
     call = None if cat is None else program.call(cat)
     if cat is None or call is None or call.op != "cat" or list(cat.args[0]) != list(pieces):  # type: ignore[arg-type]
@@ -132,8 +135,8 @@ def _dim_of_cat(program: Program, cat: Node) -> int:
 
 
 def is_reshape(program: Program, node: Node, other_dtype: bool = False) -> bool:
-    """A view that keeps the order of the elements. With `other_dtype` it may also read their bytes as another dtype of
-    the same size, as 8-bit floats are communicated as integers."""
+    """Is it a view that keeps the order of the elements? With `other_dtype` it may also read their bytes as another
+    dtype of the same size, as 8-bit floats are communicated as integers."""
     call = program.call(node)
     if call is None or call.op not in RESHAPES or not isinstance(call.args.get("self"), Node) or call.mutates:
         return False
@@ -142,7 +145,7 @@ def is_reshape(program: Program, node: Node, other_dtype: bool = False) -> bool:
 
 
 def _is_copy(program: Program, node: Node) -> bool:
-    """A contiguous copy of a permutation."""
+    """Is it a contiguous copy of a permutation?"""
     call = program.call(node)
     if call is None or call.op not in ("clone", "contiguous") or not tensor_of(node).is_contiguous():
         return False
@@ -168,5 +171,5 @@ def only_user(node: Node) -> Node | None:
 
 
 def rows(shape: tuple[int, ...]) -> int:
-    """How many rows a tensor has as a matrix of its last dim."""
+    """How many rows a tensor has as a matrix whose columns are its last dim."""
     return torch.Size(shape[:-1]).numel()

@@ -1,4 +1,4 @@
-"""Which collectives become one, and the nodes of that one: by concatenation or by the coalesced operator."""
+"""Which collectives are joined, and the nodes that join them: by concatenation or by the coalesced operator."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def problem_of(program: Program, collective: Collective) -> Refusal | None:
     if wait is None:
         return Refusal("the result of {at} is not only waited for once", at=collective.node)
     writer = next((w for w in program.aliasing.writers(collective.operands[0]) if w < wait), None)
-    if writer is not None:  # the joined one may start before it, or behind it
+    if writer is not None:  # the joined collective may start on the other side of the write
         return Refusal("the operand is written before the wait, by {at}", at=writer)
     tensors = [tensor_fact(collective.operands[0]), tensor_fact(collective.node)]
     if any(t is None or t.layout is not torch.strided for t in tensors):
@@ -63,12 +63,12 @@ class _Open:
     members: list[Collective] = field(default_factory=list)
     size: int = 0
     behind: set[Node] = field(default_factory=set)
-    """What needs the result of a member."""
+    """The nodes that depend on the result of a member."""
 
 
 def buckets(program: Program, members: Iterable[Collective], limit: int) -> list[tuple[Collective, ...]]:
-    """Like collectives, in the order of the graph, into buckets of up to `limit` bytes. No member of a bucket needs
-    the result of another one. A collective that is larger has a bucket of its own."""
+    """Divides similar collectives, in the order of the graph, into buckets of up to `limit` bytes. No member of a
+    bucket depends on the result of another. A collective that is larger than the limit gets its own bucket."""
     wanted = {member.node: member for member in members}
     order = Order(program)
     bucket = _Open()
@@ -91,7 +91,7 @@ def buckets(program: Program, members: Iterable[Collective], limit: int) -> list
 def likes(
     program: Program, kind: str, wanted: Callable[[Collective], Refusal | None]
 ) -> Iterator[tuple[list[Collective], list[tuple[Collective, Refusal]]]]:
-    """The collectives of a kind that have all in common but their data, and those of them that cannot be joined."""
+    """Groups of collectives of one kind that differ only in their data: those that can be joined, and the others."""
     groups: dict[Any, list[Collective]] = {}
     for found in collectives(program.graph):
         if found.kind == kind and not found.is_coalesced:
@@ -103,14 +103,14 @@ def likes(
 
 
 def _bytes(member: Collective) -> int:
-    """What a member adds to its bucket: its larger side."""
+    """How many bytes a member adds to its bucket: those of its operand or its result, whichever is larger."""
     return max(bytes_moved(tensor_of(n)) or 0 for n in (member.operands[0], member.node))
 
 
 def join(
     op: Emitter, program: Program, members: Sequence[Collective], place: Placement, way: str
 ) -> Edit:
-    """Emit one collective for several, and say what becomes of these."""
+    """Emit one collective for several, and return the edit that replaces these."""
     early, late = op.at(place.launch), op.at(place.wait)
     joined = _coalesced if way == COALESCED else _CONCATENATED[members[0].kind]
     results = joined(early, late, program, members)
@@ -158,7 +158,7 @@ _CONCATENATED = {ALL_REDUCE: _all_reduced, ALL_GATHER: _gathered, REDUCE_SCATTER
 
 
 def _settings(collective: Collective) -> list[Any]:
-    """The arguments of the operator behind its operand."""
+    """The arguments of the operator after its operand."""
     settings = (collective.reduction or None, collective.ranks, collective.group)
     return [s for s in settings if s is not None]
 
@@ -171,7 +171,7 @@ def _communicated(early: Emitter, late: Emitter, first: Collective, flat: Value)
 def _pieces(
     late: Emitter, program: Program, members: Sequence[Collective], whole: Value, dim: int
 ) -> list[Value]:
-    """The result of each member, out of that of the bucket."""
+    """The result of each member, taken from that of the bucket."""
     shapes = [list(tensor_of(m.node).shape) for m in members]
     ranks = (members[0].ranks or 1) if dim else 1
     sizes = [tensor_of(m.node).numel() // ranks for m in members]
@@ -181,6 +181,6 @@ def _pieces(
         piece = late.reshape(late.call(operator.getitem, parts, i), shape)
         wait = member.wait
         shared = wait is not None and (program.aliasing.is_output(wait) or program.aliasing.written(wait))
-        # results that leave the graph, or are written, have memory of their own, as before
+        # results that leave the graph, or are written in place, get separate memory, as before
         results.append(late.clone(piece) if shared and program.aliasing.same(piece.node, whole.node) else piece)
     return results

@@ -1,6 +1,6 @@
-"""What communication and computation of a graph cost, by figures that are the same on every rank.
+"""Costs of the communication and the computation of a graph, from figures that are the same on every rank.
 
-Sizes that are symbols are not used: their values may differ between ranks, and ranks must decide alike.
+Symbolic sizes are not used: their values may differ between ranks, and all ranks must make the same decision.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from ..ir.facts import fact, is_static, tensor_fact, tensor_of
 
 
 def ranks_of(found: Collective) -> int:
-    """How many ranks take part; that of an all-reduce is asked of the process group."""
+    """How many ranks take part; for an all-reduce, the process group says it."""
     return found.ranks if found.ranks is not None else ranks_of_group(found.group)
 
 
 def ranks_of_group(name: str) -> int:
     try:
         return int(_private.resolve_process_group(name).size())
-    except (RuntimeError, KeyError, ValueError):  # a graph that is read where its groups are not
+    except (RuntimeError, KeyError, ValueError):  # this process does not have the groups of the graph
         return 2
 
 
 def bytes_of_collective(found: Collective) -> int | None:
-    """The whole tensors: what is gathered, or what is reduced; None where sizes are symbols."""
+    """Bytes of the whole tensors that are gathered or reduced; None if sizes are symbolic."""
     sides = [[bytes_moved(tensor_fact(node)) for node in nodes] for nodes in (found.operands, found.results)]
     if any(size is None for side in sides for size in side):
         return None
@@ -51,7 +51,7 @@ def collective_cost(found: Collective, link: str) -> CommunicationCost | None:
 
 
 def compute_seconds(node: Node) -> float:
-    """What computing a node takes; nothing where sizes are symbols, and for collectives and waits."""
+    """Seconds to compute a node; 0 if sizes are symbolic, and for collectives and waits."""
     if is_wait(node) or collective(node) is not None:
         return 0.0
     values = [fact(node), *map(fact, node.all_input_nodes)]
@@ -63,16 +63,16 @@ def compute_seconds(node: Node) -> float:
 
 @dataclass(frozen=True)
 class FusedCost:
-    """What an operator of symmetric memory does: both at once."""
+    """The cost of an operator of symmetric memory, which computes and communicates at the same time."""
 
     computation: float
     communication: float
     bytes: int
-    """Of what is communicated."""
+    """How many bytes are communicated."""
 
 
 def fused_cost(node: Node, link: str) -> FusedCost:
-    """An operator that gathers and multiplies, or multiplies and scatters; products are computed part by part."""
+    """The cost of an operator that gathers and multiplies, or multiplies and scatters, part by part."""
     target: Any = node.target
     given = dict(zip((argument.name for argument in target._schema.arguments), node.args))
     gathers = "all_gather" in target._schema.name
@@ -96,13 +96,13 @@ def fused_cost(node: Node, link: str) -> FusedCost:
 
 
 def _multiplied_as(dtype: torch.dtype) -> torch.dtype:
-    """8-bit floats are multiplied at least as quickly as 16-bit ones."""
+    """The dtype whose rate is assumed: 8-bit floats are multiplied at least as quickly as 16-bit ones."""
     return torch.bfloat16 if dtype.itemsize == 1 else dtype
 
 
 def joining_costs(members: Sequence[Collective], copied_results: int, link: str, copies: bool) -> tuple[float, float]:
-    """Seconds of several collectives, and of one for all. With `copies`, operands are copied into one tensor, and that
-    many bytes of results out of another."""
+    """Seconds of several collectives, and of one that replaces them. With `copies`, operands are copied into one
+    tensor, and `copied_results` bytes of results are copied out of another."""
     first = members[0]
     sizes = [bytes_of_collective(member) or 0 for member in members]
     ranks, way = ranks_of(first), link_for(first, link)

@@ -27,7 +27,7 @@ RANK = 1
 
 @functools.cache
 def register() -> Any:
-    """Make the group known by its names, once; it lives as long as somebody has it."""
+    """Make the group known by its names, once; it lives as long as it is referenced."""
     import torch.distributed as dist
 
     reductions = {
@@ -58,7 +58,7 @@ def register() -> Any:
         output.copy_(reduced(tensor, how).chunk(RANKS)[RANK].reshape(output.shape))
 
     class Work(dist.Work):
-        """Communications that are done when somebody waits for them."""
+        """Communications that are performed when they are waited for."""
 
         def __init__(self, communicate: Callable[..., None], *operands: tuple[Any, ...]) -> None:
             super().__init__()
@@ -75,7 +75,7 @@ def register() -> Any:
             self.works: list[Work] = []
 
         def start(self, communicate: Callable[..., None], *operands: tuple[Any, ...]) -> Work:
-            self.works.append(Work(communicate, *operands))  # C++ calls it as long as Python has it
+            self.works.append(Work(communicate, *operands))  # C++ can call it only while Python refers to it
             return self.works[-1]
 
         def allreduce(self, tensors: Any, opts: Any = None) -> Any:
@@ -106,7 +106,7 @@ def register() -> Any:
 
 @functools.cache
 def register_symmetric() -> Any:
-    """Count one of the groups as one with symmetric memory. The operators that use such memory have kernels for GPUs
+    """Mark one of the groups as one with symmetric memory. The operators that use such memory have kernels for GPUs
     alone: on the CPU they are computed as torch itself does it in tests, by plain collectives."""
     _private.stores_of_symmetric_groups.setdefault(SYMMETRIC, None)
     library = torch.library.Library("symm_mem", "IMPL", "CPU")

@@ -27,34 +27,34 @@ PLAIN, SCALED = "fused_all_gather_matmul", "fused_all_gather_scaled_matmul"
 
 @dataclass(frozen=True)
 class RowScales:
-    """Scales of the rows of a gathered tensor that are gathered themselves: the operator can do both at once."""
+    """Row scales of a gathered tensor that are gathered themselves: the operator can gather both at once."""
 
     collective: Collective
     arrangement: Arrangement
     views: tuple[Node, ...]
     """Views of the gathered scales."""
     users: frozenset[Node]
-    """Who reads them."""
+    """The nodes that read the gathered scales."""
 
 
 @dataclass(frozen=True)
 class GatherMatmul:
-    """What becomes one call."""
+    """An all-gather and products that become one call."""
 
     collective: Collective
     arrangement: Arrangement
     """How the result is arranged, with the part of one rank as a tensor of two dims or more."""
     readers: Readers
     products: tuple[Product, ...]
-    """Those of the readers that the call computes."""
+    """The products that the call computes."""
     moved: tuple[Node, ...]
-    """What must stand before it, in turn."""
+    """The nodes to move before the call, in this order."""
     scales: RowScales | None
-    """Where these rows are scaled, and every rank has the scales of its own."""
+    """If rows are scaled and each rank has the scales of its own rows: these scales."""
 
     @property
     def anchor(self) -> Node:
-        """The call stands before whoever reads the gathered tensor first."""
+        """The first reader of the gathered tensor; the call goes before it."""
         return min(self.arrangement.value.users)
 
     @property
@@ -69,7 +69,7 @@ class GatherMatmul:
 
 
 def gather_matmul(program: Program, collective: Collective) -> GatherMatmul | Refusal | None:
-    """The plan for an all-gather; None where no product reads its result, or why nothing can be done."""
+    """The plan for an all-gather; None if no product reads its result; a refusal if it cannot be fused."""
     wait, shard = collective.wait, collective.operands[0]
     tensor, result = tensor_fact(shard), tensor_fact(collective.node)
     if collective.kind != ALL_GATHER or collective.is_coalesced or tensor is None or result is None:
@@ -155,14 +155,14 @@ def _plan(
 def _scales(
     program: Program, collective: Collective, arrangement: Arrangement, scaled: Product
 ) -> RowScales | Refusal | None:
-    """The scales of the rows, if every rank has its own; None where one scale, or those of all rows, are there."""
+    """The row scales, if each rank has those of its own rows; None if there is one scale, or those of all rows."""
     assert scaled.left_scale is not None
     scale = tensor_fact(scaled.left_scale)
     count = rows(tuple(tensor_of(scaled.left).shape))
     if scale is None or scale.dtype != torch.float32:
         return Refusal("scales of another kind", at=scaled.left_scale)
     if scale.numel() == 1:
-        # the operator takes one scale beside one row for that of this rank's row
+        # if a rank has one row, the operator takes a single scale for the scale of that row
         if rows(arrangement.shape) == 1:
             return Refusal("a rank has one row, and one scale could be that of this row", at=scaled.left_scale)
         return None
@@ -193,7 +193,7 @@ def _scales(
 
 
 def emit(op: Emitter, program: Program, plan: GatherMatmul) -> Edit:
-    """Emit the call, and say what becomes of the nodes whose work it does."""
+    """Emit the call, and return the edit that replaces the nodes whose work it does."""
     early, collective, arrangement = op.at(plan.anchor), plan.collective, plan.arrangement
     left = tensor_of(plan.products[0].left)
     shard = contiguous_as(early, collective.operands[0], arrangement.shape, left.dtype)
@@ -243,7 +243,7 @@ def _scale_operand(early: Emitter, plan: GatherMatmul) -> Node | Value:
 
 
 def _spent(plan: GatherMatmul) -> list[Node]:
-    """What nobody needs any more, users before their operands."""
+    """The nodes that are no longer needed, users before their operands."""
     gone = dict.fromkeys(fused.node for fused in plan.products)
     chains = [(plan.readers.views, plan.arrangement, plan.collective)]
     if plan.scales is not None:
@@ -258,7 +258,7 @@ def _spent(plan: GatherMatmul) -> list[Node]:
 
 
 def contiguous_as(op: Emitter, node: Node, shape: Sequence[int], dtype: torch.dtype | None = None) -> Value:
-    """The value contiguous, in another shape, its bytes read as another dtype."""
+    """The value as a contiguous tensor of this shape; with a dtype, its bytes are read as that dtype."""
     value = op.program.value(node)
     if dtype is not None and tensor_of(node).dtype != dtype:
         value = op.call(aten.view.dtype, value, dtype)

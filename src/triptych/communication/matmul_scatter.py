@@ -25,19 +25,19 @@ REDUCTIONS = ("sum", "avg")
 
 @dataclass(frozen=True)
 class MatmulScatter:
-    """What becomes one call."""
+    """A product and a reduce-scatter that become one call."""
 
     collective: Collective
     product: Product
     shape: tuple[int, ...]
-    """The product as the tensor that is scattered."""
+    """The shape that the product has as the tensor that is scattered."""
     dim: int
     inner: tuple[Node, ...]
     """The nodes from the collective to the product, users before their operands."""
 
 
 def matmul_scatter(program: Program, collective: Collective) -> MatmulScatter | Refusal | None:
-    """The plan for a reduce-scatter; None where it does not scatter a product, or why nothing can be done."""
+    """The plan for a reduce-scatter; None if it does not scatter a product; a refusal if it cannot be fused."""
     operand = tensor_fact(collective.operands[0])
     if collective.kind != REDUCE_SCATTER or collective.is_coalesced or operand is None or not is_static(operand.shape):
         return None
@@ -60,7 +60,7 @@ def matmul_scatter(program: Program, collective: Collective) -> MatmulScatter | 
 
 
 def _product_behind(program: Program, node: Node) -> Product | None:
-    """The product that a reduce-scatter's operand comes from, whatever rearranges it."""
+    """The product that a reduce-scatter's operand comes from, looking through operations that only rearrange it."""
     for _ in range(8):
         found = product(program, node)
         if found is not None or not node.all_input_nodes:
@@ -123,10 +123,10 @@ def _problem_of_scales(source: Product, count: int, shape: tuple[int, ...], dim:
 
 
 def emit(op: Emitter, program: Program, plan: MatmulScatter) -> Edit:
-    """Emit the call where the collective is started, and say what becomes of the nodes whose work it does."""
+    """Emit the call where the collective starts, and return the edit that replaces the nodes whose work it does."""
     collective, source = plan.collective, plan.product
     wait = collective.wait
-    assert wait is not None  # `matmul_scatter` has asked
+    assert wait is not None  # `matmul_scatter` has checked
     early = op.at(collective.node)
     lead = plan.shape[:-1]
     left = early.program.value(source.left)

@@ -1,7 +1,7 @@
 """Where several collectives can be started as one, and where they can be waited for.
 
-The order of the graph is the only thing that decides, with the sizes of what is communicated: both are the same on
-every rank, so every rank takes the same decisions.
+Only the order of the graph and the sizes of the communicated tensors decide. Both are the same on every rank, so every
+rank makes the same decisions.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ..ir.program import Program
 
 
 class Order:
-    """What must come before what in a graph, where collectives keep to the data only."""
+    """Which nodes of a graph must come before which; collectives are ordered only by their data dependencies."""
 
     def __init__(self, program: Program) -> None:
         self.nodes = list(program.graph.nodes)
         self.before: Mapping[Node, Sequence[Node]] = predecessors(program, self.nodes, free_collectives=True)
 
     def dependents(self, roots: Collection[Node]) -> dict[Node, None]:
-        """What must stand behind one of these nodes, in the order of the graph."""
+        """The nodes that must come after one of `roots`, without `roots`; in graph order."""
         behind = dict.fromkeys(roots)
         for node in self.nodes:
             if node not in behind and any(n in behind for n in self.before[node]):
@@ -32,7 +32,7 @@ class Order:
         return dict.fromkeys(n for n in behind if n not in roots)
 
     def requirements(self, roots: Collection[Node], after: Node) -> list[Node]:
-        """What stands behind `after` and must stand before one of these nodes, itself included; in graph order."""
+        """The nodes after `after` that are `roots` or must come before one of them; in graph order."""
         needed = set(roots)
         late: list[Node] = []
         for node in reversed(self.nodes):
@@ -53,13 +53,13 @@ class Placement:
     wait: Node
     """The wait goes before this node."""
     before_launch: Sequence[Node] = ()
-    """Nodes to move before the collective, in turn."""
+    """Nodes to move before the collective, in this order."""
     after_wait: Sequence[Node] = ()
-    """Nodes to move behind the wait, in turn."""
+    """Nodes to move after the wait, in this order."""
 
 
 def after(node: Node) -> Node:
-    """The node before which something stands that needs this one."""
+    """The node before which to insert something that needs this one: the next node that is no placeholder."""
     following = node.next
     while following.op == "placeholder":
         following = following.next
@@ -69,16 +69,17 @@ def after(node: Node) -> Node:
 def placement(
     program: Program, members: Sequence[Collective], at_first: bool = False, at_end: bool = False
 ) -> Placement | None:
-    """Where to put one collective for several; None where one of them needs the result of another.
+    """Where to put one collective for several; None if one of them needs the result of another.
 
-    It is started behind its last operand, and what needs a result moves behind that; or, `at_first`, where the first
-    member was, and operands of the others move before it. It is waited for before the first node that needs a result,
-    or, `at_end`, at the end of the graph, where all that needs a result moves too.
+    The collective starts after its last operand, and nodes before that point which need a result move after the wait.
+    With `at_first`, it starts where the first member was, and the operands of the others move before it. The wait
+    stands before the first node that needs a result. With `at_end`, it stands at the end of the graph, and all nodes
+    that need a result move there, too.
     """
     if not at_first:
         launch = after(max(operand for member in members for operand in member.operands))
         first = min(wait for member in members for wait in member.waits)
-        if not first < launch:  # nothing that needs a result stands before the place: nothing has to move
+        if not first < launch:  # no node before the launch needs a result: nothing has to move
             return Placement(launch, first)
     order = Order(program)
     place = {node: i for i, node in enumerate(order.nodes)}

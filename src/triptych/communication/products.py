@@ -1,4 +1,4 @@
-"""Matrix products that read a gathered tensor, or compute one that is scattered: what fused operators need of them."""
+"""Matrix products that read a gathered tensor, or compute one that is scattered, as fused operators take them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ aten = torch.ops.aten
 
 PLAIN, WITH_BIAS, SCALED = aten.mm.default, aten.addmm.default, aten._scaled_mm.default
 LEFT = {PLAIN: 0, WITH_BIAS: 1, SCALED: 0}
-"""At which place each kind of product has its left operand."""
+"""The position of the left operand among the arguments of each kind of product."""
 
 MOST_MOVED = 64
-"""Search budget: how many nodes are moved so that the operands of a product are there."""
+"""Search budget: how many nodes may be moved to make the operands of a product available."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Product:
     right_scale: Node | None = None
     result_scale: Node | None = None
     dtype: torch.dtype | None = None
-    """Of the result of a scaled product, where the call says it."""
+    """The dtype of the result of a scaled product, if the call specifies it."""
     fast: bool = False
 
     @property
@@ -55,8 +55,8 @@ class Product:
 
 
 def product(program: Program, node: Node) -> Product | None:
-    """The product that a node computes, if a fused operator can compute it: factors of a sum are 1, no dtype is asked
-    of a plain product."""
+    """The product that a node computes, if a fused operator can compute it: `alpha` and `beta` must be 1, and a plain
+    product must not specify a dtype."""
     if node.target not in LEFT:
         return None
     call = program.call(node)
@@ -79,7 +79,7 @@ def product(program: Program, node: Node) -> Product | None:
 
 @dataclass(frozen=True)
 class Readers:
-    """What reads a gathered tensor."""
+    """The nodes that read a gathered tensor."""
 
     views: tuple[Node, ...]
     """Views of it that keep the order of its elements."""
@@ -89,8 +89,8 @@ class Readers:
 
 
 def readers(program: Program, value: Node, width: int | None) -> Readers:
-    """Whoever reads a tensor, itself or through views. `width` is how many columns a product must read; None: as many
-    as the first one does."""
+    """The nodes that read a tensor, directly or through views. `width` is how many columns a product must read; None:
+    as many as the first one does."""
     views, others = [value], []
     products: list[Product] = []
     for view in views:
@@ -112,7 +112,7 @@ def readers(program: Program, value: Node, width: int | None) -> Readers:
 def moved_before(
     program: Program, roots: Iterable[Node], anchor: Node, behind: Collection[Node]
 ) -> list[Node] | Refusal:
-    """The nodes to move before `anchor`, in turn, so that values are there; or which of them must stay behind it."""
+    """The nodes to move before `anchor`, in this order, so that `roots` are available; a refusal if one cannot move."""
     aliasing = program.aliasing
     work, needed = list(roots), dict[Node, None]()
     while work:

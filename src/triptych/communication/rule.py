@@ -53,7 +53,7 @@ class JoinCollectives(Rule):
             raise TriptychError(f"collectives are grouped by {BY_SIZE} or by {BY_MODULE}, not by {self.group_by!r}")
 
     def wanted(self, program: Program, collective: Collective) -> Refusal | None:
-        """Why a collective is none of the rule's; None if it is."""
+        """Why the rule does not take a collective; None if it does."""
         return None
 
     def sites(self, program: Program) -> Iterator[Match]:
@@ -88,7 +88,7 @@ class JoinCollectives(Rule):
     def _site(self, program: Program, bucket: tuple[Collective, ...]) -> Match:
         nodes = [member.node for member in bucket]
         place = placement(program, bucket, self.at_first, self.at_end)
-        # what was joined before may have made one depend on another
+        # joining others before may have made one member depend on another
         problem = Refusal("one needs the result of another", at=nodes[-1]) if place is None else None
         return Match.at(program, *nodes, covers=[w for m in bucket for w in m.waits], problem=problem,
                         bucket=bucket, place=place)  # fmt: skip

@@ -36,18 +36,18 @@ class Interval:
     nodes: int = 1
     """How many operations it stands for: computation between two points of communication is one interval."""
     bytes: int = 0
-    """Of what is communicated."""
+    """How many bytes are communicated."""
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """A graph in time."""
+    """When a graph computes and when it communicates."""
 
     seconds: float
     computation: float
     communication: float
     exposed: float
-    """While nothing is computed."""
+    """Seconds in which nothing is computed."""
     collectives: dict[str, int]
     """How many there are, by kind."""
     intervals: tuple[Interval, ...] = field(repr=False)
@@ -75,13 +75,13 @@ class _Lanes:
         self.counts: Counter[str] = Counter()
         self.intervals: list[Interval] = []
         self.pending: list[tuple[Node, float]] = []
-        """Computed since the last point of communication."""
+        """The operations since the last point of communication, with their seconds."""
 
     def run(self, node: Node) -> None:
         if (found := collective(node)) is not None:
             self._flush()
             cost = collective_cost(found, self.link)
-            # of a tensor whose size is a symbol, only what does not depend on the size
+            # if the size is symbolic, only the part of the cost that does not depend on it
             seconds = cost.seconds if cost is not None else _without_data(found, self.link)
             self.done[node] = self._communicate(node, found.kind, seconds, sum(map(_size, found.results)))
         elif is_wait(node):

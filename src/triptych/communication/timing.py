@@ -28,13 +28,13 @@ class Clock:
             elapsed += compute_seconds(node)
 
     def at(self, node: Node) -> float:
-        """A node that was created since counts with the next one that was not."""
+        """The time of a node; a node that was created since then has that of the next node that was not."""
         while node not in self._at:
             node = node.next
         return self._at[node]
 
     def place(self, time: float) -> Node:
-        """The last node that is not behind a time: what stands before it is done by then."""
+        """The last node that starts no later than `time`: all nodes before it are done by then."""
         return self.nodes[max(0, bisect.bisect_right(self.times, time) - 1)]
 
 
@@ -43,9 +43,9 @@ class Start:
     """When a collective must start to be done in time."""
 
     seconds: float
-    """What it takes."""
+    """How long it takes."""
     latest: float
-    """With a margin, and with time for those behind it, which use the same links."""
+    """The latest time to start, with a margin, and with time for later collectives, which use the same links."""
     needed: float
     """When it is waited for."""
 
@@ -55,8 +55,8 @@ class Start:
 
 
 def latest_starts(graph: Graph, clock: Clock, link: str) -> dict[Node, Start]:
-    """For every collective that is waited for and whose cost is known. Collectives run one after the other, so each
-    must also be done before the next one has to start."""
+    """The start of every collective that is waited for and whose cost is known. Collectives run one after the other,
+    so each must also be done before the next one has to start."""
     starts: dict[Node, Start] = {}
     next_start = float("inf")
     for found in reversed(list(collectives(graph))):

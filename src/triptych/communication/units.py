@@ -10,13 +10,14 @@ from torch.fx import Graph, Node
 from ..ir.collectives import Collective, collectives
 
 STACKS = ("nn_module_stack", "fwd_nn_module_stack")
-"""What AOTAutograd notes of a node: the modules that were running, outermost first, or those of its forward."""
+"""Where AOTAutograd records the modules that a node was traced in, outermost first; a node of the backward has the
+second key, for the modules of its forward."""
 
 
 def unit_of(collective: Collective) -> str:
     """The path of the module: one of a list, such as `layers.3`, else the outermost; empty where nothing is known.
 
-    What stands next to the collective is asked where it says nothing itself: the operand, and who reads the result.
+    If the collective itself has no such metadata, its operands and the readers of its result are asked.
     """
     readers = [user for wait in collective.waits for user in wait.users]
     return next((path for node in (collective.node, *collective.operands, *readers) if (path := _unit(node))), "")

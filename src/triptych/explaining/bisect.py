@@ -63,7 +63,7 @@ class Step:
 
 
 class Check(Protocol):
-    """What tells good from bad."""
+    """Compiles with at most `limit` rewrites (None: any number) and says whether the result is good."""
 
     def __call__(self, limit: int | None) -> Attempt: ...
 
@@ -80,7 +80,7 @@ class Bisection:
     rewrite: Rewrite | None = None
     repro: Path | None = None
     repro_size: int = 0
-    """Operations in it."""
+    """How many operations the reproduction has."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -138,11 +138,11 @@ def bisect(
 ) -> Bisection:
     """Find the rewrite that makes the compiled model differ from eager, or that makes the compile fail.
 
-    A run counts as bad if it raises, or if outputs, written inputs and buffers or, with `train`, gradients differ from
-    eager's by more than rounding explains, seen from a run in float64; `tolerance`, relative, takes its place. All runs
-    start from one seed and use eager's random stream. `check(compiled_model)` may decide instead: it returns whether
-    the model is good, and may raise. `repro` is where a program that shows the fault is written; `tell` hears of
-    progress.
+    A run counts as bad if it raises, or if its outputs, mutated inputs and buffers or, with `train`, its gradients
+    differ from eager's by more than rounding explains, which a run in float64 shows. A relative `tolerance` replaces
+    that criterion. All runs start from one seed and, unless the options say otherwise, use eager's random stream.
+    `check(compiled_model)` may decide instead: it returns whether the model is good, and may raise. A program that
+    shows the fault is written to `repro`. `tell` is called with messages about the progress.
     """
     require_model(model, "bisect")
     if check is not None:
@@ -176,7 +176,7 @@ def _write_repro(subject: Subject, options: Options, bisection: Bisection, path:
 
     assert bisection.failure is not None
     symptom = Symptom(bisection.failure.kind, bisection.rewrite.rule if bisection.rewrite is not None else "")
-    if bisection.failure.kind == "check":  # nobody knows what the check wants of a smaller program
+    if bisection.failure.kind == "check":  # the check may not apply to a smaller program
         bisection.notes.append("with a check of your own no reproduction is written")
         return
     message = str(replace(bisection, repro=None))
@@ -186,12 +186,12 @@ def _write_repro(subject: Subject, options: Options, bisection: Bisection, path:
 
 
 def bisect_command(command: str, tell: Tell = lambda message: None, timeout: float | None = None) -> Bisection:
-    """The same for a command whose exit code says whether all is well; it is run with a limit in its environment."""
+    """The same for a command whose exit code is 0 if all is well; the limit is passed in its environment."""
     return search(lambda limit: _attempt_command(command, limit, timeout), tell)
 
 
 def search(check: Check, tell: Tell = lambda message: None) -> Bisection:
-    """With all rewrites, with none, then halving: at most log2(n) + 4 compiles."""
+    """Compiles with all rewrites, with none, then by halving their number: at most log2(n) + 4 compiles."""
     attempts: dict[int, Attempt] = {}
 
     def attempt(limit: int | None) -> Attempt:
@@ -216,7 +216,7 @@ def search(check: Check, tell: Tell = lambda message: None) -> Bisection:
     if nothing.failure is not None:
         bisection.verdict, bisection.failure = NOT_OURS, nothing.failure
         return bisection
-    # a compile that fails may end before its last rewrite: more than those seen are never needed
+    # a failing compile may end before its last rewrite, but one of the rewrites that it made is at fault
     if not everything.rewrites:
         bisection.verdict = CHANGING
         return bisection
@@ -248,7 +248,7 @@ def _attempt(subject: Subject, options: Options, limit: int | None) -> Attempt:
     failure, sessions = subject.check(options, limit)
     records = [record for session in sessions for record in session.records if record.rewrites and not record.required]
     records.sort(key=lambda record: record.ordinal)
-    # texts are made of deltas when they are asked for: only the last pass's are
+    # listings are rebuilt from deltas on access, so only those of the last pass are read
     last = records[-1] if records else None
     texts = {id(last): (last.before, last.after)} if last is not None else {}
     steps = [Step(record, *texts.get(id(record), ("", ""))) for record in records]
@@ -284,7 +284,7 @@ def _attempt_command(command: str, limit: int | None, timeout: float | None) -> 
 
 
 def _reported(lines: Sequence[str]) -> list[Step]:
-    """What the process that rewrote most says of itself; data only, and nothing of it is trusted beyond its type."""
+    """The steps of the process that reported most of them. Lines are only data: each field is converted to its type."""
     by_process: dict[Any, list[Step]] = {}
     for line in lines:
         with contextlib.suppress(ValueError, KeyError, TypeError):

@@ -28,12 +28,12 @@ LAST_STAGES = ("post_grad", "before_codegen")
 FINAL = {"inference": "forward", "forward": "forward", "backward": "backward"}
 """Without a gradient the one graph that runs is the forward graph."""
 EXACT = 2000
-"""Up to this many nodes, the longest common sequence is searched for among all lines."""
+"""Up to this many nodes, all lines take part in the search for common sequences."""
 Figure = tuple[str, str, float, float]
 
 
 def figures(ours: Explanation, theirs: Explanation) -> list[Figure]:
-    """What the two compiles came to, in all programs together."""
+    """Figures of the two compiles, summed over all programs."""
     pairs = zip(*(_totals(explanation) for explanation in (ours, theirs)))
     return [(what, unit, mine, other) for (what, unit, mine), (_, _, other) in pairs]
 
@@ -96,7 +96,7 @@ def comparison_data(ours: Explanation, theirs: Explanation, cores: Sequence[dict
 
 
 def _stages(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> list[list[Any]]:
-    """The points of both flows, those that only one of them has included."""
+    """The points of both flows, including those that only one of them has."""
     by_place = [{(box["key"], box["side"]): box for box in flow} for flow in (ours, theirs)]
     places = {(box["key"], box["side"]): box["label"] for box in (*ours, *theirs)}
     order = ["dynamo", "pre_grad", "autograd", "joint", "partition", "post_grad", "kernels"]
@@ -111,12 +111,12 @@ def _size(box: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def same_operations(left: Sequence[NodeLine], right: Sequence[NodeLine]) -> list[Row]:
-    """Two graphs of one program, in one row the lines that call the same operation on values of the same types.
+    """Aligns two graphs of one program: lines that call the same operation on values of the same types share a row.
 
     Names of nodes say nothing here: the two compilers number them differently.
     """
     ours_keys, theirs_keys = ([_operation(line) for line in side] for side in (left, right))
-    # in a large graph, operations that it has everywhere are no anchor to search from: the search would be quadratic
+    # in a large graph, very frequent operations are not used as anchors: the search would become quadratic
     matcher = difflib.SequenceMatcher(None, ours_keys, theirs_keys, autojunk=len(theirs_keys) > EXACT)
     rows: list[Row] = []
     for kind, i, i_end, j, j_end in matcher.get_opcodes():

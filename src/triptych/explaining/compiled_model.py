@@ -1,4 +1,4 @@
-"""A model that `torch.compile` has been told to compile: the model itself, and how it was to be compiled."""
+"""Unwraps what `torch.compile` returned: the model itself, and the settings to compile it with."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class CompileSettings:
     fullgraph: bool | None = None
 
     def over(self, own: CompileSettings | None) -> CompileSettings:
-        """These settings, and those of the compiled model where these say nothing.
+        """These settings, with those of the compiled model (`own`) where these are not given.
 
-        Options and mode mean the same to the same backend only.
+        `options` and `mode` are taken over only from the same backend: to another one they mean something else.
         """
         if own is None:
             return self
-        if callable(own.backend) and self.backend == CompileSettings.backend:  # a backend of the user's, by ours
+        if callable(own.backend) and self.backend == CompileSettings.backend:  # a user's backend replaces the default
             return replace(self, backend=own.backend).over(own)
         options, mode = self.options, self.mode
         if self.backend == own.backend:
@@ -47,7 +47,7 @@ class CompileSettings:
 def unwrapped(model: Any) -> tuple[Any, CompileSettings | None]:
     """The model inside what `torch.compile` returned, and its settings; any other model as it is.
 
-    The wrapper itself would be called, not compiled.
+    `torch.compile` would call the wrapper itself, not compile it.
     """
     if isinstance(model, nn.Module) and hasattr(model, "dynamo_ctx"):
         return model._orig_mod, _settings(model.dynamo_ctx)
@@ -70,11 +70,11 @@ def _settings(context: Any) -> CompileSettings:
     compiler: Any = getattr(backend, "compiler_fn", backend)
     if compiler is compile_fx:
         compiler = "triptych"
-    elif not hasattr(compiler, "compile_fn"):  # which `make_backend` leaves on what it makes
+    elif not hasattr(compiler, "compile_fn"):  # an attribute that `make_backend` sets
         compiler = getattr(backend, "compiler_name", "") or ""
     return CompileSettings(
         backend=compiler,
-        # Inductor's wrapper has made options of the mode
+        # Inductor's wrapper has turned the mode into options
         options=given.get("options") or getattr(backend, "config", None),
         mode=given.get("mode"),
         dynamic=getattr(backend, "dynamic", None),

@@ -1,4 +1,4 @@
-"""A small transformer, compiled for inference and for a training step, and held against eager."""
+"""A small transformer, compiled for inference and for a training step, and compared with eager."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .explain import Run, observed_run, run_once
 from .explanation import Explanation
 
 TOLERANCE = 1e-4
-"""Of float32 results, relative to the largest value: kernels sum in another order than eager."""
+"""Tolerance of float32 results, relative to the largest value: kernels sum in another order than eager."""
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ def run_demo(
     tell: Callable[[str], None] = lambda message: None,
     options: dict[str, Any] | None = None,
 ) -> Demo:
-    """Compile, run and compare; `tell` hears what is being done."""
+    """Compile, run and compare; `tell` is called with messages about the progress."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         # dropout draws other numbers in every compiler, so training is compared without it

@@ -1,4 +1,4 @@
-"""Is everything here that a compile needs? What `triptych doctor` asks, one check after the other."""
+"""The checks of `triptych doctor`: is everything available that a compile needs?"""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from ..releases import SUPPORTED, is_newer_than_tested
 
 GOOD, WARNING, BAD = "good", "warning", "bad"
 TOLERANCE = 1e-4
-"""Of the tiny compile, in float32."""
+"""Tolerance of the tiny compile, in float32."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check says."""
+    """The result of one check."""
 
     name: str
     status: str
@@ -38,7 +38,7 @@ class Finding:
 
 
 def examine(compile: bool = True) -> Iterator[tuple[str, Callable[[], Finding]]]:
-    """The checks in order, each with its name: called, it looks. A check that raises is a finding, too."""
+    """The checks in order: the name of each, and a function that performs it. If it raises, that is a finding, too."""
     checks: dict[str, Callable[[], Finding]] = {
         "versions": _versions,
         "private names of torch": _private_names,
@@ -132,7 +132,7 @@ def _writable(name: str, folder: Path) -> Finding:
 
 
 def _tiny_compile(name: str, codegen: str, device: str) -> Finding:
-    """A training step of a small program, held against eager."""
+    """A training step of a small program, compared with eager."""
     from .compiled_model import CompileSettings
     from .explain import Run, observed_run, run_once
 

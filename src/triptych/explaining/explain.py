@@ -44,14 +44,14 @@ def explain(
 ) -> Explanation:
     """What each pass does to `model(*args, **kwargs)`; with `train` also to its gradient.
 
-    The model is compiled anew and run once; its parameters, buffers, gradients, inputs and the random state
-    are afterwards as they were, and so is what was compiled of it before. `backend="inductor"` shows
-    Inductor's own passes at work on the same model; `options` are then Inductor's. With `stock`, the model is compiled
-    by Inductor with its own passes as well: the summary and the page compare the two.
+    The model is compiled anew and run once. Afterwards its parameters, buffers, gradients and inputs, the random state
+    and the code that was compiled from it before are as they were. `backend="inductor"` shows Inductor's own passes at
+    work on the same model; `options` are then Inductor's. With `stock`, the model is compiled by Inductor with its own
+    passes as well: the summary and the page compare the two.
 
-    `dynamic`, `fullgraph` and `mode` are those of `torch.compile`. Of a model that is compiled already, what
-    `torch.compile` was given holds where nothing else is said here: `dynamic` and `fullgraph`, and if it was compiled
-    with the same backend also `mode` and `options`.
+    `dynamic`, `fullgraph` and `mode` are those of `torch.compile`. If the model is compiled already, arguments that are
+    not given here are taken from that call of `torch.compile`: `dynamic` and `fullgraph`, and, if the backend is the
+    same, also `mode` and `options`.
     """
     asked = CompileSettings(backend, options, mode, dynamic, fullgraph)
     explanation = observed_run(model, args, kwargs, train=train, settings=asked).explanation
@@ -120,7 +120,7 @@ def run_once(
 
 
 def cut_off(value: Any) -> Any:
-    """An input with a history of its own must not have that history differentiated, and freed, by us."""
+    """Detaches an input that autograd has a history of: our backward must not run through that history and free it."""
     if isinstance(value, torch.Tensor) and not value.is_leaf:
         return value.detach().requires_grad_(value.requires_grad)
     return value
@@ -162,7 +162,7 @@ def _leaves(roots: list[torch.Tensor]) -> list[torch.Tensor]:
 def _compiler(
     backend: str | Callable[..., Any], options: Any, mode: str | None = None
 ) -> Iterator[Callable[..., Any]]:
-    """The backend to compile with, a new object each time: Dynamo keys what it keeps by it."""
+    """The backend to compile with. It is a new object each time, since Dynamo uses it as the key of what it caches."""
     if backend == "triptych":
         yield _bound(compile_fx, options=Options.make(options, mode))
     elif backend == "inductor":
@@ -178,7 +178,7 @@ def _compiler(
 
 
 def _bound(backend: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """A function of its own with the backend's name, which Dynamo puts into its messages."""
+    """A new function with the backend's name, which Dynamo puts into its messages."""
 
     @functools.wraps(backend)
     def compiler(gm: GraphModule, example_inputs: Any) -> Any:
@@ -191,10 +191,11 @@ def _bound(backend: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 def observed_backend(
     backend: str | Callable[..., Any], options: Any, rewrite_limit: int | None = None, mode: str | None = None
 ) -> Iterator[tuple[Callable[..., Any], list[Session]]]:
-    """A backend and the sessions of what it compiles inside; nothing comes from a cache and nothing stays.
+    """A backend, and the sessions of what it compiles inside the block. No compiled graph is loaded from a cache, and
+    none stays in Dynamo's.
 
-    `rewrite_limit`: all sessions together make at most this many rewrites. Threads take turns: at the end, code that
-    Dynamo keeps is dropped, which another thread may be about to run.
+    `rewrite_limit`: all sessions together make at most this many rewrites. Threads take turns, because at the end the
+    compiled code is dropped from Dynamo, and another thread might be about to run it.
     """
     with (
         _one_at_a_time,

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 VERSION = 1
-"""Of what `to_json` writes, described in docs/json.md; it changes when a name in it does, or the meaning of one."""
+"""Version of the format that `to_json` writes, described in docs/json.md. It changes whenever a name in the format, or
+the meaning of a name, changes."""
 
 PRINTED_WIDTH = 120
 
@@ -66,7 +67,7 @@ class Explanation:
     """Every pass that ran over a model, the graph at the end of every stage, and the kernels."""
 
     recorded = False
-    """Is it of a real run, which may still go on?"""
+    """Does it describe a recorded run, which may still be going on?"""
 
     def __init__(
         self,
@@ -82,13 +83,13 @@ class Explanation:
         self.backend = backend
         self._train = train
         self.model = model
-        """Its name, for titles."""
+        """The name of the model, for titles."""
         self.stock: Explanation | None = None
         """The same model compiled by Inductor with its own passes, to compare with; only on request."""
 
     @property
     def train(self) -> bool:
-        """Is it of a training step, with a backward?"""
+        """Does it describe a training step, with a backward?"""
         return self._train
 
     @property
@@ -118,8 +119,8 @@ class Explanation:
 
     @property
     def graphs(self) -> dict[str, GraphModule]:
-        """The graph at the end of each stage; of a second captured program under "dynamo#2" and so on. In an
-        explanation that was pickled, graphs are `SavedGraph`: their listings."""
+        """The graph at the end of each stage; those of a second captured program have names such as "dynamo#2". In an
+        explanation that was pickled, graphs are of type `SavedGraph`, which has only the listing."""
         return dict(self._named(lambda session: session.graphs))
 
     @property
@@ -134,14 +135,14 @@ class Explanation:
 
     @property
     def kernel_bytes(self) -> int:
-        """What the kernels read and write, all together: an estimate from the nodes that each computes."""
+        """How many bytes all kernels together read and write: an estimate from the nodes that each computes."""
         graphs = [(session, graph) for session in self.sessions for graph in list(session.kernels)]
         return sum(cost.bytes for session, graph in graphs for _, cost in kernel_costs(session, graph))
 
     @property
     def timelines(self) -> list[GraphTimelines]:
-        """Of every graph that communicates with other ranks: when it computes and when it communicates, modelled,
-        before and after stage 3."""
+        """For every graph that communicates with other ranks: when it computes and when it communicates, by the cost
+        model, before and after stage 3."""
         return [
             GraphTimelines(number, graph, *both)
             for number, session in enumerate(self.sessions, 1)
@@ -228,7 +229,7 @@ class Explanation:
         ]
 
     def program_labels(self) -> list[str]:
-        """Of each captured program: the function that it is of, and whether it was compiled before."""
+        """For each captured program: the function that it comes from, and whether it is a recompile."""
         sessions = self.sessions
         return [
             program_label(session, frame) for session, frame in zip(sessions, frames_of(sessions, self.frames))
@@ -246,18 +247,18 @@ class Explanation:
         return written if path is None else write_file(path, written)
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write the report: one page that needs nothing but itself. Returns its path."""
+        """Write the report, one self-contained page. Returns its path."""
         from .page import page
 
         reports = (self,) if self.stock is None else (self, self.stock)
         return write_file(path, page(*reports))
 
     def __getstate__(self) -> dict[str, Any]:
-        """A pickle has all but the graphs' modules, with their weights, and the user's own passes."""
+        """A pickle leaves out the graph modules with their weights, and the user's own passes."""
         return {**vars(self), "_collected": [saved_session(session) for session in self.sessions]}
 
     def __str__(self) -> str:
-        # here and not above: to compile a model needs no terminal
+        # imported here because a compile does not need it
         from rich.console import Console
 
         out = io.StringIO()
@@ -288,9 +289,10 @@ class Explanation:
 
 
 def _last_attempts(sessions: list[Session]) -> list[Session]:
-    """Dynamo can start a frame over: what an earlier attempt compiled never ran.
+    """The sessions without those of earlier attempts: Dynamo can restart a frame, and what it had compiled never ran.
 
-    Ids come again after a reset of Dynamo: only a higher attempt that follows is another attempt at the same frame.
+    Ids repeat after a reset of Dynamo, so two sessions with one id are attempts at the same frame only if the later one
+    has a higher attempt number.
     """
     latest: dict[str, int] = {}
     kept = []

@@ -63,7 +63,7 @@ class Frame:
 
     @property
     def name(self) -> str:
-        """The function, or "forward, resumed"; Dynamo wraps a module of torch's own into a function of its own."""
+        """The function, or "forward, resumed"; "a module of torch" for one of torch's own, which Dynamo wraps."""
         if resumed := RESUMED.match(self.function):
             return f"{resumed[1]}, resumed"
         return self.function if self.source else "a module of torch"
@@ -87,10 +87,11 @@ class FrameLog:
         self._frames: list[Frame] = []
         self._own_thread = threading.get_ident() if own_thread_only else None
         self._breaks_seen: list[Any] = []
-        """The graph breaks that were there when last looked."""
+        """Dynamo's list of graph breaks when it was last read."""
         self._last_figures: Any = None
         self._threads: dict[str, str] = {}
-        """The thread that compiles a frame, by compile id; none for those of other threads or of explanations."""
+        """The name of the thread that compiles a frame, by compile id; empty for a frame that is not to be collected,
+        because it is another thread's or an explanation's."""
         self._hook: Any = None
         self._lock = threading.RLock()
         """Never held while waiting for Dynamo's own lock, which Dynamo holds when it calls us."""
@@ -108,7 +109,7 @@ class FrameLog:
             self._read_figures()
 
     def detach(self) -> None:
-        """Be told no more."""
+        """Remove the callbacks from Dynamo."""
         self._hook.remove()
         self._hook = None
         with contextlib.suppress(ValueError):  # a reset of Dynamo has removed it
@@ -157,7 +158,7 @@ class FrameLog:
         self._breaks_seen = reasons
         return [graph_break(one.reason, one.user_stack) for one in reasons[seen if kept else 0 :]]
 
-    # ---- figures, which Dynamo writes down when it has done with a frame ----
+    # ---- figures, which Dynamo records when it has finished a frame ----
 
     def _new_figures(self) -> Iterator[Any]:
         figures = _private.get_compilation_metrics()
@@ -173,7 +174,7 @@ class FrameLog:
 
     def _read(self, figures: Any) -> None:
         compile_id = str(figures.compile_id)
-        # a frame whose beginning nobody told us of is one of another thread, for all that we know
+        # a frame whose beginning was not reported may be one of another thread
         thread = self._threads.get(compile_id, "" if self._own_thread is not None else "unknown")
         if not thread or getattr(figures, "is_runtime", False):
             return
@@ -197,7 +198,7 @@ class FrameLog:
 
 
 def frames_of(sessions: Sequence[Session], frames: Sequence[Frame]) -> list[Frame | None]:
-    """The frame that each session compiled a program of. Ids come again after a reset of Dynamo; then time decides."""
+    """The frame that the program of each session comes from. Ids repeat after a reset of Dynamo; then time decides."""
     by_id: dict[str, list[Frame]] = {}
     for frame in frames:
         by_id.setdefault(frame.compile_id, []).append(frame)
@@ -208,7 +209,7 @@ def frames_of(sessions: Sequence[Session], frames: Sequence[Frame]) -> list[Fram
 
 
 def in_order(sessions: Sequence[Session], frames: Sequence[Frame]) -> list[tuple[Frame | Session, list[int]]]:
-    """What was compiled, in order: frames, and what somebody called for; each with the numbers of its programs."""
+    """What was compiled, in order: frames, and sessions of direct calls; each with the numbers of its programs."""
     programs: dict[int, list[int]] = {id(frame): [] for frame in frames}
     compiles: list[tuple[float, Frame | Session, list[int]]] = []
     for number, (session, frame) in enumerate(zip(sessions, frames_of(sessions, frames)), 1):
@@ -221,7 +222,7 @@ def in_order(sessions: Sequence[Session], frames: Sequence[Frame]) -> list[tuple
 
 
 def program_label(session: Session, frame: Frame | None) -> str:
-    """What a captured program is of: "forward, model.py:31" or "joint_graph_passes called at tool.py:7"."""
+    """Where a captured program comes from: "forward, model.py:31" or "joint_graph_passes called at tool.py:7"."""
     if session.caller:
         return session.caller
     if frame is None:
@@ -246,10 +247,11 @@ def in_one_line(reason: str) -> str:
 
 
 def guard_failure(reason: str) -> str:
-    """Dynamo's text of a guard that failed, `0/0: tensor 'x' size mismatch at index 0. expected 3, actual 4`."""
+    """Dynamo's text of a guard that failed, such as `0/0: tensor 'x' size mismatch at index 0. expected 3, actual 4`,
+    without the compile id."""
     return re.sub(r"^\d+/\d+(_\d+)?: ", "", reason.strip().partition("\n")[0])
 
 
 def source_of(path: str, line: int) -> str:
-    """`model.py:31`; nothing for a file of torch's own, where Dynamo wraps a module."""
+    """`model.py:31`; empty for a file of torch itself, where Dynamo wraps a module."""
     return f"{Path(path).name}:{line}" if path and not path.startswith(TORCH) else ""

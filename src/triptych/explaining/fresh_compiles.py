@@ -59,8 +59,8 @@ def forgotten(backend: Callable[..., Any]) -> Iterator[None]:
 
 
 def another_thread_compiles() -> bool:
-    """Is another thread in Dynamo, or waiting to be? It is about to store compiled code with a function, and what it
-    stores to, whichever function it is, must stay."""
+    """Is another thread in Dynamo, or waiting to enter it? It is about to store compiled code with some function, so no
+    function may be reset."""
     own_thread = threading.get_ident()
     frames = [frame for thread, frame in sys._current_frames().items() if thread != own_thread]
     while frames:

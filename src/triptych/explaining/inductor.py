@@ -34,14 +34,14 @@ class _Stage:
     graph: str
     gm: GraphModule
     seen: list[str]
-    """The graph when it was last looked at, as something to compare."""
+    """The structure of the graph when it was last looked at, to compare with."""
     listing: Listing
     since: float
     depth: int = 0
     """Observers nest: a pass opens one, and the pattern matcher that it calls another."""
 
     def note(self, name: str, gm: GraphModule, began: float, ended: float) -> None:
-        """A record for what ran since the last look."""
+        """Record what ran since the graph was last looked at."""
         now = structure(gm.graph)
         changed = now != self.seen
         first = len(self.listing.deltas)
@@ -68,7 +68,7 @@ class _Watch:
 
 
 _current: ContextVar[_Watch | None] = ContextVar("triptych_inductor_watch", default=None)
-"""Of this thread: Inductor's stages are replaced for the whole process, and other threads may compile with them."""
+"""Per thread: Inductor's stages are patched for the whole process, and other threads may compile with them."""
 
 
 @contextlib.contextmanager
@@ -117,7 +117,7 @@ def observed_inductor(
 
 
 def _staged(stage: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A stage of Inductor that leaves a record of itself; it calls itself for the graphs inside a graph."""
+    """A stage of Inductor, wrapped so that it is recorded; Inductor calls it again for the graphs inside a graph."""
 
     @functools.wraps(original)
     def run(gm: GraphModule, *args: Any, **kwargs: Any) -> Any:
@@ -173,14 +173,14 @@ def _left() -> Callable[..., Any]:
 
 
 def _catch_up(stage: _Stage, gm: GraphModule) -> None:
-    """Some of Inductor's steps run under no name; if the graph is another than when last seen, say so."""
+    """Some of Inductor's steps have no name; if the graph has changed since it was last looked at, record that."""
     ended = time.perf_counter()
     if structure(gm.graph) != stage.seen:
         stage.note(UNNAMED, gm, stage.since, ended)
 
 
 def structure(graph: Graph) -> list[str]:
-    """What must differ for a graph to have changed: the nodes, without what is known of their values."""
+    """The nodes as text, without facts about their values: a graph has changed if and only if this differs."""
     return [f"{n.name} {n.op} {n.target} {n.args} {n.kwargs}" for n in graph.nodes]
 
 

@@ -1,4 +1,4 @@
-"""What each launch of a kernel is estimated to read, write and take."""
+"""The estimated cost of each kernel launch: bytes read and written, and time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def kernel_costs(session: Session, graph: str) -> Iterator[tuple[KernelCall, Ope
     by_name = {node.name: node for node in gm.graph.nodes} if gm is not None else {}
     generated = {kernel.name for kernel in kernels(source)}
     calls = kernel_calls(source, session.kernel_nodes.get(graph))
-    # a fused kernel lists values that it only reads a view of: what a library computes is not computed again
+    # a fused kernel also lists values that it only reads through views: do not count what a library computes twice
     of_libraries = {name for call in calls if call.name not in generated for name in call.nodes}
     for call in calls:
         own = [name for name in call.nodes if call.name not in generated or name not in of_libraries]

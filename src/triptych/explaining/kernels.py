@@ -1,4 +1,4 @@
-"""Inductor's generated source, taken apart: kernels, the calls of them, and the nodes that each call computes."""
+"""Parses Inductor's generated source: the kernels, their calls, and the nodes that each call computes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def kernels(source: str) -> list[Kernel]:
 
 
 def kernel_calls(source: str, nodes: Mapping[str, Sequence[str]] | None = None) -> list[KernelCall]:
-    """The launches of a generated file in order; `nodes` by `kernel:number`, as a session has them."""
+    """The launches of a generated file in order; `nodes` has the nodes of each by `kernel:number`, as in a session."""
     generated = {kernel.name for kernel in kernels(source)}
     lines = source.splitlines()
     result: list[KernelCall] = []

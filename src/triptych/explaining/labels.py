@@ -19,7 +19,7 @@ def input_labels(graphs: Mapping[str, GraphModule]) -> dict[str, str]:
     labels: dict[str, str] = {}
     for graph in graphs.values():
         if isinstance(graph, SavedGraph):
-            return graph.labels  # each has those of all
+            return graph.labels  # each has the labels of all graphs
     captured: list[Node] = []
     if "dynamo" in graphs:
         captured = _inputs(graphs["dynamo"])
@@ -49,7 +49,7 @@ def label_of_source(node: Node) -> str:
     steps = [next(part for part in found if part) for found in STEP.findall(expression)]
     if not steps or not expression.startswith(("L[", "G[")):
         return ""
-    # the first step is the local variable: of a parameter that is the module itself, which goes without saying
+    # the first step is the local variable; for a parameter it is the module itself, which the label leaves out
     is_state = re.search(r"\._(?:modules|parameters|buffers)\[", expression) or len(steps) > 1
     return ".".join(steps[1:] if is_state else steps)
 

@@ -15,11 +15,12 @@ from ..passes.node_lines import NodeLine
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 WHOLE_FILE = 800
-"""A source file with at most this many lines is in the report whole; of a longer one, what stands around its lines."""
+"""A source file with at most this many lines is included whole; of a longer one, only the lines that stacks point to,
+with `AROUND` lines before and after each."""
 AROUND = 15
 
 class Numbered:
-    """Values by number, each once."""
+    """Assigns a number to each distinct value."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []
@@ -102,7 +103,7 @@ class LineTable:
         }
 
     def _file(self, number: int, path: str) -> dict[str, Any]:
-        """The lines of a source file that stacks point to, and what stands around them."""
+        """The lines of a source file that stacks point to, and the lines around them."""
         lines = [line.rstrip("\n") for line in linecache.getlines(path)]
         named = {line for stack in self.stacks.values for file, line, _ in stack if file == number}
         if len(lines) > WHOLE_FILE:
@@ -123,7 +124,7 @@ def is_installed(path: str) -> bool:
 
 
 def shown_path(path: str) -> str:
-    """A path without what says nothing to a reader: the working directory, the place of installed packages."""
+    """A path without the parts that tell a reader nothing: the working directory, the place of installed packages."""
     for marker in INSTALLED:
         if marker in path:
             return path.rpartition(marker)[2]
@@ -135,9 +136,9 @@ Splice = tuple[int, int, list[int]]
 
 
 def splices(before: Sequence[int], after: Sequence[int]) -> list[Splice]:
-    """How one sequence of numbers, none of them twice, becomes another: (where, how many go, which come).
+    """The edits that turn one sequence of distinct numbers into another: (where, how many to remove, what to insert).
 
-    The longest run of numbers that stay in order stays, so a node that is moved is one that goes and comes.
+    The longest run of numbers that are in the same order in both stays, so a node that moved is removed and inserted.
     """
     place = {number: index for index, number in enumerate(before)}
     stays = set(_longest_increasing([place[n] for n in after if n in place]))
@@ -162,7 +163,7 @@ def splices(before: Sequence[int], after: Sequence[int]) -> list[Splice]:
 
 def _longest_increasing(values: Sequence[int]) -> list[int]:
     ends: list[int] = []
-    """The smallest last value of an increasing run of each length, and where it is."""
+    """The smallest last value of an increasing run of each length; `at` has its index."""
     at: list[int] = []
     previous = [-1] * len(values)
     for index, value in enumerate(values):

@@ -1,6 +1,6 @@
 """The report page: one file with script, style and data in it, which opens from disk without a network.
 
-The script and the style are built from `report/` and lie in `assets/`; see CONTRIBUTING.md.
+The script and the style are built from `report/` into `assets/`; see CONTRIBUTING.md.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 `core`, which the page opens with:
     title, model, backend, train, torch; summary (one line) and parts of it: mattered, rest, launches; warnings
     frames: what Dynamo compiled: {id, what, thread, reason (of a recompile), breaks: [[reason, source, explanation]],
-        failure, seconds, backward (seconds), programs: [numbers]}; a function that somebody called is one, too
+        failure, seconds, backward (seconds), programs: [numbers]}; a direct call of a stage function is one, too
     programs: one for each captured program: {label, flow: [box]}
         box: {key, label, side, listing, version, passes: [numbers], nodes, gemms, bytes, seconds}; kernels instead of
-        listing and version for generated code. A point of the flow where forward and backward part is two boxes.
+        listing and version for generated code. After the partition, a point of the flow is two boxes.
     passes: {program, stage, graph, place, name, purpose, effect, changed, error, note, rewrites, tried, matched,
         before, after (node counts), seconds, stop, fired: [[rule, count, formula, effect]],
         declines: [{rule, reason, count, sites: [[node, source line]]}],
@@ -83,7 +83,7 @@ class _Report:
         self.table = LineTable()
         self.listings: list[dict[str, Any]] = []
         self.totals: list[list[dict[str, Any]]] = []
-        """Of every version of every listing."""
+        """Totals of every version of every listing."""
         self.listing_number: dict[int, int] = {}
         self.passes: list[dict[str, Any]] = []
         self.firings: dict[int, list[Any]] = {}
@@ -249,7 +249,7 @@ class _Report:
         return {what: after[what] - before[what] for what in ("gemms", "bytes", "seconds")}
 
     def _listing_of(self, record: PassRecord, program: int) -> int:
-        """The number of a record's listing; -1 if nobody was watching."""
+        """The number of a record's listing; -1 if it has none because the compile was not observed."""
         if record.listing is None:
             return -1
         if id(record.listing) not in self.listing_number:  # a record that no stage of the session wrote

@@ -62,7 +62,7 @@ def nothing(explanation: Explanation) -> str:
 
 
 def frames_phrase(explanation: Explanation) -> str:
-    """What Dynamo compiled, where it did not compile one function once: "3 compiles (1 recompile), 2 graph breaks"."""
+    """What Dynamo compiled, such as "3 compiles (1 recompile), 2 graph breaks"; empty where nothing is remarkable."""
     frames = explanation.frames
     again, breaks = sum(frame.is_recompile for frame in frames), sum(len(frame.breaks) for frame in frames)
     failed = sum(bool(frame.failure) for frame in frames)
@@ -77,7 +77,7 @@ def frames_phrase(explanation: Explanation) -> str:
 
 
 def kernel_phrase(explanation: Explanation) -> str:
-    """How many kernels run, and beside those of stock Inductor if it was asked for them."""
+    """How many kernels are launched, compared with stock Inductor if that was requested."""
     phrase = count(explanation.kernel_launches, "kernel launch", "kernel launches")
     if explanation.stock is None:
         return phrase
@@ -105,13 +105,13 @@ def what_mattered(explanation: Explanation) -> str:
 
 
 def the_rest(explanation: Explanation) -> str:
-    """What only changed how the program is written: "beside 100 changes of spelling, 12 moves"."""
+    """The rewrites that only changed how the program is written: "beside 100 changes of spelling, 12 moves"."""
     phrases = [effect.phrase(times) for effect, times in _effects(explanation, matters=False)]
     return f"beside {', '.join(phrases)}" if phrases else ""
 
 
 def _effects(explanation: Explanation, matters: bool) -> list[tuple[Effect, int]]:
-    """Effects with their counts, those first that change most: fusions, then what was cleaned up."""
+    """Effects with their counts: first the user's own rewrites and fusions, then the rest, the most frequent first."""
     counts = count_effects(explanation.passes)
     chosen = [(effect, times) for effect, times in counts.items() if effect.matters == matters]
     return sorted(chosen, key=lambda item: (item[0].name not in ("yours", "fusion"), -item[1]))

@@ -46,7 +46,7 @@ class Recording(RecordedRun):
         return RecordedRun(sessions, train=self.train, model=self.model, frames=self.frames)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled is what has been compiled until now."""
+        """A pickle contains what has been compiled until now."""
         return _unchanged, (self.snapshot(),)
 
     def start(self) -> None:
@@ -76,11 +76,12 @@ def record() -> Iterator[Recording]:
             train()
         exp.to_html("report.html")
 
-    Collected are the programs that `backend="triptych"` compiles, their backward graphs, calls of `pre_grad_passes`,
-    `joint_graph_passes` and `post_grad_passes`; and of every function that Dynamo compiles, with whatever backend, why
-    it was compiled again and where its graph breaks. What `explain`, `bisect` and `why_not` compile is left out.
+    It collects the programs that `backend="triptych"` compiles, their backward graphs, and calls of `pre_grad_passes`,
+    `joint_graph_passes` and `post_grad_passes`. For every function that Dynamo compiles, with whatever backend, it
+    collects why the function was compiled again and where its graph breaks. What `explain`, `bisect` and `why_not`
+    compile is left out.
 
-    The program runs as without it, except that kernels come from no cache of graphs.
+    The program runs as without it, except that no compiled graph is loaded from a cache.
     """
     recording = Recording(program_name())
     recording.start()

@@ -1,4 +1,4 @@
-"""The smallest program that still fails in the same way: part after part of a captured graph is taken away."""
+"""Reduces a captured graph to a small program that still fails in the same way, by removing part after part."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from .subgraph import Part, Values, effects, extract, is_region, resized, stand_
 MOST_CHECKS = 150
 MOST_SECONDS = 600.0
 NEAR = (0, 1, 2, 4, 8)
-"""How many operations away from the rewrite to begin with."""
+"""Which distances from the rewrite at fault, in operations, are tried first."""
 
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Symptom:
-    """What must stay the same while a program shrinks: how it fails, and the rule that makes it."""
+    """What must stay the same while a program shrinks: how it fails, and the rule that causes the failure."""
 
     kind: str
     rule: str = ""
@@ -56,7 +56,8 @@ class Reducer:
     # ---- trying ----
 
     def fails(self, candidate: Repro) -> bool:
-        """Does it fail as the program does? What cannot be written, or fails in eager, does not."""
+        """Does the candidate show the symptom? Also False if it was tried before, cannot be written as Python or raises
+        in eager, or if the budget is spent."""
         try:
             source = candidate.source()
             key = f"{source.text()}\n{candidate.inputs}"
@@ -93,7 +94,7 @@ class Reducer:
         with torch.set_grad_enabled(self.repro.train):
             return Values(self.repro.gm, self.repro.graph_inputs())
 
-    # ---- what is taken away ----
+    # ---- removing parts ----
 
     def reduce(self, rewrite: Rewrite | None = None) -> Repro:
         if not self._keep_neighbourhood(rewrite):
@@ -108,7 +109,7 @@ class Reducer:
         return self.repro
 
     def _keep_neighbourhood(self, rewrite: Rewrite | None) -> bool:
-        """Only what stands near the rewrite at fault, if its nodes are found again in the captured graph."""
+        """Keep only the operations near the rewrite at fault, if its nodes can be found in the captured graph."""
         if rewrite is None:
             return False
         named = {line[2:].partition(":")[0].partition(" ")[0] for line in rewrite.changes if line[0] == "-"}
@@ -119,7 +120,7 @@ class Reducer:
         return any(self.accept(self.part(_around(self.repro.gm, nodes, d), values)) for d in NEAR)
 
     def _keep_window(self) -> None:
-        """The shortest beginning that fails, and of that the shortest end."""
+        """Keep the shortest prefix of the operations that fails, and of that prefix the shortest suffix."""
         values = self.values()
         nodes = _calls(self.repro.gm)
         beginnings = {n: self.part(_beginning(self.repro.gm, nodes[:n]), values) for n in range(1, len(nodes))}
@@ -155,7 +156,7 @@ class Reducer:
                 self.accept(self.part(Part(outputs, left_out=frozenset([*left, *ends])), self.values()))
 
     def _drop_nodes(self) -> None:
-        """Each value becomes an input, or one of its operands takes its place."""
+        """Try to turn each value into an input, or to replace it by one of its operands."""
         for name in [n.name for n in reversed(_calls(self.repro.gm))]:
             for way in ("cut", "stand in"):
                 node = next((n for n in self.repro.gm.graph.nodes if n.name == name and n.op.startswith("call")), None)
@@ -168,7 +169,7 @@ class Reducer:
                     self.accept(self.part(Part(outputs, stand_ins={node: other}), values))
 
     def _shrink(self) -> None:
-        """The smallest sizes: each size of the inputs in turn, wherever it stands."""
+        """Try smaller sizes: each size of the inputs in turn, wherever it occurs."""
         if self.repro.dynamic:
             return
         sizes = {size for one in self.repro.inputs for size in one.shape if size > 1}
@@ -190,11 +191,11 @@ def _outputs(gm: GraphModule) -> tuple[Node, ...]:
 
 
 def _around(gm: GraphModule, nodes: list[Node], distance: int) -> Part:
-    """Nodes with the operations that are so far from them, before and behind."""
+    """The nodes with the operations up to `distance` steps before and after them."""
     inside = set(nodes)
     for _ in range(distance):
         inside |= {near for n in inside for near in (*n.all_input_nodes, *n.users) if near.op.startswith("call")}
-    inside |= {o for n in inside if _takes_piece(n) for o in n.all_input_nodes if _is_tuple(o)}  # a tuple is no input
+    inside |= {o for n in inside if _takes_piece(n) for o in n.all_input_nodes if _is_tuple(o)}  # tuples are no inputs
     outputs = tuple(n for n in gm.graph.nodes if n in inside and (any(u not in inside for u in n.users) or not n.users))
     outside = frozenset(o for n in inside for o in n.all_input_nodes if o not in inside and o.op != "placeholder")
     left_out = frozenset(n for n in effects(gm) if n not in inside)
@@ -209,7 +210,7 @@ def _beginning(gm: GraphModule, nodes: list[Node]) -> Part:
 
 
 def _end(dropped: list[Node], outputs: tuple[Node, ...]) -> Part:
-    """Without the operations at the beginning: what they computed and others need are inputs."""
+    """The graph without the operations in `dropped`; their results that other operations need become inputs."""
     gone = set(dropped)
     needed = [n for n in dropped if any(u not in gone for u in n.users) and not is_region(n)]
     cut = {n for n in needed if not _is_tuple(n)}
@@ -231,12 +232,12 @@ def _is_tuple(node: Any) -> bool:
 
 @dataclass(frozen=True)
 class Written:
-    """What came of writing a reproduction."""
+    """The outcome of writing a reproduction."""
 
     failure: Failure | None = None
     path: Path | None = None
     size: int = 0
-    """Operations in it."""
+    """How many operations the reproduction has."""
     note: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -264,7 +265,7 @@ def write_smallest(
 
 
 def captured(subject: Subject) -> Iterator[tuple[GraphModule, list[Any]]]:
-    """The graphs that Dynamo makes of a model, each with the inputs of its first call."""
+    """The graphs that Dynamo captures from a model, each with the inputs of its first call."""
     seen: list[tuple[GraphModule, list[Any]]] = []
 
     def backend(gm: GraphModule, example_inputs: Any) -> Callable[..., Any]:
@@ -298,7 +299,7 @@ def smallest_repro(
     reduce: bool = True,
     tell: Tell = lambda message: None,
 ) -> Written:
-    """Write the smallest program found that fails so; and a note where that is not the whole truth."""
+    """Write the smallest program found that shows the symptom. A note says if none was found or can be written."""
     graphs = list(captured(subject))
     repros = []
     for gm, inputs in graphs:
@@ -327,7 +328,8 @@ def smallest_repro(
 
 
 def _quick(repro: Repro, symptom: Symptom) -> Repro | None:
-    """The program with code generation left to eager, if it fails so too, since that is tried in a moment."""
+    """The program with `codegen="eager"`, which is quick to try, if it shows the symptom too; else the program as it
+    is; None if that does not show the symptom either."""
     ways = [repro.options]
     if repro.options.codegen != "eager" and symptom.kind == "differs":
         ways.insert(0, replace(repro.options, codegen="eager"))

@@ -28,10 +28,10 @@ OptionsLike = Mapping[str, Any] | Options | None
 
 @dataclass(frozen=True)
 class Failure:
-    """How a compiled program is worse than eager."""
+    """How a compiled program fails where eager does not."""
 
     kind: str
-    """"differs", or "raises" and the class of the error."""
+    """One of "differs", "check" and "command", or "raises" with the class of the error."""
     message: str
     trace: str = ""
 
@@ -40,14 +40,14 @@ class Failure:
 
 
 def options_for_checks(options: OptionsLike) -> Options:
-    """The user's options, with eager's random stream unless they say otherwise, and with failures in the open."""
+    """The user's options, with eager's random stream unless they say otherwise, and with errors raised, not handled."""
     made = Options.make(options)
     eagers_draws = True if made.fallback_random is None else made.fallback_random
     return replace(made, fallback_random=eagers_draws, on_error="raise")
 
 
 class Subject:
-    """A model with its inputs, and what eager makes of them."""
+    """A model with its inputs and the results of running it in eager."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Subject:
         return run_model(function, self.model, self.args, self.kwargs, self.train)
 
     def _run_in_float64(self) -> Result | None:
-        """The same in float64, where that can be run: what rounding explains is seen from it."""
+        """The same run in float64, if that is possible: it shows how large a difference rounding explains."""
         if not isinstance(self.model, nn.Module) and any(True for _ in roots(self.model)):
             return None  # its weights cannot be reached for a copy
         with contextlib.suppress(Exception), _default_dtype(torch.float64):
@@ -150,7 +150,7 @@ def run_repro(
     train: bool = False,
     dynamic: bool | None = None,
 ) -> int:
-    """What a written program does when it is run: say whether it still fails. The exit code: 1 if it does."""
+    """Runs a written reproduction: prints whether it still fails, and returns the exit code, 1 if it does."""
     subject = Subject(model, tuple(args), train=train, dynamic=dynamic)
     failure, _ = subject.check(options_for_checks(options))
     if failure is None:
@@ -161,7 +161,7 @@ def run_repro(
 
 
 def _require_close(name: str, want: Any, got: Any, tolerance: float) -> None:
-    """Within a tolerance that the user gave, relative to the value and to the largest of its tensor."""
+    """Raise unless values agree within the user's tolerance, relative to the value and to the largest of its tensor."""
     if (want is None) != (got is None):
         raise VerificationError(f"{name} is {'gone' if got is None else 'there and was not'}")
     if not isinstance(want, Tensor):
@@ -192,7 +192,7 @@ def _tensors(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Itera
 
 
 def _gradients(returned: list[Any], named: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Of the sum of all outputs, each times numbers of its own: a plain sum over a softmax has no gradient."""
+    """Gradients of the sum of all outputs, weighted by random numbers: the plain sum of a softmax has no gradient."""
     roots = [t for t in returned if isinstance(t, Tensor) and t.requires_grad]
     wanted = {f"gradient of {n}": t for n, t in named.items() if t.requires_grad and t.is_leaf}
     if not roots or not wanted:

@@ -1,8 +1,9 @@
 """`TRIPTYCH_REPORT=dir`: every process that compiles leaves a report of all its compiles in that directory.
 
 `dir/train-4711.html` is the page of the script `train.py` with process id 4711, `dir/train-4711.json` the same as data.
-They are written at the end of the process, and before that after compiles, as long as this takes less than a tenth of
-the time: a process that is killed, or crashes in a kernel, leaves those. A file is replaced as a whole or not at all.
+They are written at the end of the process, and before that also after compiles, as long as this takes less than a
+tenth of the time, so that a process that is killed, or crashes in a kernel, leaves a report, too. A file is replaced as
+a whole or not at all.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .record import Recording, program_name
 
 VARIABLE = "TRIPTYCH_REPORT"
 SHARE_OF_TIME = 0.1
-"""Of the process's time that may go into writing before its end."""
+"""The share of the process's time that may be spent on writing before its end."""
 LONGEST_WAIT = 10.0
 """Seconds to wait, at the end, for another thread that is still compiling."""
 
@@ -75,7 +76,7 @@ class ReportAtExit:
                 log.warning("%s", what)
 
     def _compiled(self) -> None:
-        """A graph has been compiled: what follows may crash the process."""
+        """Write after a graph has been compiled, because running it may crash the process."""
         if time.monotonic() < self._next_write or not self._writing.acquire(blocking=False):
             return
         try:

@@ -26,7 +26,7 @@ class SavedGraph:
     labels: dict[str, str]
     """The names of its inputs as the user knows them."""
     kernel_costs: tuple[OperationCost, ...] = ()
-    """Of each launch of a kernel."""
+    """The estimated cost of each kernel launch."""
 
     def __str__(self) -> str:
         return self.text

@@ -51,7 +51,7 @@ class Subject:
 
 
 def load(spec: str) -> Subject:
-    """The subject that `FILE.py[:NAME]` names; what is missing is an error that names the near ones."""
+    """The subject that `FILE.py[:NAME]` names; the error for something missing names similar names."""
     path, name = split(spec)
     module = _run(path)
     public = {key: value for key, value in vars(module).items() if not key.startswith("_")}
@@ -78,7 +78,7 @@ def load(spec: str) -> Subject:
 
 
 def _is_plain_data(value: Any) -> bool:
-    """Numbers, strings and lists of them, without a tensor: no model returns that, and nothing is made by it."""
+    """Is it numbers, strings or lists of them, without a tensor? Neither a model nor what makes one returns that."""
     plain = isinstance(value, (int, float, str, tuple, list, dict))
     return plain and not any(isinstance(leaf, Tensor) for leaf in _private.pytree.tree_leaves(value))
 
@@ -174,14 +174,14 @@ def _needs_arguments(function: Callable[..., Any]) -> bool:
 
 
 def _is_model(value: Any, module: ModuleType) -> bool:
-    """What could be meant: modules, and functions of the file itself."""
+    """Could it be the model that the user meant? Modules, and functions of the file itself, could."""
     if isinstance(value, nn.Module):
         return True
     return inspect.isfunction(value) and value.__module__ == module.__name__
 
 
 def _missing(what: str, name: str, known: Iterable[str], hint: str = "") -> TriptychError:
-    """An error that names what is near; `known` may say how each name is to be shown."""
+    """An error that names similar names; as a dict, `known` says how to show each of them."""
     shown = known if isinstance(known, dict) else {key: key for key in known}
     near = UnknownName("name", name, shown).near
     names = [repr(shown[key]) for key in near or sorted(shown)[:8]]

@@ -1,4 +1,4 @@
-"""Parts of a captured graph as programs of their own: fewer outputs, values cut off to inputs, operations left out."""
+"""Extracts parts of a captured graph as programs: with fewer outputs, values turned into inputs, or calls left out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REGIONS = ("_enter_autocast", "_exit_autocast", "_set_grad_enabled", "set_grad_e
 
 @dataclass(frozen=True)
 class Part:
-    """What is to stay of a graph."""
+    """Which part of a graph to keep."""
 
     outputs: tuple[Node, ...]
     cut: frozenset[Node] = frozenset()
@@ -42,7 +42,7 @@ class Values(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         value = super().run_node(n)
-        # a copy: a later write must not be seen in what the value was
+        # a copy, so that a later in-place write does not change it
         self.of[n] = _copied(value)
         return value
 
@@ -61,7 +61,7 @@ def _wants_grad(value: torch.Tensor) -> bool:
 
 
 def effects(gm: GraphModule) -> list[Node]:
-    """Calls that are made for what they do, not for what they return: writes, and the ends of regions."""
+    """Calls that are made for their side effect, not for their result: writes, and the borders of regions."""
     aliasing = Aliasing(gm.graph)
     return [n for n in gm.graph.nodes if n.op.startswith("call") and _has_effect(aliasing, n)]
 
@@ -131,7 +131,7 @@ def stand_in(node: Node, values: Values) -> Node | None:
 
 
 def resized(gm: GraphModule, inputs: Sequence[Input], old: int, new: int) -> tuple[GraphModule, list[Input]]:
-    """Every size `old` of the inputs, and every such number in a call, as `new`; whether that runs is tried out."""
+    """The graph with `new` for each size `old` of the inputs, and for each such number in a call. It may not run."""
     graph = Graph()
     copies: dict[Node, Node] = {}
     graph.output(graph.graph_copy(gm.graph, copies))
@@ -160,7 +160,7 @@ def _resized_input(one: Input, old: int, new: int) -> Input:
     if not one.is_tensor or old not in one.shape:
         return one
     shape = tuple(new if n == old else n for n in one.shape)
-    # the same order of dims in memory, densely
+    # dense strides with the same order of dims
     order = sorted(range(len(shape)), key=lambda d: (-one.stride[d], d))
     stride, step = [0] * len(shape), 1
     for dim in reversed(order):
@@ -171,6 +171,6 @@ def _resized_input(one: Input, old: int, new: int) -> Input:
 
 
 def with_facts(gm: GraphModule, inputs: Sequence[Any]) -> None:
-    """Leave on every node what it computes, for the listing."""
+    """Store on every node the value that it computes, for the listing."""
     for node, value in Values(gm, inputs).of.items():
         node.meta["example_value"] = value

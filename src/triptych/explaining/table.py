@@ -1,4 +1,4 @@
-"""An explanation as a table for the terminal: what changed, what did not in one line, and why not."""
+"""An explanation as a table for the terminal: what changed, a line for what did not, and why sites were left alone."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def render(explanation: Explanation) -> Iterator[RenderableType]:
 
 
 def _frames(explanation: Explanation) -> Table:
-    """What Dynamo compiled, and why: one row a compile, then one for each reason."""
+    """What Dynamo compiled, and why: one row per compile, with one line for each reason."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("compiled", no_wrap=True)
     table.add_column("what", overflow="fold")

@@ -53,7 +53,7 @@ class WhyNot(list[Decline]):
 
 
 def find(rule: Wanted, gm: GraphModule, options: Mapping[str, Any] | Options | None = None) -> list[Match]:
-    """Every place where the rule's sites and checks hold; nothing is rewritten. Of a pass: all its rules."""
+    """Every place where the rule matches and its checks hold; nothing is rewritten. For a pass: of all its rules."""
     require_graph(gm, "find", of_a_model="why_not takes a model")
     return [match for one in rules_of(rule) for match in _find(one, gm, Options.make(options))]
 
@@ -167,14 +167,14 @@ def _look(rule: Rule, program: Program, graph: str) -> tuple[list[Firing], list[
 
 
 def _worth_telling(refusals: Sequence[Refused | None]) -> Refused | None:
-    """The first refusal of the ways in which a pattern matches; one that is no concern of the rule's only if it has a
-    reason, and if there is no other."""
+    """Of the refusals of all ways in which a pattern matches, the first that has a reason; a `NotConcerned` only if
+    there is no other."""
     told = [refused for refused in refusals if refused is not None and refused.reason]
     return min(told, key=lambda refused: isinstance(refused, NotConcerned), default=None)
 
 
 def _look_at_sites(rule: CompiledRule, program: Program, graph: str) -> tuple[list[Firing], list[Decline]]:
-    """What the rule's own analysis found, and of that what it refuses."""
+    """Where a rule that finds its own sites would fire, and which of its sites it refuses."""
     fires: dict[Node, Firing] = {}
     misses = []
     for match in rule.rule.sites(program):

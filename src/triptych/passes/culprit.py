@@ -12,7 +12,10 @@ from .record import PassRecord
 
 
 def first_bad(is_bad: Callable[[int], bool], last: int) -> int:
-    """The smallest n for which the first n rewrites are bad; none of them is good, and the first `last` are bad."""
+    """The smallest n for which the result of the first n rewrites is bad.
+
+    The result without any rewrite must be good, and that of the first `last` rewrites bad.
+    """
     good, bad = 0, last
     while bad - good > 1:
         middle = (good + bad) // 2
@@ -25,7 +28,7 @@ def first_bad(is_bad: Callable[[int], bool], last: int) -> int:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """One rewrite: who made it, and the graph before and after."""
+    """One rewrite: the pass and rule that made it, and the graph before and after."""
 
     number: int
     """Its place among all rewrites of the run, from 1."""
@@ -44,7 +47,7 @@ class Rewrite:
 
     @property
     def node(self) -> str:
-        """The last node that is gone; if none is, one that was given other operands, or a new one."""
+        """The last node that was removed; if none was, one whose operands changed, or a new one."""
         changes = [(line[0], _name(line[2:])) for line in self.changes if " = " in line]
         new = {name for sign, name in changes if sign == "+"}
         old = [name for sign, name in changes if sign == "-"]

@@ -28,9 +28,9 @@ class CustomRules(Pass):
 
 
 def custom_steps(options: Options, hook: str, stage: str) -> list[Pass | Callable[..., Any]]:
-    """What to run in a hook, in the order given: neighbouring rules together; classes stand for an instance.
+    """The steps to run in a hook, in the order given: consecutive rules together, and an instance for each class.
 
-    Of the rules that were added, those that name this stage.
+    In the hook `add_rules`, only the rules that name this stage.
     """
     steps: list[Pass | Callable[..., Any]] = []
     for one in options.custom_passes(hook):
@@ -74,7 +74,7 @@ def wants_module(custom: Callable[..., Any]) -> bool:
     """Is the first parameter annotated as a GraphModule, or as a class that it inherits from? Otherwise the function
     gets the graph, as functions in Inductor's hooks do."""
     annotation = _first_annotation(custom)
-    if isinstance(annotation, str):  # of a name that the function's module does not have when it runs
+    if isinstance(annotation, str):  # it contains a name that the function's module does not define
         return re.search(r"\b(GraphModule|Module)\b", annotation) is not None
     kinds = get_args(annotation) or (annotation,)  # `GraphModule | None`
     return any(isinstance(kind, type) and issubclass(GraphModule, kind) and kind is not object for kind in kinds)

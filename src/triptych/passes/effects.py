@@ -1,6 +1,7 @@
-"""What kind of change each pass makes, in one table: a report counts what matters apart from spelling and order.
+"""The kind of change that each pass makes, in one table.
 
-A rule that does something else than the rest of its pass has a row of its own.
+A report counts changes that matter separately from changes of spelling and order. A rule whose effect differs from that
+of the rest of its pass has its own row.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ class Effect:
     one: str
     many: str
     matters: bool = True
-    """The program does less, or other, work afterwards."""
+    """The program does less work, or different work, afterwards."""
     members: str = ""
-    """Of a rewrite that makes one operation of several like ones: what these are, so that they can be counted too."""
+    """For a rewrite that joins several similar operations into one: what these are, so that they can be counted."""
 
     def phrase(self, times: int, sizes: Sequence[int] = ()) -> str:
         """How often, in words; `sizes`: how many operations each rewrite joined."""
@@ -74,7 +75,7 @@ EFFECT_OF_PASS: dict[str, Effect] = {
     "relu_nan_to_num": NO_OP,
     "fuse_conv_bn": NORM,
     "efficient_conv_bn_eval": NORM,
-    "fuse_attention": SPELLING,  # all its rules but one bring an attention into the form that this one takes
+    "fuse_attention": SPELLING,  # all its rules but one only prepare an attention for that one
     "simplify_attention_masks": MASK,
     "attention_heads": MASK,
     "use_triton_dot_compress": PRODUCT,
@@ -124,7 +125,7 @@ EFFECT_OF_PASS: dict[str, Effect] = {
     "grouped_gemm_pass": PRODUCTS,
     "concat_linear_woq_int4": PRODUCTS,
     "remove_assert_ops": NO_OP,
-    "fuse_attention_aten_pass": SPELLING,  # but for the rule of its own name: as in `fuse_attention`
+    "fuse_attention_aten_pass": SPELLING,  # except for `fuse_attention_aten`, as in `fuse_attention`
     "slice_scatter_chunking": PIECES,
     "reduced_atomic_contention": SPREAD,
     "normalization_aten_pass": SPELLING,
@@ -191,13 +192,13 @@ def effect_of(pass_name: str, rule: str = "") -> Effect:
 
 
 def sizes_of(effect: Effect, records: Iterable[PassRecord]) -> list[int]:
-    """How many operations each rewrite of this kind replaced, as far as somebody was watching."""
+    """How many operations each rewrite of this kind replaced, as far as sites were recorded."""
     firings = [(record.name, site) for record in records for site in record.sites]
     return [len(site.removed) for name, site in firings if effect_of(name, site.rule) is effect]
 
 
 def main_effect(record: PassRecord) -> Effect | None:
-    """What a pass was mainly good for this time: the most frequent kind of change that matters, else of any."""
+    """The main effect of one run of a pass: the most frequent kind of change that matters, else of any kind."""
     counts = count_effects([record])
     return max(counts, key=lambda effect: (effect.matters, counts[effect]), default=None)
 

@@ -1,4 +1,4 @@
-"""How a stage runs: every pass timed, counted, recorded, checked and, if need be, undone from outside."""
+"""Runs a stage: times, counts, records and checks every pass, and undoes it if need be."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from .torch_tools import timed_pass, timed_stage
 log = logging.getLogger("triptych")
 
 COMMUNICATING = "post_grad"
-"""The stage that changes when a graph communicates."""
+"""The stage that changes at which points a graph communicates."""
 
 
 def run_stage(
@@ -131,7 +131,7 @@ class _StageRunner:
             with timed_pass(self.stage, record.name):
                 pass_.run(rewriter, strict=strict, tally=tally)
         except RuleError as error:
-            if pass_.required:  # nothing that the user could mend: the compile falls back
+            if pass_.required:  # the user cannot fix this, so the compile falls back
                 raise RuntimeError(str(error)) from error
             raise
         except Exception as error:
@@ -151,7 +151,7 @@ class _StageRunner:
         self._close(record, before, backup, pass_)
 
     def run_custom(self, hook: str, custom: Callable[..., Any], before: Contract | None) -> None:
-        """A user's function of the graph: one rewrite, whatever it changes; undone if it fails."""
+        """Run a user's function of the graph. Whatever it changes counts as one rewrite, and is undone if it fails."""
         name = name_of(custom)
         record = self._open(hook)
         if self.session.rewrites_left == 0 or disabled_by_bisector(self.stage, f"{hook}: {name}"):
@@ -192,7 +192,7 @@ class _StageRunner:
         return NumericCheck(self.gm, self.inputs, given_tensor if origins is None else origins.tensor)
 
     def check_numbers(self, what: str) -> None:
-        """Raise VerificationError if the graph computes something else than before; note what nobody can tell."""
+        """Raise VerificationError if the graph computes something else than before; note what could not be compared."""
         reason = self.numbers.check() if self.numbers is not None else None
         if reason is not None and reason not in self.notes:
             self.notes.add(reason)
@@ -201,7 +201,7 @@ class _StageRunner:
             log.info("%s", note)
 
     def _put_in_order(self) -> None:
-        """A user's pass may leave a value after its first use: that is mended, not held against it."""
+        """Sort the graph: a user's pass may leave a value after its first use; that is repaired, not an error."""
         run_rules(Rewriter(self._new_program(), StableTopologicalSort.name), StableTopologicalSort().rules())
 
     def _open(self, name: str) -> PassRecord:
@@ -246,7 +246,7 @@ class _StageRunner:
     def _rewrite_at_fault(
         self, record: PassRecord, before: Contract | None, backup: GraphState, pass_: Pass | None
     ) -> Rewrite:
-        """Which rewrite of a pass breaks the graph: the pass runs again over the graph as it was, and stops earlier."""
+        """Which rewrite of a pass breaks the graph: the pass runs again on the original graph, with a limit."""
         numbers = self.numbers
 
         def run(limit: int) -> tuple[PassRecord, str]:
@@ -259,7 +259,7 @@ class _StageRunner:
 
         def is_bad(limit: int) -> bool:
             run(limit)
-            # a copy: where random draws differ, it takes the graph at hand for the one to compare with
+            # a copy: where random draws differ, a check takes the current graph as its new reference
             self.numbers = copy.copy(numbers)
             try:
                 verify(self.gm, before)

@@ -1,4 +1,4 @@
-"""The listing of a graph for whoever is watching: its text, one line a node, with the facts that a report shows."""
+"""The listing of a graph for a report: its text, one line per node, with the facts that the report shows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class NodeLine(str):
 
     @staticmethod
     def of(node: Node, known: NodeLine | None = None) -> NodeLine:
-        """The line of a node; the one that is `known` of it, if that still says the same."""
+        """The line of a node; its earlier line `known`, if that is still the same."""
         type_, call, meta = type_text(node), call_text(node), node.meta
         line = NodeLine(join_line(node, type_, call))
         if line == known:
@@ -49,6 +49,6 @@ class NodeLine(str):
 
 
 def node_lines(graph: Graph, before: Sequence[str] = ()) -> list[str]:
-    """The listing of a graph; `before` is that of the same graph before a pass: most of its lines are still right."""
+    """The listing of a graph; `before` is its listing before a pass, of which most lines can be reused."""
     known = {line.name: line for line in before if isinstance(line, NodeLine)}
     return [NodeLine.of(node, known.get(node.name)) for node in graph.nodes]

@@ -46,7 +46,7 @@ class Listing:
         self.deltas: list[Delta] = []
 
     def add(self, lines: list[str]) -> int:
-        """Append a version; its number."""
+        """Append a version and return its number."""
         self.deltas.append(Delta.between(self.latest, lines))
         self.latest = lines
         return len(self.deltas)
@@ -83,15 +83,15 @@ class PassRecord:
     """What the counts do not say."""
     changed: bool = False
     required: bool = False
-    """Of a pass that what follows needs: its rewrites are no part of a bisection."""
+    """The pass is required: its rewrites are not part of a bisection."""
     error: str | None = None
     declines: list[Decline] = field(default_factory=list)
     fired: Counter[str] = field(default_factory=Counter)
     """Rewrites by rule."""
     sites: list[Firing] = field(default_factory=list)
-    """Where rules fired, if somebody is watching."""
+    """Where rules fired, if the compile is observed."""
     decisions: list[Decision] = field(default_factory=list)
-    """What the cost model said of the rewrites that asked it; a decline has its figures in its reason."""
+    """The cost model's figures for rewrites that depended on it; a decline has its figures in its reason."""
     listing: Listing | None = field(default=None, repr=False)
     versions: tuple[int, int] = (0, 0)
 
@@ -114,7 +114,7 @@ class PassRecord:
     @property
     def diff(self) -> str:
         """The lines that the pass changed, before with "-" and after with "+", and a few around them."""
-        from .diff import unified  # it reads listings, and so this module
+        from .diff import unified  # it imports this module
 
         return "\n".join(unified(self.before, self.after)) if self.changed else ""
 

@@ -57,7 +57,7 @@ def report(record: PassRecord, limit: int | None) -> None:
         "graph": record.graph,
         "fired": dict(record.fired),
     }
-    if limit is not None and record.ordinal + record.rewrites >= limit:  # the last one: its texts are wanted
+    if limit is not None and record.ordinal + record.rewrites >= limit:  # the last pass: its listings are needed
         data |= {"before": record.before, "after": record.after}
     with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(data) + "\n")

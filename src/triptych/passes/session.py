@@ -35,20 +35,20 @@ class Session:
     compile_id: str = ""
     attempt: int = 0
     caller: str = ""
-    """Of what was called as a plain function, not by Dynamo: the function and the line of the call."""
+    """For a function of the package that was called directly, not by Dynamo: its name and the line of the call."""
     thread: str = field(default_factory=lambda: threading.current_thread().name)
     """The thread that compiled the forward; a backward is compiled where it first runs."""
     opened: float = field(default_factory=time.perf_counter)
     observed: bool = False
-    """Somebody is looking: keep listings, graphs and kernels."""
+    """The compile is observed: keep listings, graphs and kernels."""
     recorders: tuple[Recorder, ...] = ()
-    """Told whenever a graph of the program has been compiled."""
+    """Notified whenever a graph of the program has been compiled."""
     rewrite_limit: int | None = None
-    """Stop rewriting after this many rewrites: what a bisection turns."""
+    """Stop rewriting after this many rewrites; a bisection varies this number."""
     passes_off: bool = False
-    """Only required passes run: how a program is compiled that raises in eager, or that failed to compile with all."""
+    """Only required passes run: for a program that raises in eager, or that failed to compile with all passes."""
     activity: str = "reading the captured graph"
-    """What the compile is doing now: said where it fails."""
+    """What the compile is doing now, for the message if it fails."""
     origins: Origins | None = None
     """Where the inputs of the program come from."""
     buffers: KnownBuffers | None = None
@@ -60,7 +60,7 @@ class Session:
     """By graph: the nodes that each call of a kernel computes, under the kernel's name and the number of the call."""
     listings: dict[str, Listing] = field(default_factory=dict)
     timelines: dict[str, tuple[Timeline, Timeline]] = field(default_factory=dict)
-    """By graph: what it computes and communicates in time, before and after stage 3; only where it communicates."""
+    """By graph: when it computes and communicates, before and after stage 3; only graphs that communicate."""
     warnings: list[str] = field(default_factory=list)
 
     count: RewriteCount = field(default_factory=RewriteCount)
@@ -82,16 +82,16 @@ class Session:
         return 0 if self.count.stopped else max(self.rewrite_limit - self.count.made, 0)
 
     def keep(self, name: str, gm: GraphModule) -> None:
-        """Keep the graph as it is now, for whoever is watching."""
+        """Keep the graph as it is now, if the compile is observed."""
         if self.observed:
             self.graphs[name] = snapshot(gm)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copied and pickled without those who listen."""
+        """Copies and pickles leave out the recorders."""
         return {**vars(self), "recorders": ()}
 
     def graph_compiled(self) -> None:
-        """Tell whoever records the process that a graph of this program can run now."""
+        """Tell the recorders that a graph of this program can run now."""
         for recorder in self.recorders:
             recorder.on_compiled()
 
@@ -114,7 +114,7 @@ class Session:
 
 @dataclass
 class _Watcher:
-    """Somebody who collects sessions, and who may limit how much they rewrite, all together."""
+    """Collects sessions, and may limit the number of rewrites that they make all together."""
 
     sessions: list[Session] = field(default_factory=list)
     rewrite_limit: int | None = None
@@ -122,7 +122,7 @@ class _Watcher:
 
 
 _watchers: ContextVar[tuple[_Watcher, ...]] = ContextVar("triptych_watchers", default=())
-"""Per thread and context: a program that another thread compiles at the same time is not ours to see.
+"""Per thread and context: a program that another thread compiles at the same time must not be collected.
 
 The backward graph may be compiled on a thread of autograd's; it belongs to the session of its forward, which was opened
 where the model was called.
@@ -130,13 +130,13 @@ where the model was called.
 
 
 def is_watched() -> bool:
-    """Does somebody watch this thread? Then it compiles in order to explain, not to run."""
+    """Is this thread watched? Then it compiles in order to explain, not to run."""
     return bool(_watchers.get())
 
 
 @dataclass(eq=False)
 class Recorder:
-    """Somebody who collects the sessions of all threads, except those of compiles that somebody watches."""
+    """Collects the sessions of all threads, except those of compiles that are watched."""
 
     sessions: list[Session] = field(default_factory=list)
     on_compiled: Callable[[], None] = lambda: None
@@ -161,9 +161,10 @@ def remove_recorder(recorder: Recorder) -> None:
 
 
 def open_session(options: Options, caller: str = "") -> Session:
-    """A new session, handed to whoever is watching.
+    """A new session, which is added to those of the watchers or recorders.
 
-    Dynamo may compile a frame more than once, each time another attempt. Without Dynamo, somebody called us.
+    Dynamo may compile a frame more than once, each time with another attempt number. Without Dynamo, a function of the
+    package was called directly.
     """
     context = _private.CompileContext.try_get()
     if context is None:
@@ -186,7 +187,7 @@ def open_session(options: Options, caller: str = "") -> Session:
 
 
 def call_site() -> str:
-    """Which function of the package somebody called, and in which line: "joint_graph_passes called at tool.py:7"."""
+    """Which function of the package was called, and in which line: "joint_graph_passes called at tool.py:7"."""
     frame: FrameType | None = sys._getframe(1)
     name = ""
     while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
@@ -195,8 +196,8 @@ def call_site() -> str:
 
 
 def with_torch_settings(options: Options) -> Options:
-    """Options that were not given, from what the user set in torch. Read once for a program: its backward is compiled
-    later, and must draw the numbers that its forward drew."""
+    """The options, with those that were not given taken from torch's settings. These are read once for a program: its
+    backward is compiled later, and must draw the numbers that its forward drew."""
     if options.fallback_random is None:
         options = replace(options, fallback_random=_private.inductor_config.fallback_random)
     return options

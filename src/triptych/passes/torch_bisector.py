@@ -18,7 +18,7 @@ SUBSYSTEMS = {
 
 
 def disabled_by_bisector(stage: str, pass_name: str) -> bool:
-    """Does the bisector, if somebody runs it, want this pass left out? It counts each question."""
+    """Does the bisector, if it is running, want this pass left out? The bisector counts each call of this."""
     if not _is_imported():
         return False
     name = f"triptych {stage} {pass_name}"
@@ -26,10 +26,10 @@ def disabled_by_bisector(stage: str, pass_name: str) -> bool:
 
 
 def bisector_runs() -> bool:
-    """Does somebody run the bisector? It counts passes, so each of them must run."""
+    """Is the bisector running? It counts passes, so each of them must run."""
     return _is_imported() and _private.CompilerBisector.get_backend() is not None
 
 
 def _is_imported() -> bool:
-    """torch.compile imports it; without that nobody can have started it."""
+    """torch.compile imports the bisector; before that, it cannot have been started."""
     return "torch._inductor.compiler_bisector" in sys.modules

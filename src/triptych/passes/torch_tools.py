@@ -26,7 +26,7 @@ def timed_stage(stage: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def timed_pass(stage: str, name: str) -> contextlib.AbstractContextManager[Any]:
-    """The same for a pass, where somebody profiles or traces: most passes take less time than timing them would."""
+    """The same for a pass, only while profiling or tracing: most passes take less time than timing them would."""
     if _private.trace_log.handlers or _private.profiler_enabled():
         return _private.dynamo_timed(f"triptych.{stage}.{name}")
     return contextlib.nullcontext()
@@ -35,7 +35,7 @@ def timed_pass(stage: str, name: str) -> contextlib.AbstractContextManager[Any]:
 @contextlib.contextmanager
 def provenance() -> Iterator[Callable[[GraphModule], None]]:
     """Inside, Inductor's setting `trace.provenance_tracking_level` works: its notes say which node of the pre-grad
-    graph a node of the final graph comes from. Call what it gives with the pre-grad graph."""
+    graph a node of the final graph comes from. Call the function that it yields with the pre-grad graph."""
     debug = _private.inductor_debug
     level = _private.inductor_config.trace.provenance_tracking_level
 

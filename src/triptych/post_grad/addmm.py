@@ -1,9 +1,9 @@
 """`addmm` and `unfuse_bias_add_to_pointwise`: is a bias added by the GEMM or by the kernel that reads its result?
 
-Generated code makes one kernel of the pointwise operations and reductions that follow a GEMM: there a sum costs
-nothing. Elsewhere it is a kernel of its own, which reads and writes the whole result, and the GEMM adds it for less: on
-a GPU a bias of one row is part of its last step; any other bias is first copied to the result, which the GEMM then
-reads.
+Generated code fuses the pointwise operations and reductions that follow a GEMM into one kernel, in which adding the
+bias costs nothing. Without such a kernel, the sum would be a separate kernel that reads and writes the whole result,
+and it is cheaper to let the GEMM add the bias. On a GPU, a bias of one row is added in the GEMM's epilogue; any other
+bias is first copied into the result, which the GEMM then reads.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ ALWAYS: dict[str, Any] = {"settings": {"always": True}, **ATEN}
 EAGER: dict[str, Any] = {"options": {"codegen": "eager"}}
 HALF = (torch.float16, torch.bfloat16)
 LAST_STEP = 1e-6
-"""Seconds that a bias of one row takes in the last step of a GEMM on a GPU in other than half precision, for which
-there are fewer kernels: 1 to 14 us on an H200, and none in bfloat16."""
+"""Seconds that a bias of one row adds to a GEMM on a GPU in dtypes other than half precision, for which there are fewer
+kernels: 1 to 14 us on an H200. In bfloat16 it adds nothing."""
 
 
 class Addmm(Rule):
@@ -58,7 +58,7 @@ class Addmm(Rule):
         model, sum_bytes = device_model(a.device), bytes_of(m.root.tensor)
         product = _product_seconds(model, a, b)
         added = model.copy(2 * sum_bytes + bytes_of(c.tensor))
-        # on a GPU the product with a bias may be another kernel, which in other than half precision can be the slower
+        # on a GPU a product with a bias may run another kernel, which can be slower in dtypes other than half precision
         sure = a.dtype in HALF or a.device.type != "cuda"
         m.pays(product + added, product + bias_seconds(model, c, sum_bytes), sure=sure)
 
@@ -118,7 +118,7 @@ class UnfuseBiasAddToPointwise(Rule):
         numbers = all(isinstance(s, (int, float)) for s in (alpha, beta))
         m.require(numbers and alpha == 1, "the product is scaled by {found}", found=alpha)
         if beta == 0:
-            return  # the same product without a look at c
+            return  # the same product; c is not read
         m.applies(_has_reader(m), "no kernel that reads the sum could add it")
         m.applies(self.always or a.device.type == "cuda")
         m.require(a.dtype not in HALF, "the product would be rounded to {found} before the sum", found=a.dtype)

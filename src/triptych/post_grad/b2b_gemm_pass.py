@@ -1,11 +1,12 @@
 """`B2B_GEMM_PASS`: two products with a pointwise function between them in one kernel, if the middle matrix is far
 larger than all the others.
 
-The middle matrix is computed a few columns at a time, by the program that multiplies them by C at once; it is never
-written to memory. Sums are made in another order, and the middle matrix is not rounded to 16 bits before the function.
+The kernel computes a few columns of the middle matrix at a time and immediately multiplies them by C, so the middle
+matrix is never written to memory. Sums are taken in another order, and the middle matrix is not rounded to 16 bits
+before the function is applied.
 
-Whether it pays is measured on the device, and remembered: the two products and one pass over the middle matrix against
-the kernel.
+Whether this pays is measured on the device, and the measurement is cached: the time of the two products and one pass
+over the middle matrix is compared with that of the kernel.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from ..rewrite.rule import Match, Rule
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 MOST_STEPS = 40
 FAR_LARGER = 4
-"""How many times all the other matrices together the middle one is, at least."""
+"""The middle matrix must have at least this many times the elements of all the other matrices together."""
 
 ALWAYS: dict[str, Any] = {"settings": {"always": True}, "dialects": ("aten",)}
 SMALL = ("f32[9, 4]", "f32[4, 40]", "f32[40, 3]")
@@ -55,7 +56,7 @@ class Product:
 
     @staticmethod
     def read(program: Program, node: Any) -> Product | None:
-        """A product of two matrices, plus at most a bias; None if it is none."""
+        """The node as a product of two matrices with at most a bias; None if it is anything else."""
         call = program.call(node) if isinstance(node, Node) else None
         result = tensor_fact(node)
         if call is None or result is None or result.dim() != 2 or result.dtype not in KERNEL_DTYPES:
@@ -74,7 +75,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Middle:
-    """f(product): what is computed pointwise from one product."""
+    """f(product): a pointwise function of one product."""
 
     product: Product
     function: Pointwise
@@ -97,7 +98,8 @@ class _Reader:
         self.product: Product | None = None
         self.steps: list[Step] = []
         self.values: dict[Node, int | None] = {}
-        """The number of each value that was looked at; None if it is not computed from one product by known steps."""
+        """The index in the pointwise function of each node that was visited; None if the node is not computed from one
+        product by operations that the kernel supports."""
 
     def read(self, node: Node) -> int | None:
         if node not in self.values and len(self.values) <= MOST_STEPS:
@@ -197,7 +199,7 @@ class FusedProducts(Rule):
         others = (inner + ends) * (site.rows + site.columns)
         far_larger = site.rows * site.columns >= FAR_LARGER * others
         m.require(far_larger, "the middle matrix is not far larger than the others")
-        # how well the kernel does what it does is not in the model
+        # the cost model does not know how efficient the kernel is
         m.pays(*_modelled(site), measure=lambda: _timed(site), error=math.inf)
 
     def rewrite(self, op, m, matrices, turned, bias, added, function):
@@ -288,7 +290,7 @@ def _modelled(site: _Site) -> tuple[float, float]:
     first = model.gemm(site.rows, site.columns, site.inner, site.dtype)
     second = model.gemm(site.rows, site.ends, site.columns, site.dtype)
     written = model.copy(2 * site.rows * site.columns * site.dtype.itemsize)
-    return first + written + second, first + second  # where nothing is measured the kernel saves the writing alone
+    return first + written + second, first + second  # unmeasured: assume that only the memory traffic is saved
 
 
 def _apart(site: _Site) -> Callable[[], Any]:

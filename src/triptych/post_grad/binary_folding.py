@@ -1,4 +1,4 @@
-"""`binary_folding`: arithmetic with constants behind a product or convolution goes into weights that are frozen."""
+"""`binary_folding`: folds arithmetic with constants that follows a product or convolution into its frozen weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..rewrite.examples import declines, fires, others_are_weights
 from ..rewrite.rule import Match, Rule
 
 WEIGHT = {"matmul": "other", "addmm": "mat2", "convolution": "weight"}
-"""Operations that are linear in a weight, and which operand that is."""
+"""Operations that are linear in a weight, with the name of that operand."""
 BIAS = {"addmm": "self", "convolution": "bias"}
 WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
@@ -34,7 +34,7 @@ class BinaryFolding(Rule):
     """
 
     exact = False
-    mixed_dtypes = True  # `check` looks at them, once it is known that there is a frozen product
+    mixed_dtypes = True  # `check` compares the dtypes, once it knows that there is a frozen product
 
     def pattern(self, op, y: Tensor, c):
         return op.one_of(("add", "sub", "mul", "div"), y, c)
@@ -113,7 +113,7 @@ class BinaryFolding(Rule):
 
 
 def _linear(m: Match, y: Value) -> Any:
-    """The product or convolution that makes y, itself or in another shape."""
+    """The product or convolution that computes y, directly or through a reshape; None if there is none."""
     call = y.call
     if call is not None and call.op == "reshape" and isinstance(call.args["self"], Node):
         inner = m.program.value(call.args["self"])
@@ -153,7 +153,7 @@ def _changed(op: Emitter, how: Any, value: Node, constant: Any, wide: torch.dtyp
 
 
 def _new_bias(op: Emitter, m: Match, linear: Value, constant: Any) -> Value:
-    """A bias for a convolution that has none: what is added, or its negative, for each channel."""
+    """A bias for a convolution that has none: per channel, the added constant or the negated subtracted one."""
     how = {"dtype": linear.dtype, "device": linear.device}
     zeros = op.full([linear.shape[1]], 0, **how)
     made = op.add(zeros, constant) if m.root.op == "add" else op.sub(zeros, constant)

@@ -20,8 +20,8 @@ aten = torch.ops.aten
 
 FEW_OPERANDS = 8
 LARGE_CAT = 64 << 20
-"""A kernel of Inductor's that reads more operands than a few asks at each element whose it is: for so many bytes that
-is slower than torch's own."""
+"""If a cat has more than FEW_OPERANDS operands, Inductor's kernel determines for each element which operand it comes
+from. From this many bytes on, that is slower than torch's own kernel."""
 
 ON_CPU: dict[str, Any] = {"dialects": ("aten",), "settings": {"device": "cpu", "least_bytes": 64}}
 

@@ -1,4 +1,4 @@
-"""`compute_masks_again`: a mask that is kept beside the value that it compares is computed in the backward instead."""
+"""`compute_masks_again`: recomputes a comparison mask in the backward if the compared value is saved for it anyway."""
 
 from __future__ import annotations
 

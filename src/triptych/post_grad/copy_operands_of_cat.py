@@ -1,4 +1,4 @@
-"""`copy_operands_of_cat`: operands whose memory somebody else sees are not computed into that of a concatenation."""
+"""`copy_operands_of_cat`: copies operands of a concatenation that must not share memory with its result."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _cat_written(x: Any, rows: Any) -> Any:
 
 
 def _write_in_place(graph: Graph) -> None:
-    """For examples: a trace has no writes; `reinplace` makes them."""
+    """For examples: a traced graph has no in-place writes; in a compile, `reinplace` introduces them."""
     for node in graph.find_nodes(op="call_function", target=aten.index_put.default):
         node.target = aten.index_put_.default
 
@@ -84,14 +84,14 @@ class CopyOperandsOfCat(Rule):
 
 
 def _may_not_share(program: Program, operand: Node, cat: Node, returned: Collection[Node]) -> bool:
-    """Could anybody tell that an operand lies in the memory of the cat? `returned` are the memories of results."""
+    """Would it be visible if the operand shared memory with the cat? `returned`: the memory of the graph's results."""
     aliasing = program.aliasing
     if aliasing.is_input(operand):
-        return False  # it has its place already
+        return False  # an input has memory already
     if any(cat < writer for writer in aliasing.writers(operand)):
         return True
     if operand.graph.output_node() in operand.users:
-        return False  # Inductor gives it memory of its own
+        return False  # Inductor allocates separate memory for it
     if aliasing.memory(operand) in returned:
         return True
     if aliasing.memory(cat) in returned and aliasing.is_output(operand):

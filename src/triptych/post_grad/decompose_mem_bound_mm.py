@@ -1,8 +1,8 @@
-"""`decompose_mem_bound_mm`: a product of rows of a few elements is pointwise work.
+"""`decompose_mem_bound_mm`: computes a product whose rows have only a few elements by pointwise operations.
 
 Kernels for matrix products work on tiles, which such a product leaves nearly empty: 1048576 x 4 by 4 x 4 takes 52 us in
-float32 on an H200, and 8 us as pointwise operations, which are part of the kernels before and after them besides. From
-the length on at which generated code does not unroll a sum any more it is the other way round.
+float32 on an H200, and 8 us as pointwise operations, which can besides be fused with the kernels before and after them.
+Once the sum is too long for generated code to unroll, the product is the quicker of the two.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ..rewrite.rule import Match, Rule
 from .neighbours import made_by_pointwise, read_by_pointwise
 
 TILE, DEPTH = 64, 32
-"""A GEMM kernel computes tiles of at least this many rows and columns, of at least so many terms each."""
+"""A GEMM kernel computes tiles of at least TILE rows and TILE columns, and sums at least DEPTH terms per element."""
 PLAIN_RATE = 0.25
-"""The share of a GEMM's rate in float32 that pointwise kernels multiply and add at."""
+"""Pointwise kernels multiply and add at this fraction of the rate of a GEMM in float32."""
 WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-"""The dtype in which a GEMM adds up."""
+"""The dtype in which a GEMM accumulates."""
 
 ATEN: dict[str, Any] = {"dialects": ("aten",)}
 ALWAYS: dict[str, Any] = {"settings": {"always": True}, **ATEN}
@@ -58,7 +58,7 @@ class DecomposeMemBoundMm(Rule):
             read_once = known_equal(times, 1) or not made_by_pointwise(m.program, value.node)
             m.require(read_once, "{at} would be computed again for each of {found} elements", at=value, found=times)
         before, after = _seconds(m, a, b)
-        # which kernel computes a product of so few columns is not in the model
+        # the cost model does not know which kernel computes a product with so few columns
         m.pays(before, after, measure=lambda: _timed(m, a, b, after), error=math.inf)
 
     def rewrite(self, op, a, b, c):
@@ -91,11 +91,11 @@ class DecomposeMemBoundMm(Rule):
 
 
 def _seconds(m: Match, a: Value, b: Value) -> tuple[float, float]:
-    """What the model says of the product and of the pointwise form."""
+    """Modelled seconds of the product and of the pointwise form."""
     model = device_model(a.device)
     read, written = bytes_of(tensor_of(a.node)) + bytes_of(tensor_of(b.node)), bytes_of(tensor_of(m.root.node))
     merged = read_by_pointwise(m.program, m.root.node, reductions=True)
-    # merged: the kernel that reads the result computes it, and nobody writes it
+    # merged: the kernel that reads the result computes it, so it is never written to memory
     before = _product_seconds(model, a, b) + (written / model.bandwidth if merged else 0.0)
     arithmetic = 2.0 * written / m.root.dtype.itemsize * a.shape[-1] / (PLAIN_RATE * model.single)
     moved = read if merged else read + written
@@ -116,8 +116,8 @@ def _sizes(a: Value, b: Value) -> tuple[int, int, int, int]:
 
 
 def _timed(m: Match, a: Value, b: Value, after: float) -> tuple[float, float] | None:
-    """The product as it was timed on the device; the pointwise form, which depends on what it is merged with, as
-    modelled."""
+    """Seconds of the product, measured on the device, and of the pointwise form, which depends on the operations that
+    it is fused with and is therefore modelled."""
     batch, rows, inner, columns = _sizes(a, b)
     operands = bytes_of(tensor_of(a.node)) + bytes_of(tensor_of(b.node))
     if not can_measure(a.device, operands + 4 * batch * rows * columns):

@@ -1,4 +1,4 @@
-"""Drops what nobody uses and nothing can notice."""
+"""`eliminate_dead_code`: drops values that nobody uses and that have no visible side effect."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`fuse_attention_aten_pass`: attention written by hand, in an ATen graph after autograd.
 
 `fuse_attention` of the first stage reads attention before autograd, and so it serves training too. This pass reads it
-in graphs that never were in that stage, such as one from `make_fx`, and in what the user's own passes have made.
+in graphs that never went through that stage, such as one from `make_fx`, and in the output of the user's own passes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HALF = ["bf16[2, 4, 6, 8]"] * 3
 
 
 def _softmax(scores: Any, scale: float = 1.0) -> Any:
-    """As it is written after autograd; with a scale, as the joint stage leaves it."""
+    """Softmax as it is spelled after autograd; with a scale, as the joint stage leaves it."""
     shifted = scores - scores.amax(-1, keepdim=True)
     e = (shifted if scale == 1 else shifted * scale).exp()
     return e / e.sum(-1, keepdim=True)
@@ -61,7 +61,7 @@ def _scores_too(q: Any, k: Any, v: Any) -> Any:
 
 
 def _maximum_too(q: Any, k: Any, v: Any) -> Any:
-    """What a training step saves to compute the probabilities again."""
+    """Also returns the maximum, which a training step saves to recompute the probabilities."""
     scores = q @ k.mT
     highest = scores.amax(-1, keepdim=True)
     e = (scores - highest).exp()

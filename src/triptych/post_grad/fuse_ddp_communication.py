@@ -69,9 +69,10 @@ def _one_gradient(x: Any, dy: Any) -> Any:
 
 
 def leaves_only(program: Program, value: Node) -> Node | None:
-    """A node that computes more with a value than what is done to a gradient on its way out; None if there is none.
+    """None if the value only leaves the graph, as a gradient does; otherwise a node that computes more with it.
 
-    Views, copies and pointwise operations may stand between the value and the end of the graph.
+    Views, copies and pointwise operations may stand between the value and the output. If there are more than MOST_USERS
+    of them, the search ends and the last node it visited is returned.
     """
     work, seen = [value], {value}
     while work:
@@ -97,7 +98,7 @@ def _is_gradient(program: Program, collective: Collective) -> Refusal | None:
 class WaitForGradientsAtEnd(Rule):
     """wait(all_reduce(g)); f(x) -> all_reduce(g); f(x); wait(...), at the end of the graph
 
-    All of them in one step, with what is done to the results: these keep their order.
+    All waits move in one step, together with the operations on their results; all of these keep their order.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:

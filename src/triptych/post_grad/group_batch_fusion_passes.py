@@ -1,7 +1,7 @@
-"""`group_batch_fusion_passes` of the post-grad stage: stage 1's, on what autograd and the user's passes left in ATen.
+"""`group_batch_fusion_passes` of the post-grad stage: the batching of stage 1, on the ATen graphs after autograd.
 
-It runs only if it is added, whole or in parts: what it could batch in a captured program stage 1 has batched already,
-and the layouts of a backward are another's business.
+It runs only if the user adds it, whole or in parts: in a captured program, stage 1 has already batched whatever this
+pass could batch, and it does not deal with the layouts that a backward graph needs.
 """
 
 from __future__ import annotations

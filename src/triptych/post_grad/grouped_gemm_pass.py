@@ -52,7 +52,7 @@ BIASED = ("f32[4, 16]", "f32[8, 16]", "f32[8]", "f32[6, 16]", "f32[6]")
 
 @dataclass(frozen=True, kw_only=True)
 class ProductOfViews(Product):
-    """A product whose weight or bias may be a view of what is there earlier: the view can be taken again there."""
+    """A product whose weight or bias may be a view of an earlier value, so that the view can be recreated earlier."""
 
     sources: tuple[Node, ...]
 
@@ -148,7 +148,7 @@ def _views(program: Program, node: Node) -> list[Node]:
 
 
 def _taken_again(op: Emitter, node: Node, anchor: Node) -> Node:
-    """The node, or, where it comes after the anchor, the same view taken by the emitter."""
+    """The node itself if it stands before the anchor; otherwise the same view, emitted again."""
     if node < anchor:
         return node
     source = _taken_again(op, node.all_input_nodes[0], anchor)

@@ -31,7 +31,7 @@ BY_TRITON = ("parallel_linear", "group_linear", "lce", "dot_compress", "b2b_gemm
 NEW_MEMORY = (
     aten.empty.memory_format, aten.empty_strided.default, aten.new_empty.default, aten.new_empty_strided.default,
 )  # fmt: skip
-"""A tensor that comes from one of these, and goes into a launch, is a result of it."""
+"""A tensor that one of these operators allocates and that is passed to a launch is a result of the launch."""
 
 
 class _ProductKernel:
@@ -108,7 +108,7 @@ class LaunchedKernel(Rule):
         return tuple(results[root.node.args[1]] for root in m.roots)
 
     def _traced(self, op: Emitter, node: Node) -> GraphModule:
-        """What the operator does on a GPU, as a graph of its operands."""
+        """The operator's GPU implementation, traced as a graph whose inputs are the operands."""
         operands = list(node_operands((node.args, node.kwargs)))
         target: Any = node.target
         name = target.name().partition("::")[2]
@@ -135,8 +135,8 @@ class LaunchedKernel(Rule):
 
 
 def _functional(traced: GraphModule) -> None:
-    """Each launch returns what it writes, on a copy: that it may write the memory made for it is for `reinplace` to
-    prove."""
+    """Makes launches functional: each writes to copies and returns them. `reinplace` later proves that a launch may
+    write to the memory allocated for it."""
     graph = traced.graph
     for launch in graph.find_nodes(op="call_function", target=_private.triton_kernel_wrapper_mutation):
         given: Any = launch.kwargs["kwargs"]

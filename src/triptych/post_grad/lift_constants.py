@@ -1,4 +1,4 @@
-"""`lift_constants`: tensors of the graph's module are read as Inductor expects it."""
+"""`lift_constants`: reads constant tensors of the graph module through `lift_fresh_copy`, as Inductor expects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIFT = torch.ops.aten.lift_fresh_copy.default
 
 
 def _read_bare(graph: Graph) -> None:
-    """For examples: the copy that a trace has is dropped, as our passes do it."""
+    """For examples: drops the copy that tracing inserts, as our passes do."""
     for node in graph.find_nodes(op="call_function", target=LIFT):
         node.replace_all_uses_with(node.args[0])
         graph.erase_node(node)

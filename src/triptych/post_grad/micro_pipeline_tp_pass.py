@@ -135,7 +135,7 @@ def _gathered_twice_waited(x: Any, w: Any) -> Any:
 
 
 def _planned(program: Program, plan_for: Callable[[Program, Collective], Any]) -> Iterator[Match]:
-    """The collectives that `plan_for` has a plan for, or a reason why there is none."""
+    """A match for each collective for which `plan_for` returns a plan, or a refusal that says why there is none."""
     for found in list(collectives(program.graph)):
         plan = None if found.node._erased else plan_for(program, found)
         if plan is not None:

@@ -74,7 +74,7 @@ def _joined_seconds(m: Match, *values: Value) -> float:
 
 
 def _joined(op: Emitter, first: Value, second: Value, dim: int) -> Value:
-    """The two side by side; transposed ones stay transposed."""
+    """The two concatenated along `dim`; for two transposes, the transpose of their concatenated sources."""
     calls = [value.call for value in (first, second)]
     if all(call is not None and call.op == "permute" and list(call.args["dims"]) == [1, 0] for call in calls):
         sources = [call.args["self"] for call in calls if call is not None]

@@ -1,4 +1,7 @@
-"""A tensor built on the CPU and used only on the GPU is built there: no transfer, whole CUDA graphs."""
+"""`move_constructors_to_gpu`: builds a tensor on the GPU if it is built on the CPU but used only on the GPU.
+
+This saves the transfer, and lets the whole graph be captured as a CUDA graph.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from ..rewrite.rule import Match, Rule
 from ..rules.other_device import again_elsewhere, end_elsewhere
 
 CONSTRUCTORS = frozenset("full arange scalar_tensor eye tril_indices triu_indices prims.iota".split())
-"""Built from numbers alone, and the same to the bit on every device."""
+"""Operations that build a tensor from numbers alone, with the same bits on every device (see `unlike_elsewhere`)."""
 
 
 META: dict[str, Any] = {"same_values": False, "dialects": ("aten",)}
@@ -81,7 +84,7 @@ class MoveConstructorsToGpu(Pass):
 
 @dataclass
 class _Group:
-    """Constructors and what is computed from them on the CPU, as far as one thing hangs on another."""
+    """Constructors that are connected by their uses, with the values on the CPU that are computed from them."""
 
     nodes: list[Node] = field(default_factory=list)
     ends: dict[Node, None] = field(default_factory=dict)
@@ -113,7 +116,7 @@ def _groups(program: Program) -> list[_Group]:
 
 
 def _joined(belongs: dict[Node, _Group], operands: list[Node]) -> _Group:
-    """The smaller groups go into the largest, so that a node changes hands few times."""
+    """Merges the groups of the operands into the largest of them, so that few nodes change their group."""
     groups = sorted({id(g): g for g in (belongs[o] for o in operands)}.values(), key=lambda g: -len(g.nodes))
     first = groups[0]
     for group in groups[1:]:

@@ -1,4 +1,4 @@
-"""What generated code makes one kernel of: the operations before and after a value, seen through views."""
+"""Which operations before and after a value generated code can fuse with it, looking through views."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ def readers(program: Program, node: Node) -> Iterator[Node]:
 
 
 def read_by_pointwise(program: Program, node: Node, reductions: bool = False) -> bool:
-    """Is a pointwise operation at this place part of the kernel that reads it? Only generated code has such kernels.
+    """If the node were a pointwise operation, would it be fused into the kernels that read it?
 
-    `reductions`: kernels that reduce what they read count too.
+    That is so if all its readers are pointwise operations or, with `reductions`, reductions. Only generated code has
+    such kernels.
     """
     if program.options.codegen != "inductor":
         return False
@@ -40,8 +41,8 @@ def read_by_pointwise(program: Program, node: Node, reductions: bool = False) ->
 
 
 def made_by_pointwise(program: Program, node: Node) -> bool:
-    """Is the value made by a pointwise operation, seen through views, that nobody else reads? Then a kernel that
-    computes pointwise what it reads needs no such value in memory."""
+    """Is the value, looking through views, computed by a pointwise operation that has no other reader? Then a pointwise
+    kernel that reads the value can compute it inline, and it is never written to memory."""
     if program.options.codegen != "inductor":
         return False
     while len(node.users) == 1:

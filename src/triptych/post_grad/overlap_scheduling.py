@@ -1,7 +1,7 @@
-"""`overlap_scheduling`: collectives start early and are waited for late, so that others are computed meanwhile.
+"""`overlap_scheduling`: starts collectives early and waits for them late, so that computation overlaps with them.
 
-Collectives keep their order among themselves, and only the graph and the sizes of what is communicated decide where
-they stand: every rank comes to the same order.
+Collectives keep their order among themselves, and their positions depend only on the graph and on the sizes of the
+tensors that are communicated, so every rank arrives at the same order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .neighbours import readers
 ATEN: dict[str, Any] = {"dialects": ("aten",)}
 LAYERS = ("f32[4, 8]", "f32[4, 8]", "f32[4, 8]")
 IN_FLIGHT = 512.0
-"""Megabytes: less than one percent of the memory of a large GPU."""
+"""The default limit, in megabytes: less than one percent of the memory of a large GPU."""
 
 
 def _two_layers(x: Any, first: Any, second: Any) -> Any:
@@ -68,7 +68,7 @@ class WaitLate(Rule):
     def _unit(
         self, program: Program, wait_node: Node, users: dict[Node, list[Node]]
     ) -> tuple[list[Node], Node | None]:
-        """What moves, and the first node that needs it."""
+        """The wait with the views that move along, and the first other node that needs one of them."""
         unit = [wait_node]
         while True:
             behind = [u for node in unit for u in users.get(node, ()) if u not in unit]
@@ -104,7 +104,7 @@ class StartEarly(Rule):
         clock = Clock(program.graph)
         wanted = latest_starts(program.graph, clock, program.options.link)
         needed_until: list[tuple[Node, int]] = []
-        """Of the collectives so far: the last node that needs a result, and how many bytes they receive."""
+        """For each collective so far: the last node that needs its result, and how many bytes it receives."""
         previous: Node | None = None
         for found in list(collectives(program.graph)):
             size = _received(found)
@@ -179,7 +179,7 @@ def _unit_of(program: Program, collective: Collective) -> list[Node]:
 
 
 def _others_between(first: Node, last: Node, unit: Iterable[Node]) -> bool:
-    """Does anything else stand from `first` up to `last`?"""
+    """Is any node outside `unit` between `first` (inclusive) and `last`, not counting placeholders and the output?"""
     node = first
     while node is not last:
         if node not in unit and node.op not in ("placeholder", "output"):
@@ -201,5 +201,5 @@ class OverlapScheduling(Pass):
     megabytes: float = IN_FLIGHT
 
     def rules(self) -> Sequence[Rule]:
-        # first the waits: they say how long a result is under way
+        # the waits first: their positions determine how much time each collective has
         return (WaitLate(), StartEarly(self.megabytes))

@@ -16,7 +16,8 @@ from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Match, Rule
 
 ONE_DIM_OF = {"amax": "amax", "amin": "amin", "max": "amax", "min": "amin", "sum": "sum"}
-"""Reductions of reductions, and what each is called where it has dims; `max` and `min` only over all dims."""
+"""Reductions that can be computed from partial results, with the name of the form that takes dims. `max` and `min` only
+count where they reduce all dims."""
 NARROW = (torch.float16, torch.bfloat16)
 ATEN: dict[str, Any] = {"dialects": ("aten",)}
 
@@ -47,7 +48,8 @@ class PartialReduction(Rule):
                 reductions.setdefault(kind, []).append(reduction)
         for (x, _, _), several in reductions.items():
             first = {r.dims: r for r in reversed(several)}
-            for whole in sorted(several, key=lambda r: -len(r.dims)):  # so that no other begins with it any more
+            # most dims first: every reduction that could begin with this one has been rewritten before it is replaced
+            for whole in sorted(several, key=lambda r: -len(r.dims)):
                 inner = [r for r in first.values() if r.dims < whole.dims and not r.node._erased]
                 if inner and not whole.node._erased:
                     partial = max(inner, key=lambda r: len(r.dims))

@@ -1,7 +1,7 @@
-"""`pass_patterns` of the post-grad stage: what the forward and the backward alone can say of their kernels.
+"""`pass_patterns` of the post-grad stage: rewrites for the kernels that will run the forward or the backward.
 
-The joint stage has a step of the same name, with rules of its own: removing the name removes both, and each rule can be
-removed by its own.
+The joint stage has a pass of the same name with different rules. Removing that name removes both passes; each rule can
+also be removed by its own name.
 """
 
 from __future__ import annotations
@@ -41,6 +41,6 @@ RULES: list[Rule] = [
     SplitwithsizesCatReplace(), CatSplitwithsizesReplace(), CatSliceCat(), CatOfCat(),
     PointlessCumsumReplacement(), PrepareSoftmax(), BinaryFolding(), MmPlusMm(), FusedIntMmMul(),
     StackedGradients(),
-    PartialReduction(),  # finds its sites itself, so what stands before it is done first
+    PartialReduction(),  # finds its own sites, so the rules before it are finished first
     DecomposeMemBoundMm(), Addmm(), UnfuseBiasAddToPointwise(),
 ]  # fmt: skip

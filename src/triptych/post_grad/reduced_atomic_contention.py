@@ -23,10 +23,10 @@ from ..rewrite.rule import Match, Rule
 aten = torch.ops.aten
 
 MASKED = "_unsafe_masked_index_put_accumulate"
-"""What the gradient of an embedding is: additions, those to the padding left out."""
+"""The operator that computes the gradient of an embedding: additions to rows, except to the padding row."""
 MOST_COPIES = 64
 ATOMIC = 3e-9
-"""Seconds from one addition to a number in memory to the next one to the same number."""
+"""Seconds between two consecutive atomic additions to the same address."""
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 ALWAYS: dict[str, Any] = {"dialects": ("aten",), "settings": {"copies": 4}}
@@ -83,7 +83,8 @@ class SpreadAdditions(Rule):
     """
 
     copies: int = 0
-    """So many copies, whatever it costs and on any device; 0: on a GPU, as was measured or modelled."""
+    """Number of copies, on any device and whatever the cost; 0: on a GPU only, and only where a measurement or the cost
+    model says that it pays."""
 
     exact = False
 
@@ -95,7 +96,7 @@ class SpreadAdditions(Rule):
     def _may_wait(self, program: Program, node: Node) -> bool:
         if self.copies:
             return True
-        if not measuring_allowed():  # the same numbers are wanted in every run: rows are sorted, and none waits
+        if not measuring_allowed():  # the user wants deterministic results: rows are sorted then, and no thread waits
             return False
         return tensor_of(node).device.type == "cuda" and program.options.codegen == "inductor"
 
@@ -143,7 +144,7 @@ class SpreadAdditions(Rule):
 
 
 def _copies(additions: _Additions) -> int:
-    """A power of two: so many that all copies together have no more rows than are added."""
+    """The largest power of two, up to MOST_COPIES, with which all copies together have no more rows than are added."""
     most = min(MOST_COPIES, additions.count // additions.rows) if additions.rows else 1
     return 1 << max(most, 1).bit_length() - 1
 
@@ -158,7 +159,10 @@ def _modelled(additions: _Additions, copies: int) -> tuple[float, float]:
 
 
 def _timed(additions: _Additions, copies: int) -> tuple[float, float] | None:
-    """By `index_add_`, whose kernel adds as that of generated code does, to rows that are drawn evenly."""
+    """Measured seconds without copies and with them.
+
+    Times `index_add_`, whose kernel adds in the same way as generated code, with row indices drawn uniformly.
+    """
     target = tensor_of(additions.target)
     if not can_measure(target.device, 4 * additions.count * additions.width * target.dtype.itemsize):
         return None
@@ -188,7 +192,8 @@ class ReducedAtomicContention(Pass):
     and sums the copies: threads wait less for each other."""
 
     copies: int = 0
-    """So many copies, whatever it costs and on any device; 0: on a GPU, as was measured or modelled."""
+    """Number of copies, on any device and whatever the cost; 0: on a GPU only, and only where a measurement or the cost
+    model says that it pays."""
 
     name = "reduced_atomic_contention"
 

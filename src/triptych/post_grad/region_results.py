@@ -1,4 +1,4 @@
-"""`region_results`: results of a region that share memory are read where Inductor sees that they do."""
+"""`region_results`: reads results of a region that share memory in a way that lets Inductor see the sharing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
 
 OPERANDS = 2
-"""`invoke_subgraph(body, name, *operands)`."""
+"""Where the operands begin among the arguments of `invoke_subgraph(body, name, *operands)`."""
 
 X = torch.arange(4.0, requires_grad=True)
 WHOLE = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
@@ -54,8 +54,8 @@ class SharedRegionResult(Rule):
 
     In training, the forward of a region (`torch.compiler.nested_compile_region`) returns its results and what its
     backward needs, which are often views of these results or of its operands. Inductor takes every result of a region
-    for memory of its own, and reuses it while the other one is still needed. Two results that are different views of
-    memory which f does not return become apart: f returns a copy.
+    for memory of its own, and reuses it while the other one is still needed. Where two
+    results are different views of a value that f does not return itself, f returns a copy of one of them.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
@@ -100,15 +100,17 @@ class Source:
     """Where the memory of a result of a region comes from."""
 
     place: int
-    """Of the operand, or of another result."""
+    """Position of the operand, or of the other result."""
     operand: bool
     views: list[Node] | None
-    """The calls, in the region, that make the result of it; None: both are views of something else."""
+    """The view calls in the region that compute the result from it; None if both are views of some other value."""
 
 
 def _source(results: Sequence[Any], place: int) -> Source | None:
-    """The operand or the result whose memory a result of a region shares; nothing if it is memory of its own, or if
-    the others take theirs from it."""
+    """The operand or other result whose memory the result at `place` shares.
+
+    None if it shares no memory, or if the results that share it are to be read from this one.
+    """
     memory, views = _memory(results[place])
     if memory is None:
         return None

@@ -29,7 +29,7 @@ VIEW_OF_SCATTER = {
     aten.select_scatter.default: aten.select.int,
     aten.diagonal_scatter.default: aten.diagonal.default,
 }
-"""What a scatter into a view writes: the view of its first operand, by the same arguments."""
+"""For each scatter into a view, the operator that takes this view of the first operand, with the same arguments."""
 
 INDEXED_WRITES: dict[Any, Any] = {
     aten.index_put.default: aten.index_put_.default,
@@ -55,7 +55,7 @@ NOT_IN_INDUCTOR = frozenset(
         aten.index_reduce.default, aten.masked_scatter.default,
     )
 )  # fmt: skip
-"""Inductor has no kernel for the form that writes in place."""
+"""Operators for whose in-place form Inductor has no kernel."""
 
 FOREACH_IN_INDUCTOR = frozenset(
     f"aten::_foreach_{name}"
@@ -64,7 +64,7 @@ FOREACH_IN_INDUCTOR = frozenset(
         "addcdiv_.Scalar", "copy_",
     )
 )  # fmt: skip
-"""The writes of lists for which Inductor has a kernel."""
+"""The in-place foreach operators for which Inductor has a kernel."""
 
 ATEN: dict[str, Any] = {"dialects": ("aten",), "options": {"codegen": "eager"}}
 KERNELS: dict[str, Any] = {"dialects": ("aten",)}
@@ -225,8 +225,9 @@ class ReinplaceIndexedWrites(Rule):
 class ReinplaceForeach(Rule):
     """ys = _foreach_add(xs, zs) -> _foreach_add_(xs, zs), each y is its x
 
-    Right where that holds of every x that holds for `reinplace_indexed_writes`: all of them or none. For Inductor only
-    where every y is copied into its x, as an optimizer does: elsewhere it computes the values where they are read.
+    Valid where every x meets the conditions of `reinplace_indexed_writes`; either all are written in place or none.
+    With Inductor, only where every y is copied into its x, as an optimizer does: elsewhere Inductor computes the values
+    where they are read.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
@@ -299,12 +300,12 @@ def written_part(program: Program, node: Node, destination: Node) -> Place | Non
 
 
 def _in_memory(later: LaterUses, node: Node, destination: Node) -> bool:
-    """Is the destination, or the result, in memory anyway, so that Inductor has no kernel to compute both?"""
+    """Is the destination or the result in memory anyway, so that Inductor could not compute both in one kernel?"""
     aliasing = later.program.aliasing
     if node.target is aten.diagonal_scatter.default:
         return True  # Inductor writes it into a copy
     origin = destination
-    while origin.target in VIEW_OF_SCATTER:  # assigned to before
+    while origin.target in VIEW_OF_SCATTER:  # skip earlier assignments
         origin = origin.args[0]  # type: ignore[assignment]
     if aliasing.is_input(origin):
         return origin is destination or aliasing.written(origin)
@@ -312,7 +313,7 @@ def _in_memory(later: LaterUses, node: Node, destination: Node) -> bool:
 
 
 def _writes(node: Node) -> bool:
-    """Does a kernel that writes into memory compute the value?"""
+    """Is the value computed by writing into memory: by an indexed write or by a functionalised call?"""
     made_by: Any = node.args[0] if node.args else None
     if isinstance(made_by, Node) and isinstance(made_by.target, _private.HigherOrderOperator):
         return made_by.target.name() in FUNCTIONALISED
@@ -320,7 +321,7 @@ def _writes(node: Node) -> bool:
 
 
 def _writes_list(node: Node) -> Any:
-    """The overload that writes the list that this one reads, if there is one."""
+    """The in-place overload of a functional foreach operator; None if the node is anything else."""
     if not isinstance(node.target, _private.OpOverload) or not node.target.name().startswith("aten::_foreach_"):
         return None
     schema = node.target._schema

@@ -39,7 +39,7 @@ def _double() -> Any:
 
 
 class _DoubleKernel:
-    """What a graph asks of a Triton kernel, on any device."""
+    """Stands for a Triton kernel in examples, on any device: it has the attributes that a graph needs."""
 
     arg_names = ("x",)
 
@@ -97,16 +97,16 @@ KERNEL: dict[str, Any] = {"dialects": ("aten",), "prepare": _as_kernel}
 
 @dataclass(frozen=True)
 class _Call:
-    """A functionalised call: which operands it writes, and what takes the new values."""
+    """A functionalised call: which operands it writes, and which it only reads."""
 
     node: Node
     written: dict[Any, Any]
-    """The operands that are written, by the key that a copy of each has among the results."""
+    """The operands that are written, by the key under which the call returns the new value of each."""
     read: Sequence[Node]
     """The operands that are only read."""
 
     def plan(self, later: LaterUses) -> Match:
-        """A site: the operands that can be written themselves, or why there are none."""
+        """A match with the operands that can be written in place, or with the reason why there are none."""
         program = later.program
         taken = {u.args[1]: u for u in self.node.users if u.target is operator.getitem and u.args[0] is self.node}
         if len(taken) != len(self.node.users):
@@ -128,7 +128,7 @@ class _Call:
 
 
 def _operands(op: Emitter, call: _Call, plans: dict[Any, Overwrite]) -> dict[Any, Any]:
-    """What the call writes: the operands themselves where that is proved, else copies."""
+    """The tensors that the call is to write: the operands themselves where that is proved safe, otherwise copies."""
     return {key: value if value is None or key in plans else _copied(op, value) for key, value in call.written.items()}
 
 
@@ -152,9 +152,8 @@ def _result(m: Match, outputs: dict[Any, Any], written: dict[Any, Any]) -> Write
 class ReinplaceCustomOperators(Rule):
     """_, y = auto_functionalized(f, x) -> f(x), y is x
 
-    An operator that writes x is called on x itself, not on a copy, where that holds of x which holds for
-    `reinplace_indexed_writes`. Operands for which it cannot be proved are copied as before. A list of tensors is
-    copied.
+    An operator that writes x is called on x itself, not on a copy, where x meets the conditions of
+    `reinplace_indexed_writes`. Operands for which this cannot be proved are copied as before. So is a list of tensors.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
@@ -214,7 +213,7 @@ def _functionalised(node: Node) -> _Call:
 
 
 def _takes_bases(node: Node) -> bool:
-    """The second form of `auto_functionalized`: the operands that are written are views of values given beside them."""
+    """Is it the second form of `auto_functionalized`, in which written operands are views of separate bases?"""
     return node.target.name().endswith("_v2")  # type: ignore[union-attr]
 
 
@@ -223,7 +222,7 @@ def _written_names(function: Any) -> list[str]:
 
 
 def _regenerated(op: Emitter, view: Any, bases: Sequence[Any]) -> Any:
-    """An operand as a view of the value that it is a part of."""
+    """Recreates an operand as a view of its base tensor."""
     if view is None:
         return None
     if isinstance(view, list):
@@ -239,7 +238,7 @@ def _regenerated(op: Emitter, view: Any, bases: Sequence[Any]) -> Any:
 class ReinplaceTritonKernels(Rule):
     """y = triton_kernel_wrapper_functional(kernel, x)["x"] -> triton_kernel_wrapper_mutation(kernel, x), y is x
 
-    A user's Triton kernel that writes x is launched on x itself, where that holds of x which holds for
+    A user's Triton kernel that writes x is launched on x itself, under the same conditions as in
     `reinplace_custom_operators`.
     """
 

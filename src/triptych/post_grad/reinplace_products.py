@@ -1,4 +1,4 @@
-"""Products that are added up: each adds to the memory of the sum so far."""
+"""Sums of products: each product is added in place to the sum so far."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def _read_again(a: Any, b: Any) -> Any:
 class ReinplaceAddedProducts(Rule):
     """y = addmm(x, a, b) -> addmm_(x, a, b), y is x, where x is a product too
 
-    Right where that holds of x that holds for `reinplace_indexed_writes`. A product that is added to another tensor
-    begins with a copy of that tensor, and both are in memory; here there is neither. `baddbmm` alike. Where x is no
-    product, Inductor may compute it in the kernel of this one: that stays as it is.
+    Valid where x meets the conditions of `reinplace_indexed_writes`. A product that is added to another tensor begins
+    with a copy of that tensor, and both are in memory; the in-place form needs no copy. `baddbmm` alike. Where x is not
+    a product, Inductor may compute it in the kernel of this one, so the rule leaves it alone.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:

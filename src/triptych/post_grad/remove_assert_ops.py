@@ -1,4 +1,4 @@
-"""Checks at run time of what the compiler knows already."""
+"""`remove_assert_ops`: drops run-time checks of metadata that the compiler already knows."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class RemoveAssertOps(Pass):
 
 
 def unproved(call: Call) -> Refusal | None:
-    """The first part of a metadata assert that the facts do not prove."""
+    """The first part of a metadata assert that the facts do not prove; None if they prove all of it."""
     operand = call.args.get("a")
     value = fact(operand) if isinstance(operand, Node) else None
     if not isinstance(value, torch.Tensor):

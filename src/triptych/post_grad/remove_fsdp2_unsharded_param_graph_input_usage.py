@@ -5,8 +5,8 @@ it memory and copies the result of the all-gather into it; afterwards it takes t
 
     resize_storage_bytes_(p, full); fsdp.copy_(p, gathered); y = f(p); resize_storage_bytes_(p, 0)
 
-The copy and the second memory are for nothing where all uses stand between. Releases of torch that trace the hooks of
-`fully_shard` write such graphs; torch 2.13 does not trace them.
+The copy and the second buffer are unnecessary where all uses of the parameter stand between the two resizes. Releases
+of torch that trace the hooks of `fully_shard` write such graphs; torch 2.13 does not trace them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _resize(parameter: Any, size: int) -> None:
 
 
 def _fill(parameter: Any, shard: Any) -> None:
-    """Give a parameter of FSDP2 its memory, and what all ranks have of it."""
+    """Allocates the memory of an FSDP2 parameter, and copies the all-gathered shards of all ranks into it."""
     import torch.distributed.fsdp  # noqa: F401  # has the operator
 
     _resize(parameter, parameter.numel() * parameter.element_size())
@@ -100,7 +100,7 @@ def _other_layout(x: Any, parameter: Any, shard: Any) -> Any:
 
 @dataclass
 class Phase:
-    """One time in which the parameter has memory."""
+    """One interval of the graph in which the parameter has memory."""
 
     resize: Node
     copy: Node | None = None
@@ -117,7 +117,7 @@ class Phase:
 
 
 def phases(program: Program, parameter: Node) -> list[Phase] | Refusal:
-    """The times in which an input has memory; or why it is not one that is filled, read and freed."""
+    """The intervals in which an input has memory, or the reason why it is not just filled, read and freed."""
     aliasing = program.aliasing
     found: list[Phase] = []
     current: Phase | None = None

@@ -1,4 +1,7 @@
-"""Brings a value next to where it is used: shorter lives, and neighbours that the code generator can fuse."""
+"""`reorder_for_locality`: moves a value next to its first use.
+
+This shortens the lifetimes of values, and puts operations that the code generator can fuse next to each other.
+"""
 
 from __future__ import annotations
 
@@ -81,13 +84,13 @@ class ReorderForLocality(Pass):
 
 
 class _Walk:
-    """Visits nodes from the last to the first; every value waits for the earliest of its users."""
+    """Visits nodes from the last to the first; a value can move once the walk has reached the earliest of its users."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.nodes = list(program.graph.nodes)
         self.place = {node: i for i, node in enumerate(self.nodes)}
-        """Where a node stands among those that do not move; one that moved stands where its anchor does."""
+        """The index of each node in the original order; a node that has moved has the index of its anchor."""
         self.origin = dict(self.place)
         self.borders: list[int] = []
         self.writes: dict[Node, list[int]] = {}
@@ -100,7 +103,7 @@ class _Walk:
                 self.writes.setdefault(memory, []).append(i)
         self.units: dict[Node, list[Node]] = {}
         self.waiting: dict[Node, int] = {}
-        """How many users of a unit the walk has still to come by."""
+        """How many users of each unit the walk has not visited yet."""
 
     def sites(self) -> Iterator[Match]:
         node = self.nodes[-1]
@@ -109,13 +112,13 @@ class _Walk:
             node = node.prev
 
     def _operands_of(self, user: Node) -> Iterator[Match]:
-        """Operands line up before their user in the order they have; the walk comes to them next."""
+        """Moves the operands to just before their user, in their present order; the walk visits them next."""
         leaders = {_leader(operand) for operand in user.all_input_nodes} - {_leader(user)}
         anchor = user
         for leader in sorted(leaders, reverse=True):
             unit = self._unit(leader)
             self.waiting[leader] -= 1
-            if user.op == "output":  # what only leaves the graph gains nothing by leaving late
+            if user.op == "output":  # moving a value next to the output gains nothing
                 continue
             if not _line_up(unit, anchor):
                 if self.waiting[leader] != 0 or not self._may_move(leader):
@@ -128,7 +131,7 @@ class _Walk:
             anchor = leader
 
     def _unit(self, leader: Node) -> list[Node]:
-        """What moves together: a value, or an operation of several results with what takes them apart."""
+        """The nodes that move together: a value, or an operation with several results and its `getitem`s."""
         if leader not in self.units:
             unit = [leader, *sorted(u for u in leader.users if _takes_apart(u))]
             self.units[leader] = unit
@@ -165,7 +168,7 @@ def _leader(node: Node) -> Node:
 
 
 def _line_up(unit: list[Node], anchor: Node) -> bool:
-    """Already in place, one behind the other."""
+    """Do the nodes of the unit already stand one after the other, directly before the anchor?"""
     return unit[-1].next is anchor and all(left.next is right for left, right in itertools.pairwise(unit))
 
 

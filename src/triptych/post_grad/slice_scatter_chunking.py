@@ -24,7 +24,7 @@ ATEN: dict[str, Any] = {"dialects": ("aten",)}
 
 
 def _filled(y: Any, *writes: tuple[Any, ...]) -> Any:
-    """Each write is a source, a dim, and a row or a beginning, an end and perhaps a step."""
+    """Each write is `(source, dim, row)` or `(source, dim, start, end)`, the latter optionally with a step."""
     for source, dim, *place in writes:
         scatter = torch.select_scatter if len(place) == 1 else torch.slice_scatter
         y = scatter(y, source, dim, *place)
@@ -42,9 +42,10 @@ class Write:
     start: int
     end: int
     is_row: bool
-    """The source lacks the dim, in which it has size 1."""
+    """The write is a `select_scatter`: it writes one row, and the source lacks the dim."""
     nodes: tuple[Node, ...]
-    """The write, and what only says where it goes: `copy(part of y, source)` reads the shape of the part alone."""
+    """The write, and the nodes that serve this write alone: a `copy(part of y, source)`, which reads only the shape of
+    the part, and the slice that takes the part."""
 
     @staticmethod
     def read(program: Program, node: Node) -> Write | None:
@@ -76,7 +77,7 @@ class Write:
 
 
 def _without_copy(program: Program, source: Any, write: Node) -> tuple[Any, tuple[Node, ...]]:
-    """What `copy(part, source)` writes, and the nodes that are there for the write alone."""
+    """The source, looking through a `copy(part, source)`, and the nodes that serve this write alone."""
     call = program.call(source) if isinstance(source, Node) and len(source.users) == 1 else None
     if call is None or call.op != "copy" or call.mutates:
         return source, (write,)
@@ -158,7 +159,7 @@ class FilledSliceBySlice(Rule):
 
 
 def _continues(program: Program, write: Write, user: Node) -> bool:
-    """Is the next write one to the same dim of what this one made, and nobody else looks at that?"""
+    """Does `user` write along the same dim into the result of `write`, which nothing else reads?"""
     following = Write.read(program, user)
     return (
         following is not None
@@ -181,7 +182,7 @@ def _chain(program: Program, last: Write) -> list[Write]:
 
 
 def _parts(writes: Sequence[Write], size: int) -> list[tuple[int, int, Write | None]]:
-    """All of the dim from beginning to end, each part with the last write to it."""
+    """The dim divided into ranges (start, end), each with the last write to it; None where nothing is written."""
     bounds = sorted({0, size, *(w.start for w in writes), *(w.end for w in writes)})
     place = {bound: i for i, bound in enumerate(bounds)}
     last: list[Write | None] = [None] * (len(bounds) - 1)

@@ -1,4 +1,4 @@
-"""`stacked_gradients`: gradients of weights that were stacked, in the layout of the weights."""
+"""`stacked_gradients`: computes the gradients of stacked weights in the layout of the weights."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ BACKWARD: dict[str, Any] = {"dialects": ("aten",), "prepare": mark_as_gradients}
 class StackedGradients(Rule):
     """permute(bmm(a, b), [0, 2, 1])[i] -> bmm(permute(b), permute(a))[i], where the weights lie so; up to rounding
 
-    So the gradients of x_i @ w_i.t() come, computed by one product over the stack. Autograd copies a gradient whose
-    strides are not those of its weight: a launch for each of them, after the graph.
+    The gradients of x_i @ w_i.t() have this form when one product over the stack computes them. Autograd copies a
+    gradient whose strides are not those of its weight, with one launch for each, after the graph.
     """
 
     exact = False
