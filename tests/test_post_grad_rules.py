@@ -206,6 +206,20 @@ def test_rows_that_no_cache_holds_are_read_once_less():
     assert not eager.fired
 
 
+@pytest.mark.parametrize(
+    "dtype, shape, fires",
+    [
+        (torch.float32, (4096, 50304), True), (torch.bfloat16, (4096, 50304), False),
+        (torch.float32, (8192, 128256), True), (torch.bfloat16, (8192, 128256), False),
+        (torch.float32, (8192, 32000), False), (torch.bfloat16, (8192, 32000), False),
+    ],
+)  # fmt: skip
+def test_one_pass_is_taken_where_memory_decides(dtype, shape, fires):
+    """As on an H200, where one pass computes longer than two: logits of 16 bits are read twice in less time."""
+    _, tally = on_fake_gpu(lambda x: (x.float() - x.float().amax(1, True)).exp().sum(1, True), shape, dtype=dtype)
+    assert bool(tally.fired["prepare_softmax"]) is fires
+
+
 @pytest.mark.parametrize("inner, columns, fires", [(4, 4, True), (1, 64, True), (16, 16, False), (64, 4, False)])
 def test_products_of_few_columns_are_pointwise_on_a_gpu(inner, columns, fires):
     """As on an H200: 52 us against 8 us for 4 columns, and 76 us against 598 us for 16."""
