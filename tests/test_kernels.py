@@ -95,14 +95,14 @@ def test_group_linear():
 
 
 @pytest.mark.parametrize("dtype", [torch.double, torch.float32, torch.bfloat16])
-def test_sum_rows(dtype):
-    xs = [random(3, columns) for columns in (1, 0, 5)]
-    made = ops.sum_rows(xs, dtype, None)
-    for got, x in zip(made, xs, strict=True):
-        assert torch.equal(got, x.sum(0).to(dtype))
-    for got, x in zip(ops.sum_rows(xs, dtype, torch.bfloat16), xs, strict=True):
-        assert torch.equal(got, x.sum(0).bfloat16().to(dtype))
-    gradcheck(lambda *xs: tuple(ops.sum_rows(xs, torch.double, None)), (random(3, 1), random(3, 5)))
+def test_sum_parts(dtype):
+    parts = random(3, 6)
+    made = ops.sum_parts(parts, [1, 0, 5], dtype, None)
+    assert torch.equal(torch.cat(made), parts.sum(0).to(dtype))
+    assert len({y.untyped_storage().data_ptr() for y in made if y.numel()}) == 2
+    rounded = ops.sum_parts(parts, [6], dtype, torch.bfloat16)[0]
+    assert torch.equal(rounded, parts.sum(0).bfloat16().to(dtype))
+    gradcheck(lambda parts: tuple(ops.sum_parts(parts, [1, 5], torch.double, None)), (parts,))
 
 
 @pytest.mark.parametrize("op, args", [
@@ -114,7 +114,7 @@ def test_sum_rows(dtype):
     (ops.parallel_linear.default, (random(2, 4), [random(5, 4), random(2, 4)], [], [])),
     (ops.parallel_linear.default, (random(4), [random(5, 4)], [random(5)], None)),
     (ops.group_linear.default, ([random(2, 4), random(3, 2)], [random(5, 4), random(1, 2)], [random(5), random(1)])),
-    (ops.sum_rows.default, ([random(3, 6), random(3, 1)], torch.float32, torch.bfloat16)),
+    (ops.sum_parts.default, (random(3, 6), [2, 4], torch.float32, torch.bfloat16)),
     (ops.cat.default, ([random(2, 3), random(2, 1), random(2, 0)], 1)),
     (ops.group_linear.default, ([random(2, 3, 4), random(0, 2)], [random(5, 4), random(1, 2)], [])),
 ])  # fmt: skip
@@ -129,10 +129,8 @@ def test_registration(op, args):
     lambda: ops.dot_compress(random(2, 3, 4), random(4, 2)),
     lambda: ops.parallel_linear(random(2, 4), [random(5, 3)], [], None),
     lambda: ops.parallel_linear(random(2, 4), [random(5, 4)], [random(5)], [1]),
-    lambda: ops.sum_rows([], torch.float32, None),
-    lambda: ops.sum_rows([random(4)], torch.float32, None),
-    lambda: ops.sum_rows([random(2, 4), random(3, 4)], torch.float32, None),
-    lambda: ops.sum_rows([random(2, 4), random(2, 4).float()], torch.float32, None),
+    lambda: ops.sum_parts(random(2, 4), [3], torch.float32, None),
+    lambda: ops.sum_parts(random(4), [4], torch.float32, None),
     lambda: ops.group_linear([random(2, 4)], [random(5, 3)], []),
     lambda: ops.group_linear([random(2, 4), random(2, 4)], [random(5, 4)], []),
 ])  # fmt: skip
@@ -193,7 +191,7 @@ def check_kernels():
         group_linear,
         lce,
         parallel_linear,
-        sum_rows,
+        sum_parts,
         triton_b2b_gemm,
         triton_dot_compress,
         triton_lce,
@@ -231,13 +229,14 @@ def check_kernels():
             for one, want in zip(triton_linears.launch(xs, ws, bs or [None] * 4), group_linear.anywhere(*wide), strict=True):
                 close(one, want)
     halves = [(torch.float16, None), (torch.float32, torch.float16), (torch.float32, torch.bfloat16)]
-    for rows, columns in itertools.product((1, 32, 70, 700), ([7], [0, 0], [64, 65, 0, 130], list(range(20)), [768, 0])):
-        xs = [torch.randn(n, rows).t() if n % 2 else torch.randn(rows, n) for n in columns]
-        for got, x in zip(triton_sums.launch(xs, torch.float32, None), xs, strict=True):
-            close(got, x.double().sum(0))
+    for rows, columns in itertools.product((1, 32, 70), ([7], [0, 0], [64, 65, 0, 130], list(range(20)), [768, 0])):
+        parts = torch.randn(rows, 5 + sum(columns))
+        for got, want in zip(triton_sums.launch(parts, 5, columns, torch.float32, None),
+                             parts.double().sum(0)[5:].split(columns), strict=True):  # fmt: skip
+            close(got, want)
         for dtype, through in halves:
-            wanted = sum_rows.anywhere(xs, dtype, through)
-            for got, want in zip(triton_sums.launch(xs, dtype, through), wanted, strict=True):
+            wanted = sum_parts.anywhere(parts[:, 5:], columns, dtype, through)
+            for got, want in zip(triton_sums.launch(parts, 5, columns, dtype, through), wanted, strict=True):
                 torch.testing.assert_close(got, want, rtol=2**-7, atol=1e-2)
     silu = "sigmoid v0; mul v0 v1; add v2 1.0"  # not 0 at 0
     for (m, k, n, p), transposed in itertools.product([(70, 16, 256, 32), (5, 3, 100, 7), (64, 64, 128, 16)], (False, True)):

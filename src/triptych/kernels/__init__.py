@@ -13,7 +13,7 @@ from . import (  # noqa: F401  (registers them)
     group_linear,
     lce,
     parallel_linear,
-    sum_rows,
+    sum_parts,
 )
 from .registry import on_gpu, triton_is_there
 

@@ -1,4 +1,4 @@
-"""The kernel of triptych::sum_rows. Imports Triton: only to be imported where it is wanted."""
+"""The kernel of triptych::sum_parts. Imports Triton: only to be imported where it is wanted."""
 
 from __future__ import annotations
 
@@ -15,21 +15,19 @@ from .tuning import configs, kernel_of, run_tuned
 ROUNDED_TO = {None: 0, torch.bfloat16: 1, torch.float16: 2, torch.float32: 0}
 """The kernel's code for the dtype that sums are rounded to before they are stored; 0: they are not."""
 
-MANY_ROWS = 512
-FEW = [({"BLOCK": 64, "ROWS": 32}, 4, 2)]
-MANY = [({"BLOCK": 32, "ROWS": 256}, 8, 3), ({"BLOCK": 64, "ROWS": 128}, 8, 3), ({"BLOCK": 32, "ROWS": 128}, 4, 3)]
-"""Configurations for matrices with fewer rows, and with that many or more: those read more rows at a time."""
-
 
 @triton.jit
-def sum_tile(x, y, columns, rows_count, tile, THROUGH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    """The sums of one tile of columns of one matrix."""
+def sum_tile(
+    parts, y, begin, columns, rows_count, row_stride, tile,
+    THROUGH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Some of the sums of one result; `begin` is its first column."""
     places = tile * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     for start in range(0, rows_count, ROWS):
         rows = (start + tl.arange(0, ROWS)).to(tl.int64)
         inside = (rows < rows_count)[:, None] & (places < columns)[None, :]
-        numbers = tl.load(x + rows[:, None] * columns + places[None, :], mask=inside, other=0.0)
+        numbers = tl.load(parts + rows[:, None] * row_stride + (begin + places)[None, :], mask=inside, other=0.0)
         total += numbers.to(tl.float32)
     sums = tl.sum(total, 0)
     if THROUGH == 1:
@@ -40,44 +38,51 @@ def sum_tile(x, y, columns, rows_count, tile, THROUGH: tl.constexpr, BLOCK: tl.c
 
 
 SOURCE = '''
-def sums_kernel(rows_count, MATRICES, THROUGH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    """The tiles of all matrices are numbered in a row; each program finds the matrix that its tile is in."""
+def sums_kernel(
+    parts, begin, rows_count, row_stride, RESULTS,
+    THROUGH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):
+    """Tiles of all results in one row; each program finds whose tile it has."""
     tile = tl.program_id(0)
-    first = 0
-    x, y, columns, its_first = x0, y0, columns0, first
+    first, start = 0, begin
+    y, columns, its_first, its_start = y0, columns0, first, start
 STEPS
-    sum_tile(x, y, columns, rows_count, tile - its_first, THROUGH, BLOCK, ROWS)
+    sum_tile(parts, y, its_start, columns, rows_count, row_stride, tile - its_first, THROUGH, BLOCK, ROWS)
 '''
 
 STEP = """\
     first += tl.cdiv(columns{before}, BLOCK)
+    start += columns{before}
     if tile >= first:
-        x, y, columns, its_first = x{i}, y{i}, columns{i}, first
+        y, columns, its_first, its_start = y{i}, columns{i}, first, start
 """
 
 
 @functools.cache
-def kernel_for(count: int, many_rows: bool) -> Any:
-    """The kernel for this number of matrices."""
-    matrices = ", ".join(f"x{i}, y{i}, columns{i}" for i in range(count))  # one by one: generated code passes no tuples
+def kernel_for(count: int) -> Any:
+    """The kernel of so many results."""
+    results = ", ".join(f"y{i}, columns{i}" for i in range(count))  # one by one: generated code passes no tuples
     steps = "".join(STEP.format(before=i - 1, i=i) for i in range(1, count))
-    source = SOURCE.replace("MATRICES", matrices).replace("STEPS", steps)
+    source = SOURCE.replace("RESULTS", results).replace("STEPS", steps)
     kernel = kernel_of(source, "sums_kernel", sum_tile=sum_tile)
-    return triton.autotune(configs=configs(MANY if many_rows else FEW), key=[])(kernel)
+    return triton.autotune(configs=configs([({"BLOCK": 64, "ROWS": 32}, 4, 2)]), key=[])(kernel)
 
 
-def launch(xs: Sequence[torch.Tensor], dtype: torch.dtype, through: torch.dtype | None) -> list[torch.Tensor]:
-    ys = [x.new_empty(x.shape[1], dtype=dtype) for x in xs]
-    columns, rows = [x.shape[1] for x in xs], xs[0].shape[0]
+def launch(
+    parts: torch.Tensor, begin: int, columns: Sequence[int], dtype: torch.dtype, through: torch.dtype | None
+) -> list[torch.Tensor]:
+    """The sums of the columns from `begin` on."""
+    parts = parts.contiguous()
+    ys = [parts.new_empty(count, dtype=dtype) for count in columns]
     if not any(columns):
         return ys
 
     def grid(meta):
         return (sum(triton.cdiv(count, meta["BLOCK"]) for count in columns),)
 
-    matrices = [operand for x, y, n in zip(xs, ys, columns) for operand in (x.contiguous(), y, n)]
+    results = [operand for pair in zip(ys, columns) for operand in pair]
     run_tuned(
-        kernel_for(len(ys), rows >= MANY_ROWS), (xs[0].dtype, dtype, xs[0].device), grid, rows, *matrices,
-        THROUGH=ROUNDED_TO[through],
+        kernel_for(len(ys)), (parts.dtype, dtype, parts.device), grid, parts, begin, parts.shape[0], parts.stride(0),
+        *results, THROUGH=ROUNDED_TO[through],
     )  # fmt: skip
     return ys

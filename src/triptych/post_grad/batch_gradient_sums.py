@@ -1,14 +1,11 @@
-"""`batch_gradient_sums`: gradients that are sums over many rows, those of biases and norms, end in few kernels.
-
-Inductor computes a sum of many rows in two kernels, as a split reduction: partial sums, and the sum of these. A
-backward graph has such a sum for each bias and for each weight of a norm, and most of these kernels are tiny.
-"""
+"""`batch_gradient_sums`: gradients that are sums over many rows, those of biases and norms, end in few kernels."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import getitem
 from typing import Any
 
 import torch
@@ -16,90 +13,64 @@ from torch.fx import Node
 
 from ..cost import bytes_of, can_measure, device_model, measured
 from ..cost.timing import Work
-from ..ir.facts import tensor_of
+from ..ir.calls import Call
+from ..ir.facts import is_contiguous, is_static, tensor_fact, tensor_of
+from ..ir.partitioned import returns_gradients
 from ..ir.program import Program
-from ..kernels.sum_rows import MOST
-from ..rewrite.emit import Emitter
+from ..ir.traits import is_view
+from ..kernels.sum_parts import MOST
 from ..rewrite.examples import declines, fires, mark_as_gradients
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
-from .gradient_sums import GradientSum, gradient_sums, is_in_memory
 
-SUM_ROWS = torch.ops.triptych.sum_rows.default
+SUM_PARTS = torch.ops.triptych.sum_parts.default
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ROWS_OF_A_PART = 128
 """Rows per partial sum: as many as in Inductor's own split reductions. For 64 rows or fewer, Inductor generates a
 persistent reduction, which took at least twice as long on an H200."""
 MOST_PARTS = 128
 ENOUGH_RESULTS = 64
 """Per core of a GPU: Inductor does not split a reduction that has at least so many results."""
-MOST_BYTES = 64 << 20
-"""What the sums of one launch read. All of it stays in memory until the last operand has been computed; about this
-much fits into the L2 cache of a GPU."""
-TILE = 32
-"""Columns that one program of the kernel adds up."""
+MOST_ELEMENTS = 1 << 25
+"""Larger operands do not fit into a GPU's L2 cache. Inductor fuses their sums with reductions along the other dim that
+read the same operand (mix-order reduction), and the time of the second kernel is negligible."""
 
 ON_CPU: dict[str, Any] = {"dialects": ("aten",), "prepare": mark_as_gradients, "settings": {"device": "cpu"}}
 
 
 @dataclass(frozen=True)
-class SumRowsTogether(Rule):
-    """sum(x, 0), sum(y, 0) -> triptych::sum_rows([x, y]), for x and y that are in memory anyway; up to rounding
+class _GradientSum:
+    """sum(x, all dims but the last), cast or reshaped, and returned, whole or in parts."""
 
-    One kernel adds up the rows of several matrices, in place of a kernel for the partial sums of each.
-    """
+    x: Node
+    chain: tuple[Node, ...]
+    """The sum, and what casts and reshapes make of it."""
+    views: tuple[Node, ...]
+    """Views of the last one, and of each other."""
+    dtypes: tuple[torch.dtype, ...]
+    """What the sum, added up in float32, is rounded to, in this order."""
+    parts: int
 
-    device: str = "cuda"
+    @property
+    def result(self) -> Node:
+        return self.chain[-1]
 
-    exact = False
+    @property
+    def returned(self) -> list[Node]:
+        return [node for node in (self.result, *self.views) if node.graph.output_node() in node.users]
 
-    def sites(self, program: Program) -> Iterator[Match]:
-        groups: dict[Any, list[list[GradientSum]]] = {}
-        for one, _ in _split_sums(program, self.device):
-            if is_in_memory(program, one.x):
-                x = tensor_of(one.x)
-                same = groups.setdefault((x.device, x.dtype, one.dtypes, one.rows), [[]])
-                if len(same[-1]) == MOST or sum(s.bytes for s in same[-1]) + one.bytes > MOST_BYTES:
-                    same.append([])
-                same[-1].append(one)
-        for sums in (sums for same in groups.values() for sums in same if sums):
-            yield _site(program, sums, before=sums[-1].node)  # where the operands of all of them have been computed
-
-    def check(self, m, sums):
-        m.require(len(sums) > 1, "no other gradient is such a sum of these rows")
-        _require_quicker(m, sums)
-        model, moved = device_model(tensor_of(sums[0].x).device), sum(s.bytes for s in sums)
-        busy = min(1.0, sum(math.ceil(s.columns / TILE) for s in sums) / model.cores)
-        m.pays(sum(model.copy(s.bytes) for s in sums), model.copy(moved / busy))
-
-    def rewrite(self, op, m, sums):
-        matrices = [op.reshape(s.x, [s.rows, s.columns]) if tensor_of(s.x).dim() > 2 else s.x for s in sums]
-        return _results(op, m, sums, matrices)
-
-    examples = [
-        fires(lambda x, y: (x.sum(0), y.sum(0)), "f32[1024, 8]", "f32[1024, 16]", **ON_CPU),
-        fires(
-            lambda x, y, w: (lambda z: (z.sum(0, keepdim=True), (y @ w).sum([0, 1]), z @ w))((x @ w).relu()),
-            "bf16[1024, 8]", "bf16[8, 128, 8]", "bf16[8, 8]", **ON_CPU,
-        ),
-        fires(lambda x, y: (*x.sum(0).split([4, 4]), y.sum(0).view(4, 4)), "f32[1024, 8]", "f32[1024, 16]", **ON_CPU),
-        declines(lambda x, y: (x.sum(0), y.sin()), "f32[1024, 8]", "f32[1024, 16]", **ON_CPU, because="no other"),
-        declines(lambda x, y: (x.sum(0), y.sum(0)), "f32[1024, 8]", "f32[2048, 8]", **ON_CPU, because="no other"),
-        declines(lambda x, y: (x.sum(0), y.sum(0)), "f32[1024, 8]", "bf16[1024, 8]", **ON_CPU, because="no other"),
-        declines(lambda x, y: (x.sum(0), y.sum(0)), "f32[64, 8]", "f32[64, 16]", **ON_CPU),
-        declines(lambda x, y: (x.sin().sum(0), y.cos().sum(0)), "f32[1024, 8]", "f32[1024, 16]", **ON_CPU),
-        declines(lambda x, y: (x.sum(0), y.sum(0)), "f32[1024, 8]", "f32[1024, 16]", dialects=("aten",),
-                 prepare=mark_as_gradients),
-        declines(lambda x, y: (x.sum(0), y.sum(0)), "f32[1024, 8]", "f32[1024, 16]", dialects=("aten",),
-                 settings={"device": "cpu"}),
-    ]  # fmt: skip
+    @property
+    def columns(self) -> int:
+        return tensor_of(self.x).shape[-1]
 
 
 @dataclass(frozen=True)
 class BatchGradientSums(Rule):
-    """sum(x, 0), sum(y, 0) -> triptych::sum_rows([parts of x summed, parts of y summed]); up to rounding
+    """sum(x, 0), sum(y, 0) -> triptych::sum_parts(cat([parts of x summed, parts of y summed], 1)); up to rounding
 
-    The partial sums are computed as before, fused with what computes x and y. One kernel then adds up those of many
-    gradients, in place of one for each.
+    Inductor computes a sum of many rows in two kernels, as a split reduction: partial sums, and the sum of these. The
+    second kernel is tiny, and there is one for each bias and for each weight of a norm. Here the first kernels write
+    their partial sums side by side, and one kernel adds up those of many gradients, each into a tensor of its own.
     """
 
     device: str = "cuda"
@@ -107,28 +78,62 @@ class BatchGradientSums(Rule):
     exact = False
 
     def sites(self, program: Program) -> Iterator[Match]:
-        groups: dict[Any, list[GradientSum]] = {}
-        for one, parts in _split_sums(program, self.device):
-            groups.setdefault((tensor_of(one.x).device, one.dtypes, parts), []).append(one)
-        for (_, _, parts), sums in groups.items():
-            yield _site(program, sums, before=program.graph.output_node(), parts=parts)
+        if not returns_gradients(program.graph) or program.options.codegen != "inductor":
+            return
+        groups: dict[Any, list[_GradientSum]] = {}
+        for node in program.graph.nodes:
+            if (found := self._read(program, node)) is not None:
+                groups.setdefault((tensor_of(node).device, found.dtypes, found.parts), []).append(found)
+        for sums in groups.values():
+            yield Match.at(
+                program, *(node for s in sums for node in s.returned), before=program.graph.output_node(),
+                covers=[node for s in sums for node in (*s.chain, *s.views)], sums=sums,
+            )  # fmt: skip
 
-    def check(self, m, sums, parts):
+    def _read(self, program: Program, node: Node) -> _GradientSum | None:
+        call = program.call(node)
+        if call is None or call.op != "sum" or call.mutates:
+            return None
+        x, total = tensor_fact(call.args["self"]), tensor_fact(node)
+        if x is None or total is None or x.device.type != self.device or not _adds_rows(call, x):
+            return None
+        if x.dtype not in DTYPES or total.dtype not in DTYPES or not is_static(x.shape) or not is_contiguous(x):
+            return None
+        if x.numel() > MOST_ELEMENTS:
+            return None
+        parts = _parts_by_inductor(x)
+        chain = _casts_and_reshapes(program, node)
+        views = _views_that_are_returned(program, chain[-1])
+        if parts is None or views is None:
+            return None
+        dtypes = [tensor_of(n).dtype for n in chain]
+        changes = tuple(now for was, now in zip([torch.float32, *dtypes], dtypes) if was != now)
+        return _GradientSum(call.args["self"], chain, views, changes, parts) if len(changes) <= 2 else None
+
+    def check(self, m, sums):
         m.require(len(sums) > 1, "no other gradient is such a sum")
-        _require_quicker(m, sums)
-        model = device_model(tensor_of(sums[0].x).device)
-        ends = [parts * s.columns * torch.float32.itemsize + bytes_of(tensor_of(s.result)) for s in sums]
+        device = tensor_of(sums[0].x).device
+        quicker = m.program.options.tune == "off" or is_quicker(device)
+        m.require(quicker, "on {found} a kernel for each sum is as quick", found=device)
+        model, ends = device_model(device), [_last_step(s) for s in sums]
         launches = math.ceil(len(sums) / MOST)
         m.pays(sum(map(model.copy, ends)), launches * model.copy(sum(ends) / launches), sure=True)
 
-    def rewrite(self, op, m, sums, parts):
+    def rewrite(self, op, m, sums):
         begun = []
         for s in sums:  # where the sum stands: what it reads may not be needed any longer
-            there = op.at(s.node)
-            rows = there.reshape(s.x, [parts, s.rows // parts, s.columns])
-            how = {} if tensor_of(s.x).dtype == torch.float32 else {"dtype": torch.float32}
+            there, x = op.at(s.chain[0]), tensor_of(s.x)
+            rows = there.reshape(s.x, [s.parts, math.prod(x.shape[:-1]) // s.parts, s.columns])
+            how = {} if x.dtype == torch.float32 else {"dtype": torch.float32}
             begun.append(there.sum(rows, [1], **how))
-        return _results(op, m, sums, begun)
+        made = op.call(SUM_PARTS, op.cat(begun, 1), [s.columns for s in sums], *_rounding(sums[0].dtypes))
+        gradients: dict[Node, Any] = {}
+        for i, s in enumerate(sums):
+            gradient, shape = op.getitem(made, i), list(tensor_of(s.result).shape)
+            gradients[s.result] = (gradient if len(shape) == 1 else op.reshape(gradient, shape)).node
+            for view in s.views:
+                gradients[view] = op.again(view, gradients).node
+        return tuple(gradients[root.node] for root in m.roots)
 
     examples = [
         fires(lambda x, y: (x.sum(0), y.sum(0)), "f32[1024, 8]", "f32[1024, 16]", **ON_CPU),
@@ -152,25 +157,6 @@ class BatchGradientSums(Rule):
     ]  # fmt: skip
 
 
-def _site(program: Program, sums: list[GradientSum], before: Node, **found: Any) -> Match:
-    return Match.at(
-        program, *(node for s in sums for node in s.returned), before=before,
-        covers=[node for s in sums for node in (*s.chain, *s.views)], sums=sums, **found,
-    )  # fmt: skip
-
-
-def _results(op: Emitter, m: Match, sums: Sequence[GradientSum], matrices: Sequence[Any]) -> tuple[Node, ...]:
-    """The gradients that the sums of these matrices are, and their views."""
-    made = op.call(SUM_ROWS, list(matrices), *sums[0].rounding)
-    gradients: dict[Node, Any] = {}
-    for i, s in enumerate(sums):
-        gradient, shape = op.getitem(made, i), list(tensor_of(s.result).shape)
-        gradients[s.result] = (gradient if len(shape) == 1 else op.reshape(gradient, shape)).node
-        for view in s.views:
-            gradients[view] = op.again(view, gradients).node
-    return tuple(gradients[root.node] for root in m.roots)
-
-
 def parts_of(rows: int) -> int | None:
     """The number of partial sums for this many rows; None if the rows are few or cannot be divided evenly."""
     ideal = min(rows // ROWS_OF_A_PART, MOST_PARTS)
@@ -178,26 +164,61 @@ def parts_of(rows: int) -> int | None:
     return min(fitting, key=lambda parts: abs(math.log(parts / ideal)), default=None)
 
 
-def _split_sums(program: Program, device: str) -> Iterator[tuple[GradientSum, int]]:
-    """The gradients that Inductor would compute as split reductions, with the number of partial sums of each."""
-    for one in gradient_sums(program, device):
-        if (parts := _parts_by_inductor(one)) is not None:
-            yield one, parts
-
-
-def _parts_by_inductor(one: GradientSum) -> int | None:
+def _parts_by_inductor(x: torch.Tensor) -> int | None:
     """The number of partial sums; None if Inductor would not split this reduction, or would split the partial sums."""
-    enough = ENOUGH_RESULTS * device_model(tensor_of(one.x).device).cores
-    parts = parts_of(one.rows)
-    if parts is None or one.columns >= enough:
+    rows, columns, enough = math.prod(x.shape[:-1]), x.shape[-1], ENOUGH_RESULTS * device_model(x.device).cores
+    parts = parts_of(rows)
+    if parts is None or columns >= enough:
         return None
-    return parts if one.rows // parts <= ROWS_OF_A_PART or parts * one.columns >= enough else None
+    return parts if rows // parts <= ROWS_OF_A_PART or parts * columns >= enough else None
 
 
-def _require_quicker(m: Match, sums: Sequence[GradientSum]) -> None:
-    device = tensor_of(sums[0].x).device
-    quicker = m.program.options.tune == "off" or is_quicker(device)
-    m.require(quicker, "on {found} a kernel for each sum is as quick", found=device)
+def _adds_rows(call: Call, x: torch.Tensor) -> bool:
+    """Does a sum go over all dims but the last?"""
+    dim = call.args.get("dim")
+    dims = [dim] if isinstance(dim, int) else dim or []
+    return x.dim() > 1 and {d % x.dim() for d in dims} == set(range(x.dim() - 1))
+
+
+def _casts_and_reshapes(program: Program, node: Node) -> tuple[Node, ...]:
+    """The node and what casts and reshapes make of it, as long as nobody else uses any of it."""
+    chain = [node]
+    while len(chain[-1].users) == 1:
+        (user,) = chain[-1].users
+        call, value = program.call(user), tensor_fact(user)
+        if call is None or call.op not in ("reshape", "to") or value is None or value.dtype not in DTYPES:
+            break
+        if value.device != tensor_of(node).device:
+            break
+        chain.append(user)
+    return tuple(chain)
+
+
+def _views_that_are_returned(program: Program, node: Node) -> tuple[Node, ...] | None:
+    """The views of a value and the views of these, in order; None if it is used for anything but to return it."""
+    values = [node]
+    for value in values:
+        if not value.users:
+            return None
+        for user in value.users:
+            if user.op == "output":
+                continue
+            call = program.call(user)
+            if user.target is not getitem and (call is None or not is_view(call.op)):
+                return None
+            values.append(user)
+    return tuple(values[1:])
+
+
+def _rounding(dtypes: tuple[torch.dtype, ...]) -> tuple[torch.dtype, torch.dtype | None]:
+    """What sums in float32 become, and what they are rounded to before that."""
+    *through, dtype = dtypes or (torch.float32,)
+    return dtype, through[0] if through else None
+
+
+def _last_step(s: _GradientSum) -> float:
+    """The bytes that the second kernel of a sum reads and writes."""
+    return s.parts * s.columns * torch.float32.itemsize + bytes_of(tensor_of(s.result))
 
 
 def is_quicker(device: torch.device) -> bool:
@@ -207,27 +228,24 @@ def is_quicker(device: torch.device) -> bool:
     if not can_measure(device, 8 * parts * columns * count):
         return True
 
-    def each() -> list[torch.Tensor]:
-        return [torch.ones(parts, columns, device=device) for _ in range(count)]
-
     def one_by_one() -> Work:
-        matrices = each()
-        return lambda: [matrix.sum(0) for matrix in matrices]
+        each = [torch.ones(parts, columns, device=device) for _ in range(count)]
+        return lambda: [part.sum(0) for part in each]
 
     def together() -> Work:
-        matrices = each()
-        return lambda: SUM_ROWS(matrices, torch.float32, None)
+        whole = torch.ones(parts, columns * count, device=device)
+        return lambda: SUM_PARTS(whole, [columns] * count, torch.float32, None)
 
-    sizes = f"{count} sums of {parts} rows of {columns} numbers"
+    sizes = f"{count} sums of {parts} parts of {columns} numbers"
     before, after = measured(f"{sizes}, one by one", device, one_by_one), measured(sizes, device, together)
     return before is not None and after is not None and after < before
 
 
 @dataclass(frozen=True)
 class BatchGradientSumsPass(Pass):
-    """Adds up gradients that are sums over rows, such as those of biases and norms, many in one kernel on a GPU."""
+    """Adds up the parts of gradients that are sums over rows, such as those of biases, many in one kernel on a GPU."""
 
     name = "batch_gradient_sums"
 
     def rules(self) -> Sequence[Rule]:
-        return SumRowsTogether(), BatchGradientSums()
+        return (BatchGradientSums(),)

@@ -25,7 +25,7 @@ from ..rewrite.rule import Match, Rule
 
 aten = torch.ops.aten
 
-BY_TRITON = ("parallel_linear", "group_linear", "lce", "dot_compress", "b2b_gemm", "sum_rows")
+BY_TRITON = ("parallel_linear", "group_linear", "lce", "dot_compress", "b2b_gemm", "sum_parts")
 """Operators whose form on a GPU is a Triton kernel."""
 
 NEW_MEMORY = (
