@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import types
+from pathlib import Path
 
 import pytest
 import torch
 
-from triptych import _private
+from triptych import _private, kernels
 from triptych.codegen.host_code import quick_host_code
-from triptych.codegen.launches import without_preparation
+from triptych.codegen.launches import OUR_KERNELS, without_preparation
 
 STREAM = 7
 
@@ -130,3 +132,78 @@ def test_releases_that_do_so_themselves(load, monkeypatch):
     with quick_host_code():
         kernel = load(Kernel())
     assert "run" not in vars(kernel)
+
+
+class OfOurs(Kernel):
+    """A kernel of one of our operators, which torch launches through Triton."""
+
+    fn = types.SimpleNamespace(__name__="sums_kernel")
+    inductor_meta, triton_meta, heuristic_type = {}, {}, "user"
+
+    def __init__(self) -> None:
+        super().__init__(is_static=False)
+        self.launchers[0].config = config = object()
+        self.compile_results = [types.SimpleNamespace(config=c, kernel=c, compile_meta={}, inductor_meta={}) for c in (object(), config)]
+
+
+def static_results(can_launch: bool) -> type:
+    """A stand-in for torch's results: the setting is on while it is asked, and it makes a launcher."""
+
+    class Results:
+        def __init__(self, kernel, *_) -> None:
+            self.kernel = kernel
+
+        @staticmethod
+        def can_statically_launch(compiled, *_):
+            assert _private.inductor_config.static_launch_user_defined_triton_kernels
+            return compiled if can_launch else None
+
+        def make_launcher(self):
+            def launch(*args, stream):
+                launch.calls.append(args)
+
+            launch._is_static, launch.config, launch.calls = True, self.kernel, []
+            return launch
+
+    return Results
+
+
+@pytest.mark.parametrize("can_launch", [True, False])
+def test_our_kernels_are_launched_without_triton(load, monkeypatch, can_launch):
+    monkeypatch.setattr(_private, "CachingAutotuner", OfOurs)
+    monkeypatch.setattr(_private, "StaticTritonCompileResult", static_results(can_launch))
+    with quick_host_code():
+        kernel = load(OfOurs())
+    by_torch = launch(kernel, 3)
+    if can_launch:
+        assert by_torch == [("run", (0,))] and kernel.launchers[0].calls == [(1,), (2,)]
+        assert kernel.launchers[0].config is kernel.compile_results[1].config
+    else:
+        assert by_torch == [("run", (0,)), ("run", (1,)), ("run", (2,))]
+
+
+def test_a_release_that_cannot_do_it_launches_as_before(load, monkeypatch):
+    def fails(*_):
+        raise AttributeError("has moved")
+
+    monkeypatch.setattr(_private, "CachingAutotuner", OfOurs)
+    monkeypatch.setattr(_private, "StaticTritonCompileResult", types.SimpleNamespace(can_statically_launch=fails))
+    with quick_host_code():
+        kernel = load(OfOurs())
+    assert launch(kernel, 2) == [("run", (0,)), ("run", (1,))]
+
+
+def test_a_torch_that_launches_directly_gets_its_run_back(load, monkeypatch):
+    monkeypatch.setattr(OfOurs, "_build_fast_launcher", None, raising=False)
+    monkeypatch.setattr(_private, "CachingAutotuner", OfOurs)
+    monkeypatch.setattr(_private, "StaticTritonCompileResult", static_results(True))
+    with quick_host_code():
+        kernel = load(OfOurs())
+    assert launch(kernel, 2) == [("run", (0,)), ("run", (1,))]
+    assert "run" not in vars(kernel) and kernel.launchers[0]._is_static and kernel._cached_launcher is None
+
+
+def test_all_our_kernels_are_known():
+    folder = Path(kernels.__file__).parent
+    names = {name for path in folder.glob("triton_*.py") for name in re.findall(r"^def (\w+_kernel)\(", path.read_text(), re.M)}
+    assert names == set(OUR_KERNELS)

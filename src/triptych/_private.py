@@ -79,6 +79,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         # the modules of generated code, and a Triton kernel in one
         "PyCodeCache": "torch._inductor.codecache:PyCodeCache",
         "CachingAutotuner": "torch._inductor.runtime.triton_heuristics:CachingAutotuner",
+        # a compiled kernel that torch launches without Triton
+        "StaticTritonCompileResult": "torch._inductor.runtime.triton_heuristics:StaticTritonCompileResult",
         # compares the layouts of many tensors with those of earlier ones in one call
         "TensorGuards": "torch._C._dynamo.guards:TensorGuards",
         # where Inductor notes which nodes a kernel computes
@@ -395,8 +397,7 @@ def nodes_of_kernels(notes: dict[str, dict[str, list[str]]], graph: str) -> Iter
 
 def source_name(source: Any) -> str:
     """The expression by which Dynamo finds a value: `L['self']._buffers['mask']`. A method until torch 2.11."""
-    name = source.name
-    return name() if callable(name) else name
+    return source.name() if callable(source.name) else source.name
 
 
 def add_guard(source: Any, create: Callable[[Any, Any], None]) -> None:
@@ -439,8 +440,8 @@ def is_ordinary(tensor: torch.Tensor) -> bool:
 
 def trace_artifact(name: str, payload: Any) -> None:
     """An artifact for TORCH_TRACE and tlparse; `payload` is only called if somebody traces."""
-    trace_structured = __getattr__("trace_structured")
-    trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "string"}, payload_fn=payload)
+    how = {"metadata_fn": lambda: {"name": name, "encoding": "string"}, "payload_fn": payload}
+    __getattr__("trace_structured")("artifact", **how)
 
 
 def unlimited_recompiles() -> contextlib.AbstractContextManager[Any]:

@@ -2,11 +2,13 @@
 
 Before each launch, torch 2.11 and 2.12 ask whether the kernel is still to be tuned, dumped or interpreted, and set up
 an allocator for scratch memory. After the first launch the answers stay the same. A training step launches hundreds of
-kernels, and is often slowed down by the host rather than the GPU. Later releases launch directly themselves.
+kernels, and is often slowed down by the host rather than the GPU. Later releases launch directly themselves, except for
+the kernels of our operators.
 """
 
 from __future__ import annotations
 
+import logging
 import types
 from collections.abc import Callable
 from typing import Any
@@ -15,27 +17,62 @@ import torch
 
 from .. import _private
 
+log = logging.getLogger("triptych")
+
+OUR_KERNELS = ("b2b_gemm_kernel", "dot_compress_kernel", "lce_kernel", "linears_kernel", "sums_kernel")
+"""The Triton kernels of our operators. Torch launches kernels that it did not generate through Triton, which takes the
+host several times as long as torch's static launcher."""
+
 
 def launch_kernels_directly(module: types.ModuleType) -> None:
     """The kernels of a module of generated code are launched directly from their second launch on."""
-    if hasattr(_private.CachingAutotuner, "_build_fast_launcher"):
-        return
     for kernel in vars(module).values():
         if type(kernel) is _private.CachingAutotuner and "run" not in vars(kernel):
-            kernel.run = launch_once_then_directly(kernel)
+            if not torch_launches_directly() or is_ours(kernel):
+                kernel.run = launch_once_then_directly(kernel)
+
+
+def torch_launches_directly() -> bool:
+    return hasattr(_private.CachingAutotuner, "_build_fast_launcher")
+
+
+def is_ours(kernel: Any) -> bool:
+    return getattr(getattr(kernel, "fn", None), "__name__", "") in OUR_KERNELS
 
 
 def launch_once_then_directly(kernel: Any) -> Callable[..., Any]:
-    """A `run` that calls torch's own for the first launch, which tunes the kernel, and then installs a direct one."""
+    """Torch's own `run` for the first launch, which tunes the kernel; then puts a direct one in its place."""
     run = kernel.run
 
     def first(*args: Any, **how: Any) -> Any:
         result = run(*args, **how)
-        if may_be_launched_directly(kernel):
+        if is_ours(kernel):
+            use_static_launcher(kernel)
+        if torch_launches_directly():
+            del kernel.run
+        elif may_be_launched_directly(kernel):
             kernel.run = direct(without_preparation(kernel.launchers[0]), run)
         return result
 
     return first
+
+
+def use_static_launcher(kernel: Any) -> None:
+    """Let torch's static launcher launch a kernel that has been tuned; leave a kernel alone that it cannot launch."""
+    if len(kernel.launchers) != 1 or getattr(kernel.launchers[0], "_is_static", False):
+        return
+    results, config = _private.StaticTritonCompileResult, kernel.launchers[0].config
+    try:
+        (compiled,) = (result for result in kernel.compile_results if result.config is config)
+        with _private.inductor_config.patch(static_launch_user_defined_triton_kernels=True):
+            how = kernel.inductor_meta, kernel.triton_meta, kernel.heuristic_type
+            static = results.can_statically_launch(compiled.kernel, *how)
+        if static is not None:
+            made = results(static, config, compiled.compile_meta, compiled.inductor_meta)
+            kernel.launchers = [made.make_launcher()]
+            kernel._cached_launcher = None  # torch 2.13 and later note here how they launch
+    except Exception as error:  # whatever a release does otherwise: Triton launches the kernel, as before
+        log.info("%s is launched by Triton: %s", kernel.fn.__name__, error)
 
 
 def may_be_launched_directly(kernel: Any) -> bool:
