@@ -13,7 +13,7 @@ import triptych
 from tests.compare import check_inference, check_training
 from triptych.codegen.eager import EagerCodegen
 from triptych.codegen.inductor import InductorCodegen
-from triptych.ir.overwriting import overlaps_itself
+from triptych.ir.memory_places import overlaps_itself
 from triptych.passes.session import watching
 
 CODEGENS = ("eager", "inductor")
@@ -370,6 +370,48 @@ ONE = (torch.randn(4, 4, generator=torch.Generator().manual_seed(0)),)
 TWO = (*ONE, torch.randn(4, 4, generator=torch.Generator().manual_seed(1)))
 CACHE = (torch.randn(2, 4, 8), torch.randn(1, 8))
 
+def scatter_of_short_means(x):
+    """Inductor unrolls a reduction of fewer than eight elements, and computes it inside the kernel that writes."""
+    x.scatter_(1, torch.arange(4).expand(4, 4), x.mean(0).expand(4, 4))
+
+
+def written_from_short_sums(x):
+    x.index_add_(0, I([1, 0]), torch.ones(2, 4))
+    x[3] = x.sum(1)
+    x[:, 2:] = x.flip(1)[:, :2] * 1.0
+
+
+def maximum_written_beside(x):
+    x.index_copy_(1, I([0, 3]), x.amax(1, keepdim=True).expand(4, 2))
+    return x.argmax(0)
+
+
+def part_from_itself_in_two_orders(x):
+    """A value that is read at its own place and, computed again, at another one."""
+    sines = x[:2].sin()
+    cosines = sines.cos()
+    x[:2] = cosines + torch.roll(cosines, 1, 0) + sines
+
+
+def nested_part_from_another(x):
+    x[:2, 3:4] = x[2:, 1:2]
+
+
+def nested_part_from_its_sums(x):
+    x[1:3, 1:3] = x.sum(0)[:2]
+    return x[1:3].sum()
+
+
+def nested_part_read_by_an_older_view(x):
+    rows = x[:2]
+    x[:2, 1:3] = 1.0
+    return rows.sum()
+
+
+def nested_part_scaled(x):
+    x[:2, 1:3] = x[:2, 1:3] * 2 + x[2:, :2]
+
+
 SITUATIONS = {
     index_add_of_itself: ONE, index_add_of_its_double: ONE, index_add_of_its_flip: ONE, index_put_from_itself: ONE,
     index_put_from_its_rows: ONE, index_computed_from_destination: ONE, scatter_of_its_double: ONE,
@@ -388,6 +430,9 @@ SITUATIONS = {
     custom_operator_on_a_used_temporary: TWO, custom_operator_with_result: TWO, custom_operator_on_a_list: TWO,
     custom_operator_reads_what_it_writes: ONE, row_from_a_column: ONE, columns_from_rows_after_a_write: TWO,
     flip_added_after_a_write: TWO, flip_copied_after_writes: TWO, part_scaled_in_place: ONE,
+    scatter_of_short_means: ONE, written_from_short_sums: ONE, maximum_written_beside: ONE,
+    nested_part_from_another: ONE, nested_part_from_its_sums: ONE, nested_part_read_by_an_older_view: ONE,
+    nested_part_scaled: ONE, part_from_itself_in_two_orders: ONE,
     copied_and_both_returned: TWO, reshaped_transpose_onto_itself: (torch.arange(12.0).view(3, 4),),
 }  # fmt: skip
 
@@ -534,7 +579,22 @@ def updated_layers(cache, k, positions):
     return k
 
 
-UPDATES = (updated_at_indices, updated_by_setitem, updated_slice, updated_by_scatter, updated_by_operator, updated_layers)
+def updated_slice_of_a_slice(cache, k, positions):
+    cache[:1, :, 2:4] = k[:1]
+    return cache.sum((0, 1))
+
+
+def updated_position_of_each_layer(cache, k, positions):
+    for layer in range(2):
+        cache[layer, :, 3] = k[layer, :, 0]
+        cache[layer].narrow(1, 5, 1).copy_(k[layer, :, 1:])
+    return cache.sum((0, 1))
+
+
+UPDATES = (
+    updated_at_indices, updated_by_setitem, updated_slice, updated_by_scatter, updated_by_operator, updated_layers,
+    updated_slice_of_a_slice, updated_position_of_each_layer,
+)  # fmt: skip
 
 
 def cache_and_rows():

@@ -22,7 +22,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import operator
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,10 +32,11 @@ from torch.fx import Node
 from .. import _private
 from .collectives import awaited, is_wait
 from .effects import node_operands
-from .facts import fact, is_contiguous, known, known_equal, same_strides, tensor_fact
+from .facts import known_equal, same_strides, tensor_fact
+from .inlined_reads import inlined_reads
+from .memory_places import Place, lies_at, overlaps_itself, place, same_order
 from .program import Program
 from .refusal import Refusal
-from .traits import is_gemm, is_pointwise, is_reduction
 
 aten = torch.ops.aten
 
@@ -52,10 +53,6 @@ UNDECLARED_VIEWS = frozenset((aten._unsafe_view.default, aten.reshape.default, a
 LAZY_COPIES = frozenset((aten.flip.default, aten.repeat.default))
 """Copies that Inductor does not materialise: it reads the operand, in another order, where the result is used. Before a
 buffer is written, Inductor saves the values computed from it, but it treats these copies as the buffer itself."""
-
-
-MOST_INLINED = 500
-"""Search budget: how many values to examine that Inductor may compute inside the kernel of a write."""
 
 
 MOST_USERS = 256
@@ -172,88 +169,13 @@ def _reads_of_write(program: Program, node: Node) -> list[Node | None]:
         return []  # a separate kernel, into which nothing is inlined
     there = place(program, written[0]) if node.target is COPY else None
     sources = [n for n in node.all_input_nodes if n not in written]
-    return [read for read, _ in _inlined_reads(program, sources, there)]
+    return [read for read, _ in inlined_reads(program, sources, there)]
 
 
 def _from(node: Node) -> Iterator[Node]:
     while node.op != "root":
         yield node
         node = node.next
-
-
-@dataclass(frozen=True)
-class Place:
-    """The place of a value in memory: its base, and its sizes, strides and offset in the base."""
-
-    base: Node
-    tensor: torch.Tensor
-    start: Any
-    """The offset from the base's first element."""
-
-    def same(self, other: Place) -> bool:
-        return (
-            self.base is other.base
-            and self.tensor.dtype == other.tensor.dtype
-            and known_equal(self.start, other.start)
-            and known_equal(self.tensor.shape, other.tensor.shape)
-            and same_strides(self.tensor, other.tensor)
-        )
-
-    def same_elements(self, other: Place) -> bool:
-        """The same memory in the same order, perhaps in another shape."""
-        return self.same(other) or (
-            self.base is other.base
-            and self.tensor.dtype == other.tensor.dtype
-            and known_equal(self.start, other.start)
-            and same_order(self.tensor, other.tensor)
-        )
-
-
-def place(program: Program, node: Node) -> Place | None:
-    """The place of a value in the memory of its base; None where that cannot be determined."""
-    views = []
-    base = node
-    while isinstance(base.target, _private.OpOverload):
-        seen = program.aliasing.effects(base)
-        if seen.writes or seen.may_copy or seen.random or len(seen.aliases) != 1:
-            break
-        views.append(base)
-        (base,) = seen.aliases
-    start = tensor = tensor_fact(base)
-    if start is None or tensor is None or not _private.is_ordinary(start):
-        return None
-    for view in reversed(views):
-        operand, known_as = view.all_input_nodes[0], tensor
-        try:
-            tensor = program.compute(view, lambda n: known_as if n is operand else fact(n))  # noqa: B023
-        except Exception:
-            return None
-        recorded = tensor_fact(view)
-        if not isinstance(tensor, torch.Tensor) or recorded is None or not same_strides(recorded, tensor):
-            return None
-    return Place(base, tensor, tensor.storage_offset() - start.storage_offset())
-
-
-def same_order(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Are both contiguous with the same number of elements, so that they differ in shape alone?"""
-    return known_equal(a.numel(), b.numel()) and is_contiguous(a) and is_contiguous(b)
-
-
-def overlaps_itself(tensor: torch.Tensor) -> bool:
-    """May two elements overlap in memory? False only where the strides prove that none do."""
-    dims = [(stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if not known(size == 1)]
-    extent: Any = 1
-    for stride, size in sorted(dims, key=lambda dim: _hint(dim[0])):
-        if not known(stride >= extent):
-            return True
-        extent = extent + (size - 1) * stride
-    return False
-
-
-def _hint(number: Any) -> int:
-    if isinstance(number, int):
-        return number
-    return int(number.node.hint) if number.node.has_hint() else 1 << 62
 
 
 class Operands:
@@ -272,10 +194,10 @@ class Operands:
         self._memory = program.aliasing.memory
         self._operands: dict[Node, list[Node]] = {}
         """The operands by memory."""
-        others = [n for n in others if written is None or not _lies_at(program, n, written)]
+        others = [n for n in others if written is None or not lies_at(program, n, written)]
         for node in (*node_operands(list(destinations)), *others):
             self._operands.setdefault(self._memory(node), []).append(node)
-        reads = _inlined_reads(program, others, written) if inlines and _is_for_inductor(program) else ()
+        reads = inlined_reads(program, others, written) if inlines and _is_for_inductor(program) else ()
         self._inlined = {read and self._memory(read): operand for read, operand in reads}
 
     def problem(self, destination: Node) -> Refusal | None:
@@ -291,56 +213,6 @@ class Operands:
 
 def _is_for_inductor(program: Program) -> bool:
     return program.options.codegen == "inductor"
-
-
-def _inlined_reads(
-    program: Program, operands: Collection[Node], written: Place | None
-) -> Iterator[tuple[Node | None, Node]]:
-    """Pairs of a value that Inductor may read inside the writing kernel, and the operand that it computes there from
-    it. A value of None stands for any value: there were too many to examine.
-
-    Reads of exactly the elements that are written, each before its own write, are left out: pointwise operations on
-    `written` itself.
-    """
-    work = [(operand, operand, written is not None) for operand in operands]
-    seen = set(operands)
-    while work:
-        node, operand, in_order = work.pop()
-        if in_order and written is not None and _lies_at(program, node, written):
-            continue
-        yield node, operand
-        if len(seen) > MOST_INLINED + len(operands):
-            yield None, operand
-            return
-        if _is_materialised(program, node):
-            continue
-        call = program.call(node)
-        in_order = in_order and call is not None and is_pointwise(call.op)
-        read = node.args[1:] if node.target is aten.copy.default else (node.args, node.kwargs)
-        further = [n for n in node_operands(read) if n not in seen and _has_elements(n)]
-        seen.update(further)
-        work += [(n, operand, in_order) for n in further]
-
-
-SCATTERS = ("index_put", "_unsafe_index_put", "scatter", "scatter_add", "scatter_reduce")
-
-
-def _is_materialised(program: Program, node: Node) -> bool:
-    """Does Inductor write the result to memory before anything reads it?"""
-    if isinstance(node.target, _private.HigherOrderOperator):
-        return True
-    if not isinstance(node.target, _private.OpOverload):
-        return False
-    if node.target.namespace not in ("aten", "prims"):
-        return True
-    name = node.target._schema.name.partition("::")[2]
-    call = program.call(node)
-    return name in SCATTERS or (call is not None and (is_gemm(call.op) or is_reduction(call.op)))
-
-
-def _lies_at(program: Program, node: Node, written: Place) -> bool:
-    there = place(program, node)
-    return there is not None and there.same(written)
 
 
 def overwrite(later: LaterUses, value: Node | None, destination: Any, operands: Operands) -> Overwrite | Refusal:
@@ -433,8 +305,3 @@ def _is_in_order(program: Program, view: Any, value: Node) -> bool:
     if there is None or there.base is not value or whole is None or there.tensor.dtype != whole.dtype:
         return False
     return known_equal(there.start, 0) and same_order(there.tensor, whole)
-
-
-def _has_elements(node: Node) -> bool:
-    value = fact(node)
-    return value is None or isinstance(value, (torch.Tensor, list, tuple))

@@ -12,7 +12,8 @@ from torch.fx import Node
 from .. import _private
 from ..ir.effects import FUNCTIONALISED, node_operands
 from ..ir.facts import fact
-from ..ir.overwriting import COPY, LaterUses, Operands, Overwrite, Place, overwrite, place
+from ..ir.memory_places import Place, place
+from ..ir.overwriting import COPY, LaterUses, Operands, Overwrite, overwrite
 from ..ir.program import Program
 from ..ir.refusal import Refusal
 from ..rewrite.edits import WriteInPlace

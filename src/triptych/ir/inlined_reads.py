@@ -1,0 +1,102 @@
+"""What Inductor reads inside the kernel of a write: it computes pointwise operations where their results are read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+
+import torch
+from torch.fx import Node
+
+from .. import _private
+from .effects import node_operands
+from .facts import fact, is_static, tensor_fact
+from .memory_places import Place, lies_at
+from .program import Program
+from .traits import is_gemm, is_pointwise, is_reduction
+
+aten = torch.ops.aten
+
+MOST_INLINED = 500
+"""Search budget: how many values to examine that Inductor may compute inside the kernel of a write."""
+
+
+def inlined_reads(
+    program: Program, operands: Collection[Node], written: Place | None
+) -> Iterator[tuple[Node | None, Node]]:
+    """Pairs of a value that Inductor may read inside the writing kernel, and the operand that it computes there from
+    it. A value of None stands for any value: there were too many to examine.
+
+    Reads of exactly the elements that are written, each before its own write, are left out: pointwise operations on
+    `written` itself.
+    """
+    work = [(operand, operand, written is not None) for operand in operands]
+    seen = {(node, in_order) for node, _, in_order in work}  # a value may be read in order, and in another order too
+    while work:
+        node, operand, in_order = work.pop()
+        if in_order and written is not None and lies_at(program, node, written):
+            continue
+        yield node, operand
+        if len(seen) > MOST_INLINED + len(operands):
+            yield None, operand
+            return
+        if _is_materialised(program, node):
+            continue
+        read = node.args[1:] if node.target is aten.copy.default else (node.args, node.kwargs)
+        for further in filter(_has_elements, node_operands(read)):
+            visit = further, in_order and _is_read_in_order(program, node, further)
+            if visit not in seen:
+                seen.add(visit)
+                work.append((further, operand, visit[1]))
+
+
+def _is_read_in_order(program: Program, node: Node, operand: Node) -> bool:
+    """Does each element of a result depend on no element of the operand but the one at its own place? Also true of the
+    tensor that a slice is assigned to, as long as it is not the assigned value too."""
+    if node.target in PARTS_ASSIGNED:
+        return operand is node.args[0] and operand is not node.args[1]
+    call = program.call(node)
+    return call is not None and is_pointwise(call.op)
+
+
+PARTS_ASSIGNED = frozenset((aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default))
+"""Operations that return their operand with another value in a part of it. Inductor computes them pointwise."""
+
+SCATTERS = ("index_put", "_unsafe_index_put", "scatter", "scatter_add", "scatter_reduce")
+
+
+def _is_materialised(program: Program, node: Node) -> bool:
+    """Does Inductor write the result to memory before anything reads it?"""
+    if isinstance(node.target, _private.HigherOrderOperator):
+        return True
+    if not isinstance(node.target, _private.OpOverload):
+        return False
+    if node.target.namespace not in ("aten", "prims"):
+        return True
+    name = node.target._schema.name.partition("::")[2]
+    call = program.call(node)
+    if call is None or name in SCATTERS:
+        return name in SCATTERS
+    return is_gemm(call.op) or (is_reduction(call.op) and _is_a_loop(program, node))
+
+
+def _is_a_loop(program: Program, reduction: Node) -> bool:
+    """Does a reduction have too many elements per result for Inductor to unroll it? An unrolled one is pointwise, and
+    Inductor computes it where its result is read."""
+    call = program.call(reduction)
+    x = tensor_fact(call.args.get("self")) if call is not None else None
+    if call is None or x is None:
+        return False
+    dims = call.args.get("dim")
+    dims = [dims] if isinstance(dims, int) else dims or range(x.dim())
+    sizes = [x.shape[dim] for dim in dims]
+    if not is_static(sizes):
+        return True  # Inductor unrolls what it can count
+    name = "unroll_reductions_threshold"
+    fewest = program.options.inductor_options.get(name, getattr(_private.inductor_config, name))
+    return math.prod(sizes) >= fewest
+
+
+def _has_elements(node: Node) -> bool:
+    value = fact(node)
+    return value is None or isinstance(value, (torch.Tensor, list, tuple))
