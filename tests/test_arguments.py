@@ -186,12 +186,31 @@ def test_wrong_options_of_inductor(name, message):
         Options.make({name: True})
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("inductor.max_autotune", "maybe", "inductor.max_autotune is True or False, not 'maybe'"),
+        ("inductor.cpp.threads", "two", "inductor.cpp.threads is a whole number, not 'two'"),
+    ],
+)
+def test_options_of_inductor_of_the_wrong_kind(name, value, message):
+    with pytest.raises(TriptychError, match=message):
+        Options.make({name: value})
+
+
+def test_rules_that_run_anyway_can_be_added():
+    """The catalogue names rules and passes alike: a rule of a pass that runs by default is no unknown name."""
+    assert Options.make({"add_passes": "addmm,prepare_softmax"}).add_passes == ("addmm", "prepare_softmax")
+    with pytest.raises(TriptychError, match="unknown pass 'split_cat_aten'; did you mean 'split_cat_aten_pass'"):
+        Options.make({"add_passes": "split_cat_aten"})
+
+
 def test_settings_that_are_ours_are_settings_of_inductor():
     from triptych.codegen.inductor import OWN_PASSES_OFF
     from triptych.options import OURS_INSTEAD_OF_INDUCTORS
     from triptych.pipeline import inductor_settings
 
-    assert OURS_INSTEAD_OF_INDUCTORS.keys() <= inductor_settings()
+    assert OURS_INSTEAD_OF_INDUCTORS.keys() <= set(inductor_settings())
     assert OWN_PASSES_OFF.keys() <= OURS_INSTEAD_OF_INDUCTORS.keys()
 
 

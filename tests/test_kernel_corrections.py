@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import triptych
 
@@ -92,3 +93,22 @@ def test_gradient_of_remainder():
         leaves = [v.clone().requires_grad_() for v in (x, divisor)]
         gradients.append(torch.autograd.grad((function(*leaves) * x).sum(), leaves))
     torch.testing.assert_close(gradients[1], gradients[0])
+
+
+@pytest.mark.parametrize("pool, shape, how", [
+    (F.avg_pool1d, (2, 3, 7), {"kernel_size": 2, "stride": 2}),
+    (F.avg_pool2d, (2, 3, 8, 9), {"kernel_size": 3, "stride": 2, "padding": 1}),
+    (F.avg_pool2d, (3, 5, 5), {"kernel_size": (2, 3)}),
+    (F.avg_pool2d, (2, 3, 8, 9), {"kernel_size": 3, "stride": 2, "padding": 1, "count_include_pad": False}),
+    (F.avg_pool2d, (2, 3, 8, 9), {"kernel_size": 3, "stride": 2, "divisor_override": 5}),
+    (F.avg_pool3d, (2, 3, 5, 7, 6), {"kernel_size": 3, "stride": 2, "padding": 1}),
+])  # fmt: skip
+def test_gradients_of_windows_that_reach_beyond_the_input(pool, shape, how):
+    def gradient(x, weight):
+        return torch.autograd.grad((pool(x, ceil_mode=True, **how) * weight).sum(), x)[0]
+
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn_like(pool(x, ceil_mode=True, **how))
+    compiled = torch.compile(lambda x: pool(x, ceil_mode=True, **how), backend=triptych.compile_fx, options={"on_error": "raise"})
+    (got,) = torch.autograd.grad((compiled(x) * weight).sum(), x)
+    torch.testing.assert_close(got, gradient(x, weight))

@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from triptych.cost import store
+from triptych.cost import device, measure, store
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def test_what_is_added_is_read():
     assert store.read_store("measured.json") == {"a": 1.5, "b": 2.5}
 
 
-@pytest.mark.parametrize("content", [b"{", b"\xff\xfe\x00", b"[1]", b"", b"cos\nsystem\n(S'true'\ntR."])
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe\x00", b"[1]", b"", b"cos\nsystem\n(S'true'\ntR.", b"[" * 200_000])
 def test_a_damaged_file_is_replaced(home, caplog, content):
     path = home / "triptych" / "measured.json"
     path.parent.mkdir()
@@ -35,6 +35,23 @@ def test_a_damaged_file_is_replaced(home, caplog, content):
     assert content == b"[1]" or "measured again" in caplog.text
     store.add_to_store("measured.json", "a", 1.0)
     assert json.loads(path.read_text()) == {"a": 1.0}
+
+
+@pytest.mark.parametrize("entry", ["NaN", "-1", "0", "Infinity", "true", '"fast"', "null"])
+def test_what_cannot_be_a_time_is_measured_again(home, entry):
+    path = home / "triptych" / "measured.json"
+    path.parent.mkdir()
+    path.write_text(f'{{"a": {entry}, "b": 0.5}}')
+    assert measure._read() == {"b": 0.5}
+
+
+@pytest.mark.parametrize("wrong", [{"bandwidth": "fast"}, {"single": None}, {"cores": 0}, {"half": -1.0}, {"colour": 1}])
+def test_what_cannot_be_a_device_is_measured_again(wrong):
+    good = {"name": "X", "bandwidth": 1e12, "half": 1e14, "single": 1e13, "launch": 5e-6, "cores": 100}
+    store.add_to_store("devices.json", "X", good)
+    assert device._remembered("X").bandwidth == 1e12
+    store.add_to_store("devices.json", "X", {**good, **wrong})
+    assert device._remembered("X") is None
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS, errno.EACCES])

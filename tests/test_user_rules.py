@@ -85,6 +85,25 @@ def test_a_rule_that_raises_is_named_with_the_option_it_came_by():
         assert f"{option}: rule broken raised ValueError: no at " in str(seen)
 
 
+def test_a_pattern_that_cannot_be_built_costs_its_own_rule_only():
+    class Misspelt(triptych.Rule):
+        """sine(x) -> cos(x)"""
+
+        def pattern(self, op, x):
+            return op.sine(x)
+
+        def rewrite(self, op, x):
+            return op.cos(x)
+
+    for rules in ([SiluByHand, Misspelt], [Misspelt, SiluByHand]):
+        seen = triptych.explain(gated, *INPUTS, options={**EAGER, "add_rules": rules})
+        assert fired(seen, "pre_grad") == {"silu_by_hand": 1}
+        assert "add_rules: rule misspelt raised" in str(seen) and "'sine'" in str(seen)
+    with pytest.raises(triptych.TriptychError, match="add_rules, pattern of rule misspelt: .*'sine'; did you mean 'sin'"):
+        gm = torch.fx.symbolic_trace(gated)
+        triptych.compile_fx(gm, INPUTS, options={"add_rules": [Misspelt], "verify": "each", "on_error": "raise"})
+
+
 def test_an_added_rule_is_removed_by_name():
     options = {**EAGER, "add_rules": [SiluByHand], "remove_passes": "silu_by_hand"}
     assert fired(triptych.explain(gated, *INPUTS, options=options)) == {}

@@ -33,7 +33,7 @@ DIFFERS = 1
 @click.argument("file", metavar="FILE.py[:NAME]", required=False, shell_complete=python_files)
 @click.option("--train", is_flag=True, help="Compare the training step: outputs and gradients.")
 @OPTIONS
-@click.option("--tolerance", type=float, help="Relative, in place of what rounding explains.")
+@click.option("--tolerance", type=click.FloatRange(min=0), help="Relative, in place of what rounding explains.")
 @click.option("--check", "shell_command", metavar="COMMAND", help="Exit code 0: good. Takes the place of FILE.")
 @click.option("--timeout", type=float, metavar="SECONDS", help="A COMMAND that runs longer is bad.")
 @click.option("--out", default="repro.py", show_default=True, help="Where to write a small program that shows it.")

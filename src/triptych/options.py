@@ -171,7 +171,7 @@ class Options:
     def check_names(self) -> None:
         """Names of passes and rules, and the options of passes, must exist."""
         passes, own = NAMES["passes"](), {one.rule_name() for one in self.custom_passes(ADD_RULES)}
-        _require_known("pass", self.add_passes, passes)
+        _require_known("pass", self.add_passes, passes | NAMES["rules that run"]())
         for one in self.custom_passes(ADD_RULES):
             _require_known(f"stage for the rule {one.rule_name()}", one.stages, NAMES["stages of rules"]())
         _require_known("pass or rule", self.remove_passes, passes | NAMES["rules"]() | own)
@@ -183,7 +183,10 @@ class Options:
         for name, value in self.pass_options.items():
             _require_kind(name, value, defaults[name])
         if self.inductor_options:  # only then: the names are in a module of Inductor's
-            _require_known("option of Inductor", self.inductor_options, NAMES["Inductor's settings"]())
+            settings = NAMES["Inductor's settings"]()
+            _require_known("option of Inductor", self.inductor_options, settings)
+            for name, value in self.inductor_options.items():
+                _require_kind(INDUCTOR_PREFIX + name, value, settings[name])
         for name, instead in OURS_INSTEAD_OF_INDUCTORS.items():
             if name in self.inductor_options:
                 raise TriptychError(f"{INDUCTOR_PREFIX}{name} cannot be set: {instead}")

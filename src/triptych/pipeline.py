@@ -330,6 +330,13 @@ def rule_names() -> frozenset[str]:
 
 
 @functools.cache
+def default_rule_names() -> frozenset[str]:
+    """Rules that run without being added: naming one of them in `add_passes` changes nothing."""
+    passes = [e for entries in STAGES.values() for e in entries if not isinstance(e, Hook) and e.default]
+    return frozenset(rule.name for entry in passes for rule in entry().rules())
+
+
+@functools.cache
 def option_defaults() -> dict[str, Any]:
     """Every pass's own options, as `pass_name.option`, with their defaults."""
     return {
@@ -355,14 +362,16 @@ def stages_of_rules() -> frozenset[str]:
 
 
 @functools.cache
-def inductor_settings() -> frozenset[str]:
-    return frozenset(_private.inductor_config.get_config_copy())
+def inductor_settings() -> dict[str, Any]:
+    """The settings of Inductor's code generator, with their values."""
+    return _private.inductor_config.get_config_copy()
 
 
 NAMES.update(
     {
         "passes": pass_names,
         "rules": rule_names,
+        "rules that run": default_rule_names,
         "pass options": option_defaults,
         "required": required_names,
         "Inductor's settings": inductor_settings,

@@ -32,6 +32,7 @@ def without_faulty_kernels(table: Decompositions) -> Decompositions:
         ),
         scalar_of_default_dtype: (aten.scalar_tensor.default,),
         truncated_quotients_of_integers: (aten.div.Tensor_mode, aten.div.Scalar_mode),
+        shortened_windows: (aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default),
         totals_in_bytes: (aten.sum.default, aten.sum.dim_IntList, aten.prod.default, aten.prod.dim_int),
     }
     corrected = {
@@ -145,6 +146,32 @@ def extremes_of_bytes(otherwise: Decomposition) -> Decomposition:
         )
 
     return extreme
+
+
+def shortened_windows(otherwise: Decomposition) -> Decomposition:
+    """With `ceil_mode`, the last window may reach beyond the padded input, and the average is over the elements inside.
+    If padding counts, the kernel of the gradient divides by the size of the whole window instead."""
+
+    def backward(
+        op: Any, grad: torch.Tensor, x: torch.Tensor, kernel: Any, stride: Any, padding: Any, *modes: Any
+    ) -> Any:
+        ceil_mode, count_padding, divisor = modes
+        if not ceil_mode or not count_padding or divisor is not None:
+            return otherwise(grad, x, kernel, stride, padding, *modes)
+        elements = grad.new_ones(())
+        for dim in range(-3 if op is torch.ops.aten.avg_pool3d_backward.default else -2, 0):
+            size, step, pad = (_of_dim(sizes, dim) for sizes in (kernel, stride or kernel, padding or [0]))
+            start = torch.arange(grad.shape[dim], device=grad.device) * step
+            length = (start + size).clamp(max=x.shape[dim] + 2 * pad) - start
+            elements = elements * length.to(grad.dtype).view(-1, *[1] * (-1 - dim))
+        return op(grad / elements, x, kernel, stride, padding, True, True, 1)
+
+    return backward
+
+
+def _of_dim(sizes: Any, dim: int) -> int:
+    """One number stands for all dims."""
+    return sizes[dim] if len(sizes) > 1 else sizes[0]
 
 
 def totals_in_bytes(otherwise: Decomposition) -> Decomposition:

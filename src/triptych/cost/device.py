@@ -139,6 +139,9 @@ def _gemm_rate(dtype: torch.dtype, device: torch.device) -> float:
 def _remembered(name: str) -> DeviceModel | None:
     try:
         held = DeviceModel(**read_store(DEVICES)[name])
+        rates = (held.bandwidth, held.half, held.single, held.cores)
+        if not all(0 < rate < math.inf for rate in rates):
+            return None
     except (KeyError, TypeError):
         return None
     return replace(held, launch=GPU_LAUNCH, operator=GPU_OPERATOR)  # never measured, so not taken from the file

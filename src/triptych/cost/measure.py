@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 
 import torch
@@ -61,4 +62,6 @@ def measured(question: str, device: torch.device, prepare: Callable[[], Work]) -
 
 
 def _read() -> dict[str, float]:
-    return {k: float(v) for k, v in read_store(MEASURED).items() if isinstance(v, (int, float))}
+    """The times on disk. Anything that cannot be a time is measured again."""
+    times = {k: v for k, v in read_store(MEASURED).items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
+    return {k: float(v) for k, v in times.items() if 0 < v < math.inf}

@@ -25,7 +25,7 @@ def read_store(name: str) -> dict[str, Any]:
         return {}
     try:
         entries = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         _warn_once(f"{store_path(name)} is damaged, so what it says is measured again: {error}")
         return {}
     return entries if isinstance(entries, dict) else {}

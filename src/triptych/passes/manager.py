@@ -136,8 +136,8 @@ class _StageRunner:
             raise
         except Exception as error:
             if strict:
-                raise TriptychError(f"pass {pass_.name} raised {type(error).__name__}: {error}") from error
-            self._failed(record, f"pass {pass_.name}", error)
+                raise TriptychError(f"pass {record.name} raised {type(error).__name__}: {error}") from error
+            self._failed(record, f"pass {record.name}", error)
         record.seconds = time.perf_counter() - started
         record.tried, record.matched, record.stop = tally.tried, tally.matched, tally.stop
         record.fired, record.decisions, record.sites = tally.fired, tally.decisions, tally.sites or []

@@ -8,6 +8,7 @@ bias is first copied into the result, which the GEMM then reads.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,8 @@ class Addmm(Rule):
     """add(mm(a, b), c) -> addmm(c, a, b), where no other kernel can do the sum; up to rounding
 
     The sum is rounded once instead of twice. `alpha` becomes that of `addmm` if it scales the product, and its `beta`
-    if it scales c, except 0: `addmm` does not read what it scales by 0, and 0 * NaN is NaN.
+    if it scales c, except 0, inf and NaN: `addmm` does not read what it scales by 0, and 0 * NaN is NaN; and it may
+    scale before it adds up, where inf times a sum is not the sum of infinities.
     """
 
     exact = False
@@ -46,7 +48,8 @@ class Addmm(Rule):
 
     def check(self, m, a, b, c, scale, shape):
         m.applies(m.root.known and c.known and a.rank == b.rank == 2 and a.is_float)
-        m.require(isinstance(scale, (int, float)) and scale != 0, "the scale is {found}", found=scale)
+        usual = isinstance(scale, (int, float)) and scale != 0 and math.isfinite(scale)
+        m.require(usual, "the scale is {found}", found=scale)
         m.require(c.device == a.device, "the operands are on different devices", at=c)
         columns = b.shape[1]
         m.require(known_equal(m.root.shape, (a.shape[0], columns) if shape is None else tuple(shape)),
@@ -84,6 +87,8 @@ class Addmm(Rule):
         declines(lambda a, b, c: torch.add(a @ b, c, alpha=0), "f32[4, 5]", "f32[5, 6]", NAN, because="the scale is 0"),
         declines(lambda a, b, c: torch.add(c, a @ b, alpha=0), "f32[4, 5]", "f32[5, 6]", "f32[6]",
                  because="the scale is 0"),
+        declines(lambda a, b, c: torch.add(c, a @ b, alpha=torch.inf), "f32[4, 5]", "f32[5, 6]", "f32[6]",
+                 because="the scale is inf"),
         declines(lambda a, b, c: a @ b + c, "f32[4, 5]", "f32[5, 6]", "f64[6]", because="different dtypes"),
         declines(lambda a, b, c: a @ b + c, "f32[1, 5]", "f32[5, 6]", "f32[4, 6]", because="larger than the product"),
         declines(lambda a, b, c: (a @ b).view(2, 2, 6) + c, "f32[4, 5]", "f32[5, 6]", "f32[2, 1, 6]",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -61,6 +62,7 @@ class BinaryFolding(Rule):
         else:
             m.require(isinstance(c, (int, float)) and not isinstance(c, bool), "no number is known")
             m.require(m.root.op != "div" or c != 0, "a division by 0")
+            m.require(math.isfinite(c), "the constant is {found}", found=c)
         m.require(known_equal(m.root.shape, y.shape), "the constant is larger than the product")
         m.require_no_other_user(y)
         m.require(linear.node is y.node or len(linear.node.users) == 1, "{at} is used elsewhere", at=linear)
@@ -99,6 +101,7 @@ class BinaryFolding(Rule):
         fires(lambda x, w: (x @ w) * 2, "f32[0, 8]", "f32[8, 6]", **FROZEN),
         declines(lambda x, w, c: (x @ w) * c, "f32[4, 8]", "f32[8, 6]", "f32[6]", **ATEN),
         declines(lambda x, w, c: (x @ w) + c, "f32[4, 8]", "f32[8, 6]", "f32[6]", **FROZEN),
+        declines(lambda x, w: (x @ w) * torch.inf, "f32[4, 8]", "f32[8, 6]", because="constant is inf", **FROZEN),
         declines(lambda x, w, c: (x @ w) / c, "f32[4, 8]", "f32[8, 6]", "f32[6]", because="may be 0", **FROZEN),
         declines(lambda x, w, c: (x @ w) * c, "f32[4, 8]", "f32[8, 6]", "f32[4, 1]", because="a channel", **FROZEN),
         declines(lambda x, w, c: (x @ w) * c, "f32[1, 8]", "f32[8, 6]", "f32[4, 6]", because="a channel", **FROZEN),

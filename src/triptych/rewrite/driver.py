@@ -64,7 +64,8 @@ def run_rules(rewriter: Rewriter, rules: Sequence[Rule], *, strict: bool = False
     that overrides `sites` runs alone, once over its sites. `strict`: a rule that raises is an error, not a skipped
     rewrite."""
     tally = tally or Tally()
-    for alone, group in itertools.groupby(rules, lambda rule: compiled(rule).finds_itself):
+    ready = [rule for rule in rules if _can_be_compiled(rewriter, rule, strict, tally)]
+    for alone, group in itertools.groupby(ready, lambda rule: compiled(rule).finds_itself):
         if not alone:
             _run_patterns(rewriter, list(group), strict, tally)
             continue
@@ -73,6 +74,19 @@ def run_rules(rewriter: Rewriter, rules: Sequence[Rule], *, strict: bool = False
     if rewriter.stopped:
         tally.stop = "limit of rewrites"
     return tally
+
+
+def _can_be_compiled(rewriter: Rewriter, rule: Rule, strict: bool, tally: Tally) -> bool:
+    """A rule whose pattern cannot be built, such as one that names an unknown operation, is left out by itself."""
+    try:
+        compiled(rule)
+    except Exception as error:
+        if strict:
+            message = f"{type(error).__name__}: {error}"
+            raise RuleError(f"pass {rewriter.pass_name}, pattern of rule {rule.name}: {message}") from error
+        _report_failure(rewriter, rule, " while its pattern was built", error, tally)
+        return False
+    return True
 
 
 def _run_sites(rewriter: Rewriter, rule: CompiledRule, strict: bool, tally: Tally) -> None:
@@ -84,7 +98,7 @@ def _run_sites(rewriter: Rewriter, rule: CompiledRule, strict: bool, tally: Tall
             if strict:
                 message = f"{type(error).__name__}: {error}"
                 raise RuleError(f"pass {rewriter.pass_name}, sites of rule {rule.name}: {message}") from error
-            _report_failure(rewriter, rule, None, error, tally)
+            _report_failure(rewriter, rule, " while it looked for sites", error, tally)
             return
         if match is None:
             break
@@ -182,7 +196,7 @@ def _try(
         message = f"{type(error).__name__}: {error}"
         if strict:
             raise RuleError(f"pass {rewriter.pass_name}, rule {rule.name}: {message}\n  at {line(node)}") from error
-        _report_failure(rewriter, rule, node, error, tally)
+        _report_failure(rewriter, rule, f" at {node.name}", error, tally)
         return Decline.of(Refusal(f"raised {message}"), what, node, len(match.nodes), raised=True)
     for name in names:
         tally.fired[name] += 1
@@ -211,9 +225,8 @@ def _rewrite(rewriter: Rewriter, rule: CompiledRule, match: Match) -> list[Node]
 
 
 def _report_failure(
-    rewriter: Rewriter, rule: CompiledRule, node: Node | None, error: Exception, tally: Tally
+    rewriter: Rewriter, rule: CompiledRule | Rule, where: str, error: Exception, tally: Tally
 ) -> None:
-    where = f" at {node.name}" if node is not None else " while it looked for sites"
     message = f"rule {rule.name} raised {type(error).__name__}: {error}{where}"
     log.warning("%s: %s; that rewrite was left out", rewriter.pass_name, message)
     log.debug("%s", traceback.format_exc())
