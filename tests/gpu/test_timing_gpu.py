@@ -26,6 +26,7 @@ def test_the_host_does_not_count():
     assert 0 < seconds(launched_slowly) < 2e-4
 
 
+@pytest.mark.alone
 def test_work_of_the_gpu_counts():
     x = torch.ones(8192, 8192, device="cuda", dtype=torch.bfloat16)
     product = seconds(lambda: x @ x)
