@@ -246,6 +246,13 @@ def test_why_not_says_that_it_fires_everywhere_and_that_nothing_is_there():
     assert "none of its operations is here" in str(triptych.why_not(SiluByHand, lambda x: x + 1, INPUTS[0]))
 
 
+def test_why_not_of_a_graph_without_shapes_asks_for_inputs():
+    attention = torch.fx.symbolic_trace(lambda q, k, v: (q @ k.mT).softmax(-1) @ v)
+    assert "the graph has no shapes" in str(triptych.why_not("fuse_attention", attention))
+    inputs = [torch.randn(2, 2, 8, 16) for _ in range(3)]
+    assert triptych.why_not("fuse_attention", attention, *inputs).fires
+
+
 def test_why_not_takes_keyword_arguments_and_options():
     answer = triptych.why_not("noop_reshape", gated, INPUTS[0], y=INPUTS[1], options={"remove_passes": "noop_reshape"})
     assert not answer.fires

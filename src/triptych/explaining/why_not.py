@@ -10,6 +10,7 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 from ..arguments import require_graph, require_model
+from ..ir.facts import fact
 from ..ir.program import Program
 from ..ir.text import source_line
 from ..match.matcher import Matcher
@@ -29,9 +30,11 @@ Wanted = Rule | type[Rule] | Pass | type[Pass] | str
 class WhyNot(list[Decline]):
     """Where the rule stopped, nearest first; `fires` are the places where it does fire."""
 
-    def __init__(self, name: str, fires: Iterable[Firing], misses: Iterable[Decline], is_here: bool) -> None:
+    def __init__(
+        self, name: str, fires: Iterable[Firing], misses: Iterable[Decline], is_here: bool, has_shapes: bool = True
+    ) -> None:
         super().__init__(misses)
-        self.name, self.fires, self.is_here = name, list(fires), is_here
+        self.name, self.fires, self.is_here, self.has_shapes = name, list(fires), is_here, has_shapes
 
     def __str__(self) -> str:
         return "\n".join([*map(str, self.fires), *map(str, self), *self._summary()])
@@ -47,6 +50,8 @@ class WhyNot(list[Decline]):
             return []
         if self.fires:
             return [f"{self.name} fires everywhere it could"]
+        if not self.has_shapes:
+            return [f"{self.name}: the graph has no shapes, which most rules need; give its inputs after it"]
         if self.is_here:
             return [f"{self.name}: some of its operations are here, but nothing that comes near to what it looks for"]
         return [f"{self.name}: none of its operations is here, or none that it looks at"]
@@ -110,7 +115,8 @@ def why_not(
     distinct = {(m.rule, m.node, m.at, m.reason, m.source): m for m in reversed(misses)}
     ranked = sorted(reversed(distinct.values()), key=lambda m: (not m.complete, -m.matched))
     is_here = any(_candidates(Program(gm), compiled(one)) for one in rules for gm in graphs.values())
-    return WhyNot(rule if isinstance(rule, str) else rules[0].name, fires, ranked, is_here)
+    has_shapes = all(fact(n) is not None for gm in graphs.values() for n in gm.graph.find_nodes(op="placeholder"))
+    return WhyNot(rule if isinstance(rule, str) else rules[0].name, fires, ranked, is_here, has_shapes)
 
 
 LOOKED_AT = ("dynamo", "pre_grad", "joint")

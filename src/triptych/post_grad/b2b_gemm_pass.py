@@ -306,7 +306,10 @@ def _fused(site: _Site) -> Callable[[], Any]:
 
 @dataclass(frozen=True)
 class B2bGemmPass(Pass):
-    """Two products with a pointwise function between them in one kernel that never writes the matrix between them."""
+    """Two products with a pointwise function between them in one kernel that never writes the matrix between them.
+
+    A training step keeps that matrix for its backward, so there the two products stay as they are.
+    """
 
     name = "B2B_GEMM_PASS"
 
