@@ -290,3 +290,19 @@ def test_torchs_own_table_stays_as_it_is():
     }  # fmt: skip
     assert _private.select_decomp_table() == before
     assert aten.add.Tensor not in portable_decompositions()
+
+
+@pytest.mark.parametrize("codegen", CODEGENS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_draws_by_probabilities_keep_the_stream_of_eager(dtype, codegen):
+    probabilities = torch.rand(5, 7).to(dtype)
+
+    def draws(p):
+        return torch.bernoulli(p), p.bernoulli() * 2, torch.rand(3)
+
+    compiled = torch.compile(draws, backend=triptych.compile_fx, options={"codegen": codegen, "fallback_random": True})
+    torch.manual_seed(3)
+    wanted = draws(probabilities)
+    torch.manual_seed(3)
+    for got, want in zip(compiled(probabilities), wanted, strict=True):
+        assert torch.equal(got, want)

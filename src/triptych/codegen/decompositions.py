@@ -26,6 +26,7 @@ def corrected(table: Decompositions) -> Decompositions:
         aten.addmm.default: bias_unread_at_beta_zero,
         aten.addr.default: outer_product_in_layout_of_bias,
         aten.add.Tensor: complex_add_of_nothing,
+        aten.bernoulli.default: bernoulli_in_stream_of_eager,
         aten.binary_cross_entropy.default: lambda how: in_layout_of_operands(probabilities_checked_on_cpus(how)),
         aten.cat.default: repetition_in_memory_format,
         aten.fmax.default: in_layout_of_operands,
@@ -75,6 +76,16 @@ def _is_batch_norm(overload: Any) -> bool:
     if not isinstance(overload, _private.OpOverload):
         return False
     return "batch_norm" in overload._schema.name and not overload._schema.is_mutable
+
+
+def bernoulli_in_stream_of_eager(decomposition: Decomposition) -> Decomposition:
+    """The decomposition draws float32 numbers, whatever the dtype of the probabilities is. For float64, eager draws
+    float64 numbers: another stream from there on."""
+
+    def bernoulli(*args: Any, **kwargs: Any) -> Any:
+        return NotImplemented if _private.inductor_config.fallback_random else decomposition(*args, **kwargs)
+
+    return bernoulli
 
 
 def bias_unread_at_beta_zero(decomposition: Decomposition) -> Decomposition:
