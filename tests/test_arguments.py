@@ -189,8 +189,8 @@ def test_wrong_options_of_inductor(name, message):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("inductor.max_autotune", "maybe", "inductor.max_autotune is True or False, not 'maybe'"),
-        ("inductor.cpp.threads", "two", "inductor.cpp.threads is a whole number, not 'two'"),
+        ("inductor.max_autotune", "maybe", "inductor.max_autotune is of type bool, not 'maybe'"),
+        ("inductor.cpp.threads", "two", "inductor.cpp.threads is of type int, not 'two'"),
     ],
 )
 def test_options_of_inductor_of_the_wrong_kind(name, value, message):
@@ -263,3 +263,8 @@ def test_a_function_that_takes_the_graph_for_the_module_is_told():
 
     explanation = triptych.explain(lambda x: x + 1, X, options={**EAGER, "pre_grad_custom_pass": clumsy})
     assert "annotated as torch.fx.GraphModule" in explanation.warnings[0]
+
+
+def test_a_setting_of_inductor_that_may_be_none():
+    name = "triton.cudagraph_dynamic_shape_warn_limit"
+    assert Options.make({f"inductor.{name}": None}).inductor_options == {name: None}

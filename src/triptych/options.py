@@ -186,7 +186,8 @@ class Options:
             settings = NAMES["Inductor's settings"]()
             _require_known("option of Inductor", self.inductor_options, settings)
             for name, value in self.inductor_options.items():
-                _require_kind(INDUCTOR_PREFIX + name, value, settings[name])
+                if isinstance(kind := settings[name], type) and not isinstance(value, kind):
+                    raise TriptychError(f"{INDUCTOR_PREFIX}{name} is of type {kind.__name__}, not {value!r}")
         for name, instead in OURS_INSTEAD_OF_INDUCTORS.items():
             if name in self.inductor_options:
                 raise TriptychError(f"{INDUCTOR_PREFIX}{name} cannot be set: {instead}")

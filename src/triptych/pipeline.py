@@ -363,8 +363,9 @@ def stages_of_rules() -> frozenset[str]:
 
 @functools.cache
 def inductor_settings() -> dict[str, Any]:
-    """The settings of Inductor's code generator, with their values."""
-    return _private.inductor_config.get_config_copy()
+    """The settings of Inductor's code generator, with the types that they are declared with."""
+    config = _private.inductor_config
+    return {name: config.get_type(name) for name in config.get_config_copy()}
 
 
 NAMES.update(

@@ -79,8 +79,8 @@ def _is_batch_norm(overload: Any) -> bool:
 
 
 def bernoulli_in_stream_of_eager(decomposition: Decomposition) -> Decomposition:
-    """The decomposition draws float32 numbers, whatever the dtype of the probabilities is. For float64, eager draws
-    float64 numbers: another stream from there on."""
+    """Leaves the operator whole where eager's stream is to be kept. The decomposition draws float32 numbers, whatever
+    the dtype of the probabilities is; for float64, eager draws float64 numbers."""
 
     def bernoulli(*args: Any, **kwargs: Any) -> Any:
         return NotImplemented if _private.inductor_config.fallback_random else decomposition(*args, **kwargs)

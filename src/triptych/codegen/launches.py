@@ -49,7 +49,7 @@ def launch_once_then_directly(kernel: Any) -> Callable[..., Any]:
         if is_ours(kernel):
             use_static_launcher(kernel)
         if torch_launches_directly():
-            del kernel.run
+            vars(kernel).pop("run", None)  # another thread may have been quicker
         elif may_be_launched_directly(kernel):
             kernel.run = direct(without_preparation(kernel.launchers[0]), run)
         return result

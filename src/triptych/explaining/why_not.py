@@ -115,7 +115,8 @@ def why_not(
     distinct = {(m.rule, m.node, m.at, m.reason, m.source): m for m in reversed(misses)}
     ranked = sorted(reversed(distinct.values()), key=lambda m: (not m.complete, -m.matched))
     is_here = any(_candidates(Program(gm), compiled(one)) for one in rules for gm in graphs.values())
-    has_shapes = all(fact(n) is not None for gm in graphs.values() for n in gm.graph.find_nodes(op="placeholder"))
+    inputs = [fact(n) for gm in graphs.values() for n in gm.graph.find_nodes(op="placeholder")]
+    has_shapes = not inputs or any(value is not None for value in inputs)
     return WhyNot(rule if isinstance(rule, str) else rules[0].name, fires, ranked, is_here, has_shapes)
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
+from typing import Any
 
 import torch
 from torch.fx import Node
 
 from .. import _private
+from .calls import Call
 from .effects import node_operands
-from .facts import fact, is_static, tensor_fact
+from .facts import fact, tensor_fact
 from .memory_places import Place, lies_at
 from .program import Program
 from .traits import is_gemm, is_pointwise, is_reduction
@@ -40,10 +42,7 @@ def inlined_reads(
         if len(seen) > MOST_INLINED + len(operands):
             yield None, operand
             return
-        if _is_materialised(program, node):
-            continue
-        read = node.args[1:] if node.target is aten.copy.default else (node.args, node.kwargs)
-        for further in filter(_has_elements, node_operands(read)):
+        for further in filter(_has_elements, _operands_read_where(program, node)):
             visit = further, in_order and _is_read_in_order(program, node, further)
             if visit not in seen:
                 seen.add(visit)
@@ -65,33 +64,54 @@ PARTS_ASSIGNED = frozenset((aten.slice_scatter.default, aten.select_scatter.defa
 SCATTERS = ("index_put", "_unsafe_index_put", "scatter", "scatter_add", "scatter_reduce")
 
 
-def _is_materialised(program: Program, node: Node) -> bool:
+def _operands_read_where(program: Program, node: Node) -> Iterator[Node]:
+    """The operands that Inductor may read in the kernel that reads the result: none if it writes the result to memory
+    first, and otherwise those that it computes the result from."""
+    call = program.call(node)
+    if _is_materialised(node, call, program):
+        bias = call.args.get("self") if call is not None and call.op in BIASED else None
+        return node_operands(bias)  # which may be added by the kernel that reads the sum
+    return node_operands(node.args[1:] if node.target is aten.copy.default else (node.args, node.kwargs))
+
+
+BIASED = ("addmm", "baddbmm")
+INLINED_NAMESPACES = ("aten", "prims", "quantized_decomposed")
+"""Inductor has pointwise lowerings for operators of these. It calls all others."""
+
+
+def _is_materialised(node: Node, call: Call | None, program: Program) -> bool:
     """Does Inductor write the result to memory before anything reads it?"""
     if isinstance(node.target, _private.HigherOrderOperator):
         return True
     if not isinstance(node.target, _private.OpOverload):
         return False
-    if node.target.namespace not in ("aten", "prims"):
+    if node.target.namespace not in INLINED_NAMESPACES:
         return True
-    name = node.target._schema.name.partition("::")[2]
-    call = program.call(node)
-    if call is None or name in SCATTERS:
-        return name in SCATTERS
-    return is_gemm(call.op) or (is_reduction(call.op) and _is_a_loop(program, node))
+    if node.target._schema.name.partition("::")[2] in SCATTERS:
+        return True
+    sizes = None if call is None else _summed_sizes(call)
+    return sizes is not None and _is_a_loop(sizes, program)
 
 
-def _is_a_loop(program: Program, reduction: Node) -> bool:
-    """Does a reduction have too many elements per result for Inductor to unroll it? An unrolled one is pointwise, and
-    Inductor computes it where its result is read."""
-    call = program.call(reduction)
-    x = tensor_fact(call.args.get("self")) if call is not None else None
-    if call is None or x is None:
-        return False
+def _summed_sizes(call: Call) -> list[Any] | None:
+    """The sizes over which a reduction or a matrix product adds up; None for other operations."""
+    first = next((call.args[name] for name in ("mat1", "batch1", "self") if name in call.args), None)
+    x = tensor_fact(first)
+    if is_gemm(call.op) and x is not None:
+        # Inductor writes some products of few rows or columns as a sum of pointwise products
+        return list(x.shape[-1:]) if call.op in (*BIASED, "matmul") else [math.inf]
+    if not is_reduction(call.op) or x is None:
+        return None
     dims = call.args.get("dim")
     dims = [dims] if isinstance(dims, int) else dims or range(x.dim())
-    sizes = [x.shape[dim] for dim in dims]
-    if not is_static(sizes):
-        return True  # Inductor unrolls what it can count
+    return [x.shape[dim] for dim in dims]
+
+
+def _is_a_loop(sizes: list[Any], program: Program) -> bool:
+    """Are there too many elements per result for Inductor to unroll their sum? An unrolled sum is pointwise, and
+    Inductor computes it where its result is read."""
+    if any(isinstance(size, torch.SymInt) for size in sizes):
+        return True  # Inductor unrolls only what it can count
     name = "unroll_reductions_threshold"
     fewest = program.options.inductor_options.get(name, getattr(_private.inductor_config, name))
     return math.prod(sizes) >= fewest
