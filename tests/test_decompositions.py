@@ -286,6 +286,7 @@ def test_torchs_own_table_stays_as_it_is():
         aten.soft_margin_loss_backward.default, aten.native_dropout.default, aten.index_fill.int_Scalar,
         aten.index_fill.int_Tensor, aten.cat.default, aten.lerp.Scalar, aten.lerp.Tensor,
         aten._softmax_backward_data.default, aten.binary_cross_entropy.default, aten.fmax.default, aten.fmin.default,
+        aten.bernoulli.default,
         aten.special_xlog1py.default, aten.xlogy.Tensor, aten.put.default, aten.roll.default,
     }  # fmt: skip
     assert _private.select_decomp_table() == before

@@ -68,7 +68,7 @@ def _operands_read_where(program: Program, node: Node) -> Iterator[Node]:
     """The operands that Inductor may read in the kernel that reads the result: none if it writes the result to memory
     first, and otherwise those that it computes the result from."""
     call = program.call(node)
-    if _is_materialised(node, call, program):
+    if _is_materialised(program, node, call):
         bias = call.args.get("self") if call is not None and call.op in BIASED else None
         return node_operands(bias)  # which may be added by the kernel that reads the sum
     return node_operands(node.args[1:] if node.target is aten.copy.default else (node.args, node.kwargs))
@@ -79,7 +79,7 @@ INLINED_NAMESPACES = ("aten", "prims", "quantized_decomposed")
 """Inductor has pointwise lowerings for operators of these. It calls all others."""
 
 
-def _is_materialised(node: Node, call: Call | None, program: Program) -> bool:
+def _is_materialised(program: Program, node: Node, call: Call | None) -> bool:
     """Does Inductor write the result to memory before anything reads it?"""
     if isinstance(node.target, _private.HigherOrderOperator):
         return True
@@ -90,7 +90,7 @@ def _is_materialised(node: Node, call: Call | None, program: Program) -> bool:
     if node.target._schema.name.partition("::")[2] in SCATTERS:
         return True
     sizes = None if call is None else _summed_sizes(call)
-    return sizes is not None and _is_a_loop(sizes, program)
+    return sizes is not None and _is_a_loop(program, sizes)
 
 
 def _summed_sizes(call: Call) -> list[Any] | None:
@@ -107,7 +107,7 @@ def _summed_sizes(call: Call) -> list[Any] | None:
     return [x.shape[dim] for dim in dims]
 
 
-def _is_a_loop(sizes: list[Any], program: Program) -> bool:
+def _is_a_loop(program: Program, sizes: list[Any]) -> bool:
     """Are there too many elements per result for Inductor to unroll their sum? An unrolled sum is pointwise, and
     Inductor computes it where its result is read."""
     if any(isinstance(size, torch.SymInt) for size in sizes):
