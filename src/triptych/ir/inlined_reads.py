@@ -52,14 +52,19 @@ def inlined_reads(
 def _is_read_in_order(program: Program, node: Node, operand: Node) -> bool:
     """Does each element of a result depend on no element of the operand but the one at its own place? Also true of the
     tensor that a slice is assigned to, as long as it is not the assigned value too."""
-    if node.target in PARTS_ASSIGNED:
+    if node.target in VIEW_OF_SCATTER:
         return operand is node.args[0] and operand is not node.args[1]
     call = program.call(node)
     return call is not None and is_pointwise(call.op)
 
 
-PARTS_ASSIGNED = frozenset((aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default))
-"""Operations that return their operand with another value in a part of it. Inductor computes them pointwise."""
+VIEW_OF_SCATTER = {
+    aten.slice_scatter.default: aten.slice.Tensor,
+    aten.select_scatter.default: aten.select.int,
+    aten.diagonal_scatter.default: aten.diagonal.default,
+}
+"""For each scatter into a view, the operator that takes this view of the first operand, with the same arguments.
+Inductor computes these scatters pointwise."""
 
 SCATTERS = ("index_put", "_unsafe_index_put", "scatter", "scatter_add", "scatter_reduce")
 

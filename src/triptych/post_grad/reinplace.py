@@ -12,6 +12,7 @@ from torch.fx import Node
 from .. import _private
 from ..ir.effects import FUNCTIONALISED, node_operands
 from ..ir.facts import fact
+from ..ir.inlined_reads import VIEW_OF_SCATTER
 from ..ir.memory_places import Place, place
 from ..ir.overwriting import COPY, LaterUses, Operands, Overwrite, overwrite
 from ..ir.program import Program
@@ -24,13 +25,6 @@ from .reinplace_calls import ReinplaceCustomOperators, ReinplaceTritonKernels
 from .reinplace_products import ReinplaceAddedProducts
 
 aten = torch.ops.aten
-
-VIEW_OF_SCATTER = {
-    aten.slice_scatter.default: aten.slice.Tensor,
-    aten.select_scatter.default: aten.select.int,
-    aten.diagonal_scatter.default: aten.diagonal.default,
-}
-"""For each scatter into a view, the operator that takes this view of the first operand, with the same arguments."""
 
 INDEXED_WRITES: dict[Any, Any] = {
     aten.index_put.default: aten.index_put_.default,
