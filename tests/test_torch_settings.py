@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 import triptych
 from triptych.cost import measuring_allowed
+from triptych.joint import padding_cost
 
 
 def drop_and_draw(x: torch.Tensor) -> torch.Tensor:
@@ -74,3 +75,18 @@ def test_deterministic_means_that_nothing_is_measured():
         assert not measuring_allowed()
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_precision_of_products_is_read_however_it_was_set():
+    """torch raises where the older setting is read after the newer one was set."""
+    site = padding_cost.Site((), 64, 63, 64, ((63, 1), (64, 1)), torch.float32, torch.device("cpu"),
+                             padding_cost.Padding(k=1), (True, True, True))  # fmt: skip
+    was = torch.backends.cuda.matmul.fp32_precision
+    try:
+        torch.backends.cuda.matmul.fp32_precision = "ieee"
+        plain, _ = padding_cost.modelled(site)
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        unaligned, _ = padding_cost.modelled(site)
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = was
+    assert unaligned > plain

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 import torch
 
 import triptych
+from triptych.cost import timed as timed_costs
+from triptych.cost.device import USUAL
 
 
 def rule_with(before, after, times, asked, **how):
@@ -77,3 +81,64 @@ def test_a_sure_gain_is_not_timed():
 def test_a_wrong_value_is_said():
     with pytest.raises(triptych.TriptychError, match="tune"):
         triptych.explain(lambda x: x, torch.ones(1), options={"tune": "sometimes"})
+
+
+# ---- products and copies that are timed ----
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def times(monkeypatch):
+    """Pretend there is a GPU on which each question takes so many microseconds; a question without a time fails."""
+    asked: dict[str, float] = {}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(timed_costs, "device_model", lambda device: USUAL)
+    monkeypatch.setattr(timed_costs, "can_measure", lambda device, needed: True)
+
+    def measured(question, device, prepare):
+        found = [time for part, time in asked.items() if part in question]
+        return found[0] * 1e-6 if found else None
+
+    monkeypatch.setattr(timed_costs, "measured", measured)
+    return asked
+
+
+def two_products_or_one(model):
+    apart = 2 * model.gemm(64, 32, 16, torch.bfloat16)
+    return apart, model.gemm(64, 64, 16, torch.bfloat16) + model.copy(1024)
+
+
+def test_products_and_copies_are_timed_and_launches_modelled(times):
+    times.update({"[64, 16][16, 1] [16, 32][1, 16]": 3.0, "[64, 16][16, 1] [16, 64][1, 16]": 4.0, "copy of 512 bytes": 2.0})
+    before, after = timed_costs.timed(GPU, two_products_or_one)
+    launch = USUAL.launch * 1e6
+    assert (before * 1e6, after * 1e6) == pytest.approx((2 * (launch + 3), 2 * launch + 6))
+
+
+def test_nothing_is_timed_by_halves(times):
+    times.update({"[16, 32]": 3.0, "[16, 64]": 4.0})  # and the copy cannot be timed
+    assert timed_costs.timed(GPU, two_products_or_one) is None
+
+
+def test_costs_that_the_model_cannot_tell_apart_are_timed(times):
+    times.update({"[16, 32]": 3.0, "[16, 64]": 40.0, "copy": 2.0})
+    by_model = timed_costs.decision(GPU, two_products_or_one, "off")
+    assert by_model.pays is False and not by_model.measured
+    assert timed_costs.decision(GPU, two_products_or_one, "unsure").measured
+    assert not timed_costs.decision(GPU, two_products_or_one, "unsure", sure=True).measured
+    assert not timed_costs.decision(GPU, lambda model: (1.0, model.copy(2)), "unsure").measured
+    assert timed_costs.decision(GPU, lambda model: (1.0, model.copy(2)), "all").measured
+
+
+def test_a_product_is_timed_at_its_strides_and_with_what_is_added_to_it(times):
+    x, w, b = torch.empty(8, 6).t(), torch.empty(4, 3, 8), torch.empty(5)
+    times["product [6, 8][1, 6] [4, 8, 3][24, 1, 8] torch.float32"] = 7.0
+    model = timed_costs.TimedModel(**asdict(USUAL), device=GPU)
+    assert model.product(x, w.mT) == pytest.approx(USUAL.launch + 7e-6)
+    times["product [6, 8][1, 6] [8, 5][5, 1] plus [5][1] torch.float32"] = 9.0
+    assert model.addmm(b, x, torch.empty(8, 5)) == pytest.approx(USUAL.launch + 9e-6)
+
+
+def test_a_cpu_is_never_timed():
+    assert timed_costs.timed(torch.device("cpu"), two_products_or_one) is None

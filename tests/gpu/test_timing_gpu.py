@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 
+from triptych.cost.timed import timed
 from triptych.cost.timing import seconds
 from triptych.post_grad.batch_gradient_sums import is_quicker
 
@@ -37,3 +38,21 @@ def test_work_of_the_gpu_counts():
 @pytest.mark.alone
 def test_sums_of_many_gradients_are_quicker_together():
     assert is_quicker(torch.device("cuda", torch.cuda.current_device()))
+
+
+def test_costs_are_timed_product_by_product():
+    device = torch.device("cuda", torch.cuda.current_device())
+    x, w, b = torch.empty(64, 256), torch.empty(512, 256), torch.empty(512)
+
+    def costs(model):
+        assert model.product(x, w.t()) > model.launch
+        assert model.addmm(b, x, w.t()) > model.launch
+        return model.gemm(64, 512, 256, torch.bfloat16, batch=3), model.copy(2 << 20)
+
+    before, after = timed(device, costs)
+    assert 1e-6 < before < 1e-3 and 1e-6 < after < 1e-3
+
+
+def test_what_a_gpu_cannot_compute_is_not_timed():
+    device = torch.device("cuda", torch.cuda.current_device())
+    assert timed(device, lambda model: (model.gemm(8, 8, 8, torch.int64), model.copy(8))) is None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch.fx import Node
 
-from ..cost import bytes_of, device_model
+from ..cost import DeviceModel, bytes_of
 from ..ir.facts import same_layout, tensor_of
 from ..ir.program import Program, Value
 from ..rewrite.clones import copied_as
@@ -81,7 +81,9 @@ def taken_out(plan: Plan, groups: Sequence[Group]) -> set[Node]:
     return {n for n in taken if n is not None}
 
 
-def estimate(program: Program, plan: Plan, groups: Sequence[Group]) -> tuple[float, float, float]:
+def estimate(
+    model: DeviceModel, program: Program, plan: Plan, groups: Sequence[Group]
+) -> tuple[float, float, float]:
     """Seconds without these groups, with these groups, and for the copies that stacking and unstacking add.
 
     In training the backward is counted too: two operations for each one, and another copy for each copy.
@@ -91,7 +93,6 @@ def estimate(program: Program, plan: Plan, groups: Sequence[Group]) -> tuple[flo
     operations, moves = (3, 2) if program.is_training else (1, 1)
     for group in groups:
         first = tensor_of(group.nodes[0])
-        model = device_model(first.device)
         alone, together = group.recipe.cost(model, group)
         before, after = before + operations * alone, after + operations * together
         if group.recipe.gathers:

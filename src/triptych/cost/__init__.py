@@ -3,5 +3,9 @@
 from ..ir.sizes import bytes_of, size_hint
 from .device import DeviceModel, device_model
 from .measure import can_measure, measured, measuring_allowed
+from .timed import Layout, require_gain
 
-__all__ = ["DeviceModel", "bytes_of", "can_measure", "device_model", "measured", "measuring_allowed", "size_hint"]
+__all__ = [
+    "DeviceModel", "Layout", "bytes_of", "can_measure", "device_model", "measured", "measuring_allowed", "require_gain",
+    "size_hint",
+]  # fmt: skip

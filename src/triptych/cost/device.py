@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, replace
 import torch
 
 from .. import _private
+from ..ir.facts import known
+from ..ir.sizes import bytes_of, elements, size_hint
 from .store import add_to_store, read_store
 from .timing import seconds
 
@@ -23,6 +25,13 @@ log = logging.getLogger("triptych")
 TILE = 64
 """A GEMM kernel works on tiles of about this size: a product with fewer tiles than the device has cores leaves the
 rest idle."""
+
+
+HALF = (torch.float16, torch.bfloat16)
+
+LAST_STEP = 1e-6
+"""Seconds that a bias of one row adds to a GEMM on a GPU in dtypes other than half precision, for which there are fewer
+kernels: 1 to 14 us on an H200. In bfloat16 it adds nothing."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,7 @@ class DeviceModel:
     """The minimal cost of calling an operator written in Python: it takes the host longer than one of torch's."""
 
     def flops(self, dtype: torch.dtype) -> float:
-        if dtype in (torch.bfloat16, torch.float16):
+        if dtype in HALF:
             return self.half
         return self.single / 2 if dtype == torch.float64 else self.single
 
@@ -52,6 +61,21 @@ class DeviceModel:
         arithmetic = 2.0 * batch * m * n * k / (self.flops(dtype) * busy)
         moved = batch * (m * k + k * n + m * n) * dtype.itemsize
         return self.launch + max(arithmetic, moved / self.bandwidth)
+
+    def product(self, left: torch.Tensor, right: torch.Tensor) -> float:
+        """Seconds for `matmul(left, right)` of a matrix, or a batch of matrices, by another."""
+        (m, k), n = map(size_hint, left.shape[-2:]), size_hint(right.shape[-1])
+        return self.gemm(m, n, k, left.dtype, batch=elements(left.shape[:-2]))
+
+    def addmm(self, added: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> float:
+        """Seconds for `addmm(added, left, right)`. On a GPU, one row is added in the epilogue of the product; anything
+        else is first copied into the result, which the product then reads."""
+        on_gpu = added.device.type == "cuda"
+        product = self.product(left, right)
+        if on_gpu and added.dim() == 1 and not known(added.shape[0] == 1) and known(added.stride(0) == 1):
+            return product + bytes_of(added) / self.bandwidth + (0.0 if added.dtype in HALF else LAST_STEP)
+        result = elements((left.shape[0], right.shape[1])) * left.dtype.itemsize
+        return product + (bytes_of(added) + 2 * result) / self.bandwidth + (self.launch if on_gpu else 0.0)
 
     def copy(self, moved: float) -> float:
         """Seconds for one kernel that reads and writes that many bytes in all."""
@@ -98,6 +122,12 @@ def device_model(device: torch.device | str) -> DeviceModel:
         if model.name in name:
             return model
     return _remembered(name) or _remember(measure(name, device))
+
+
+def tf32_is_allowed() -> bool:
+    """May GPUs round the operands of float32 products to TF32? This setting reflects the older ones too, and those
+    raise when they are read after this one was set."""
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 NOMINAL_THREADS = 8

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch.fx import Node
 
 from ..cost import can_measure, device_model, measured, size_hint
+from ..cost.device import tf32_is_allowed
 from ..ir.facts import known
 from ..ir.program import Program, Value
 from ..ir.traits import is_pointwise
@@ -109,7 +110,7 @@ def _read_through(program: Program, node: Node) -> bool:
 
 def seconds_of(site: Site, what: str, work: Callable[[Site], Callable[[], Any]]) -> float | None:
     lies = f"{list(site.batch)} {site.m}x{site.k}x{site.n} {site.strides} {site.dtype}"
-    precise = f" tf32={torch.backends.cuda.matmul.allow_tf32}" if site.dtype == torch.float32 else ""
+    precise = f" tf32={tf32_is_allowed()}" if site.dtype == torch.float32 else ""
     how = f" {site.padding}" if what == "padded" else ""
     return measured(f"pad_mm {what} {lies}{precise}{how}", site.device, lambda: work(site))
 
@@ -145,7 +146,7 @@ def _pad(matrix: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
 def modelled(site: Site) -> tuple[float, float]:
     model = device_model(site.device)
     batch, grow = math.prod(site.batch), site.padding
-    slow = 1.0 if site.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32 else UNALIGNED_RATE
+    slow = 1.0 if site.dtype == torch.float32 and not tf32_is_allowed() else UNALIGNED_RATE
     before = model.gemm(site.m, site.n, site.k, site.dtype, batch, slow)
     after = model.gemm(site.m + grow.m, site.n + grow.n, site.k + grow.k, site.dtype, batch)
     return before, after + _copies(site)

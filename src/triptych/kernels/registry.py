@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .. import _private
+from ..cost.device import tf32_is_allowed
 
 LIBRARY = torch.library.Library("triptych", "FRAGMENT")
 
@@ -63,5 +64,4 @@ def dot_precision(dtype: torch.dtype) -> str:
     """float32 products are exact to float32 unless the user allows TF32."""
     if dtype != torch.float32:
         return "tf32"  # of no meaning for 16-bit operands
-    # reflects `allow_tf32` and `set_float32_matmul_precision` as well; reading those raises where this one was set
-    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+    return "tf32" if tf32_is_allowed() else "ieee"

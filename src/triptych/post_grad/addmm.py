@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from ..cost import DeviceModel, bytes_of, device_model, size_hint
-from ..ir.facts import known, known_equal, tensor_of
-from ..ir.program import Value
+from ..cost import DeviceModel, bytes_of, device_model, require_gain
+from ..cost.device import HALF
+from ..ir.facts import known_equal
 from ..match.pattern import Tensor
 from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Match, Rule
@@ -26,10 +26,6 @@ NAN = torch.full((4, 6), torch.nan)
 ATEN: dict[str, Any] = {"dialects": ("aten",)}
 ALWAYS: dict[str, Any] = {"settings": {"always": True}, **ATEN}
 EAGER: dict[str, Any] = {"options": {"codegen": "eager"}}
-HALF = (torch.float16, torch.bfloat16)
-LAST_STEP = 1e-6
-"""Seconds that a bias of one row adds to a GEMM on a GPU in dtypes other than half precision, for which there are fewer
-kernels: 1 to 14 us on an H200. In bfloat16 it adds nothing."""
 
 
 class Addmm(Rule):
@@ -58,12 +54,13 @@ class Addmm(Rule):
             row = m.root.rank > 0 and known_equal(m.root.shape[-1], columns) and c.rank <= 1
             m.require(row, "{at} is no row of the product", at=c)
         m.applies(not _has_reader(m), "the kernel that reads the sum adds as well")
-        model, sum_bytes = device_model(a.device), bytes_of(m.root.tensor)
-        product = _product_seconds(model, a, b)
-        added = model.copy(2 * sum_bytes + bytes_of(c.tensor))
+        moved = 2 * bytes_of(m.root.tensor) + bytes_of(c.tensor)
+
+        def costs(model: DeviceModel) -> tuple[float, float]:
+            return model.product(a.tensor, b.tensor) + model.copy(moved), model.addmm(c.tensor, a.tensor, b.tensor)
+
         # on a GPU a product with a bias may run another kernel, which can be slower in dtypes other than half precision
-        sure = a.dtype in HALF or a.device.type != "cuda"
-        m.pays(product + added, product + bias_seconds(model, c, sum_bytes), sure=sure)
+        require_gain(m, a.device, costs, sure=a.dtype in HALF or a.device.type != "cuda")
 
     def rewrite(self, op, m, a, b, c, scale, shape):
         scales_bias = m.root.call.args["other"] is c.node
@@ -129,9 +126,9 @@ class UnfuseBiasAddToPointwise(Rule):
         m.require(a.dtype not in HALF, "the product would be rounded to {found} before the sum", found=a.dtype)
         m.applies(known_equal(m.root.shape, (a.shape[0], b.shape[1])))
         if not self.always:
-            model, product = device_model(a.device), _product_seconds(device_model(a.device), a, b)
-            added_later = product + bytes_of(c.tensor) / model.bandwidth
-            m.pays(product + bias_seconds(model, c, bytes_of(m.root.tensor)), added_later, sure=True)
+            model = device_model(a.device)
+            added_later = model.product(a.tensor, b.tensor) + bytes_of(c.tensor) / model.bandwidth
+            m.pays(model.addmm(c.tensor, a.tensor, b.tensor), added_later, sure=True)
 
     def rewrite(self, op, c, a, b, beta):
         product = op.matmul(a, b)
@@ -160,17 +157,3 @@ class UnfuseBiasAddToPointwise(Rule):
 
 def _has_reader(m: Match) -> bool:
     return read_by_pointwise(m.program, m.root.node, reductions=True)
-
-
-def _product_seconds(model: DeviceModel, a: Value, b: Value) -> float:
-    rows, inner, columns = (size_hint(s) for s in (*a.shape, b.shape[1]))
-    return model.gemm(rows, columns, inner, a.dtype)
-
-
-def bias_seconds(model: DeviceModel, bias: Value, sum_bytes: int) -> float:
-    """Seconds that `addmm` takes on top of the product."""
-    is_row = bias.rank == 1 and not known(bias.shape[0] == 1) and known(bias.stride[0] == 1)
-    if bias.device.type == "cuda" and is_row:
-        return bytes_of(tensor_of(bias.node)) / model.bandwidth + (0.0 if bias.dtype in HALF else LAST_STEP)
-    copied = bytes_of(tensor_of(bias.node)) + 2 * sum_bytes
-    return copied / model.bandwidth + (model.launch if bias.device.type == "cuda" else 0.0)

@@ -8,14 +8,14 @@ Once the sum is too long for generated code to unroll, the product is the quicke
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from .. import _private
-from ..cost import DeviceModel, bytes_of, can_measure, device_model, measured, size_hint
+from ..cost import DeviceModel, bytes_of, device_model, size_hint
+from ..cost.timed import timed
 from ..ir.facts import known_equal, tensor_of
 from ..ir.program import Value
 from ..match.pattern import Tensor
@@ -118,25 +118,10 @@ def _sizes(a: Value, b: Value) -> tuple[int, int, int, int]:
 def _timed(m: Match, a: Value, b: Value, after: float) -> tuple[float, float] | None:
     """Seconds of the product, measured on the device, and of the pointwise form, which depends on the operations that
     it is fused with and is therefore modelled."""
-    batch, rows, inner, columns = _sizes(a, b)
-    operands = bytes_of(tensor_of(a.node)) + bytes_of(tensor_of(b.node))
-    if not can_measure(a.device, operands + 4 * batch * rows * columns):
-        return None
-    strides = tuple(tuple(map(size_hint, v.stride)) for v in (a, b))
-    question = f"mm {batch} x {rows}x{inner}x{columns} {strides} {a.dtype}"
-    seconds = measured(question, a.device, lambda: _product(a, b))
-    if seconds is None:
-        return None
     merged = read_by_pointwise(m.program, m.root.node, reductions=True)
-    written = bytes_of(tensor_of(m.root.node)) / device_model(a.device).bandwidth if merged else 0.0
-    return seconds + written, after
 
+    def costs(model: DeviceModel) -> tuple[float, float]:
+        written = bytes_of(tensor_of(m.root.node)) / model.bandwidth if merged else 0.0
+        return model.product(tensor_of(a.node), tensor_of(b.node)) + written, after
 
-def _product(a: Value, b: Value) -> Callable[[], Any]:
-    left, right = (
-        torch.empty_strided(
-            tuple(map(size_hint, v.shape)), tuple(map(size_hint, v.stride)), dtype=v.dtype, device=v.device
-        ).normal_()
-        for v in (a, b)
-    )
-    return lambda: torch.matmul(left, right)
+    return timed(a.device, costs)

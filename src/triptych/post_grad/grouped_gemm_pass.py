@@ -85,7 +85,8 @@ class GroupedGemm(JoinedWeights):
         wanted = not BATCHED.isdisjoint(options.add_passes) and BATCHED.isdisjoint(options.remove_passes)
         m.require(not wanted, "{wanted} was added, which batches what follows too", wanted=LINEAR)
         x = group.members[0].x
-        moved = joining_cost(m.program, group) + pieces_cost(m.program, group, copied)
+        model = device_model(tensor_of(x).device)
+        moved = joining_cost(model, m.program, group) + pieces_cost(model, m.program, group, copied)
         m.pays(_seconds(x, group.sizes), _seconds(x, [sum(group.sizes)]) + moved)
 
     def rewrite(self, op, group, copied):

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ..cost import bytes_of, device_model, size_hint
-from ..ir.facts import known_equal
+from ..cost import DeviceModel, bytes_of, require_gain, size_hint
+from ..ir.facts import known_equal, tensor_of
 from ..ir.program import Value
 from ..match.pattern import Tensor
 from ..rewrite.emit import Emitter
@@ -36,14 +36,7 @@ class MmPlusMm(Rule):
         m.applies(m.root.known and all(v.known and v.rank == 2 and v.is_float for v in (a, b, c, d)))
         whole = known_equal(a.shape[0], c.shape[0]) and known_equal(b.shape[1], d.shape[1])
         m.require(whole, "the products have different shapes")
-        model = device_model(a.device)
-        rows, columns = size_hint(a.shape[0]), size_hint(b.shape[1])
-        inner = [size_hint(v.shape[1]) for v in (a, c)]
-        result = bytes_of(m.root.tensor)
-        added = result / model.bandwidth if read_by_pointwise(m.program, m.root.node, True) else model.copy(3 * result)
-        before = sum(model.gemm(rows, columns, k, a.dtype) for k in inner) + added
-        after = model.gemm(rows, columns, sum(inner), a.dtype) + _joined_seconds(m, a, c) + _joined_seconds(m, b, d)
-        m.pays(before, after)
+        require_gain(m, a.device, lambda model: _costs(model, m, a, b, c, d))
 
     def rewrite(self, op, m, a, b, c, d, shape):
         product = op.matmul(_joined(op, a, c, 1), _joined(op, b, d, 0))
@@ -67,10 +60,20 @@ class MmPlusMm(Rule):
     ]  # fmt: skip
 
 
-def _joined_seconds(m: Match, *values: Value) -> float:
+def _costs(model: DeviceModel, m: Match, a: Value, b: Value, c: Value, d: Value) -> tuple[float, float]:
+    rows, columns = size_hint(a.shape[0]), size_hint(b.shape[1])
+    inner = [size_hint(v.shape[1]) for v in (a, c)]
+    result = bytes_of(tensor_of(m.root.node))
+    added = result / model.bandwidth if read_by_pointwise(m.program, m.root.node, True) else model.copy(3 * result)
+    before = sum(model.gemm(rows, columns, k, a.dtype) for k in inner) + added
+    joined = _joining_cost(model, m, a, c) + _joining_cost(model, m, b, d)
+    return before, model.gemm(rows, columns, sum(inner), a.dtype) + joined
+
+
+def _joining_cost(model: DeviceModel, m: Match, *values: Value) -> float:
     if m.program.computed_once(*(v.node for v in values)):
         return 0.0
-    return device_model(values[0].device).copy(2 * sum(bytes_of(v.tensor) for v in values if v.tensor is not None))
+    return model.copy(2 * sum(bytes_of(v.tensor) for v in values if v.tensor is not None))
 
 
 def _joined(op: Emitter, first: Value, second: Value, dim: int) -> Value:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..cost import bytes_of, device_model
+from ..cost import bytes_of, require_gain
 from ..ir.facts import tensor_fact, tensor_of
 from ..ir.program import Program
 from ..rewrite.examples import declines, fires
@@ -63,9 +63,8 @@ class PartialReduction(Rule):
         made, end = tensor_of(partial.node), tensor_of(whole.node)
         narrow = whole.name == "sum" and end.dtype in NARROW
         m.require(not narrow, "sums are rounded to {found} before they are added", found=end.dtype)
-        model = device_model(end.device)
-        before = model.copy(bytes_of(tensor_of(x)) + bytes_of(end))
-        m.pays(before, model.copy(bytes_of(made) + bytes_of(end)))
+        whole_read, partial_read = (bytes_of(source) + bytes_of(end) for source in (tensor_of(x), made))
+        require_gain(m, end.device, lambda model: (model.copy(whole_read), model.copy(partial_read)))
 
     def rewrite(self, op, m):
         partial, whole = m.bindings["partial"], m.bindings["whole"]

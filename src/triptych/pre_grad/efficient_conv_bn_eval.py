@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import nn
 
-from ..cost import bytes_of, device_model
+from ..cost import bytes_of, require_gain
 from ..match.pattern import Tensor
 from ..rewrite.examples import declines, fires, lazily
 from ..rewrite.passes import Pass
@@ -31,9 +31,9 @@ class AdaptWeightsToBatchNorm(Rule):
     def check(self, m):
         require_foldable(m)
         y, weight = m["y"], operands(m)[0]
-        model = device_model(y.device)
         # the norm reads and writes the whole result; the folded form reads and writes the weight and computes a bias
-        m.pays(model.copy(2 * bytes_of(y.tensor)), model.copy(2 * bytes_of(weight.tensor)) + model.launch)
+        result, folded = 2 * bytes_of(y.tensor), 2 * bytes_of(weight.tensor)
+        require_gain(m, y.device, lambda model: (model.copy(result), model.copy(folded) + model.launch))
 
     def rewrite(self, op, m):
         return fold(op, m)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from ..cost import device_model
+from ..cost import DeviceModel, device_model, require_gain
 from ..ir.facts import is_static, tensor_fact, tensor_of
 from ..ir.program import ATEN, Program
 from ..ir.refusal import Refusal
@@ -119,13 +119,15 @@ class OwnPointers(Rule):
             return
         once = m.program.computed_once(*group.weights, *group.biases)
         m.applies(not once, "the weights are joined before the first call")
-        # the gradients are separate products either way
-        x = group.members[0].x
-        before, after = product_cost(x, group.sizes), product_cost(x, [sum(group.sizes)])
-        options, operands = m.program.options, (x, *group.weights, *group.biases)
-        if not options.cuda_graphs and not is_launched(options, map(tensor_of, operands)):
-            after = max(after, device_model(tensor_of(x).device).operator)
-        m.pays(before, after)
+        x, options = group.members[0].x, m.program.options
+        launched = is_launched(options, map(tensor_of, (x, *group.weights, *group.biases)))
+
+        def costs(model: DeviceModel) -> tuple[float, float]:
+            # the gradients are separate products either way
+            before, after = product_cost(model, x, group.sizes), product_cost(model, x, [sum(group.sizes)])
+            return before, after if launched or options.cuda_graphs else max(after, model.operator)
+
+        require_gain(m, tensor_of(x).device, costs)
 
     def rewrite(self, op, group):
         weights = [op.permute(m.weight, [1, 0]) if m.turned else m.weight for m in group.members]
@@ -187,10 +189,16 @@ class JoinedWeights(Rule):
 
     def check(self, m, group, copied):
         program, x = m.program, group.members[0].x
-        before = product_cost(x, group.sizes, program.is_training)
-        after = product_cost(x, [sum(group.sizes)], program.is_training)
-        moved = joining_cost(program, group) + pieces_cost(program, group, copied)
-        m.pays(before, after + moved, sure=not moved)
+        device = tensor_of(x).device
+
+        def moved(model: DeviceModel) -> float:
+            return joining_cost(model, program, group) + pieces_cost(model, program, group, copied)
+
+        def costs(model: DeviceModel) -> tuple[float, float]:
+            before = product_cost(model, x, group.sizes, program.is_training)
+            return before, product_cost(model, x, [sum(group.sizes)], program.is_training) + moved(model)
+
+        require_gain(m, device, costs, sure=not moved(device_model(device)))
 
     def rewrite(self, op, group, copied):
         first = group.members[0]

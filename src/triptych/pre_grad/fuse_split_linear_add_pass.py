@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from ..cost import bytes_of, device_model, size_hint
+from ..cost import DeviceModel, bytes_of, device_model, require_gain, size_hint
 from ..ir.facts import known_equal, tensor_fact, tensor_of
 from ..ir.program import Program
 from ..ir.sizes import elements
@@ -92,7 +92,8 @@ class FuseSplitLinearAdd(Rule):
         unlike = next((member.weight for member in total.members if member.turned != first.turned), None)
         m.require(unlike is None, "weights lie in different ways", at=unlike)
         m.cover(total.nodes(m.root.node))
-        m.pays(*_costs(m.program, m.root.node, total))
+        device = tensor_of(m.root.node).device
+        require_gain(m, device, lambda model: _costs(model, m.program, m.root.node, total))
 
     def rewrite(self, op, m):
         total = _sum_at(m)
@@ -216,10 +217,10 @@ def _layer(program: Program, node: Node, root: Node) -> tuple[Product, _Piece] |
     return None if part is None else (member, _Piece(way.source, *part, way.nodes))
 
 
-def _costs(program: Program, root: Node, total: _Sum) -> tuple[float, float]:
+def _costs(model: DeviceModel, program: Program, root: Node, total: _Sum) -> tuple[float, float]:
     """Seconds for the layers and their additions, and for one layer over joined weights."""
     source, result = tensor_of(total.source), tensor_of(root)
-    model, dtype = device_model(source.device), source.dtype
+    dtype = source.dtype
     rows, out = elements(source.shape[:-1]), size_hint(result.shape[-1])
     parts = [size_hint(piece.end - piece.start) for _, piece in total.layers]
     addition = model.copy(3 * bytes_of(result))
@@ -241,7 +242,7 @@ def layers_to_join(program: Program) -> set[Node]:
         total = _read_sum(program, node)
         if total is None or not total.whole or len({m.turned for m in total.members}) > 1:
             continue
-        before, after = _costs(program, node, total)
+        before, after = _costs(device_model(tensor_of(node).device), program, node, total)
         if after < before:
             layers.update(m.node for m in total.members)
     return layers

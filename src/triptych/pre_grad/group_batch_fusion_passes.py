@@ -22,7 +22,9 @@ from ..batching.recipes import (
     GroupLinear,
     Recipe,
 )
-from ..ir.facts import tensor_fact
+from ..cost import DeviceModel, device_model
+from ..cost.timed import decision
+from ..ir.facts import tensor_fact, tensor_of
 from ..ir.gradients import reached_by_gradients
 from ..ir.order import nearest_order, predecessors
 from ..ir.program import Program
@@ -38,20 +40,15 @@ from .fuse_split_linear_add_pass import FuseSplitLinearAddPass, layers_to_join
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Groups that feed one another, with the names that their rewrites are counted under, and their cost."""
+    """Groups that feed one another, with the names that their rewrites are counted under."""
 
     plan: Plan
     groups: Sequence[Group]
     names: Sequence[str]
-    estimate: tuple[float, float, float]
-    """Seconds without the groups, with the groups, and for the additional copies in memory."""
+    decision: Decision | None
+    """Whether batching them pays; None if that is not asked."""
     edits: list[Replacement] = field(default_factory=list)
     """The edits of the last rewrite; if it was refused, the nodes that they emitted are gone."""
-
-    @property
-    def decision(self) -> Decision:
-        before, after, moved = self.estimate
-        return Decision(before, after + moved, sure=not moved)
 
     @property
     def is_built(self) -> bool:
@@ -81,8 +78,8 @@ class BatchRule(Rule, ABC):
     def sites(self, program: Program) -> Iterator[Match]:
         nodes = list(program.graph.nodes)
         plan = self._plan(program, nodes)
-        planned = [] if plan is None else [_chain(program, plan, groups) for groups in chains(_sensible(plan))]
-        worth = [chain for chain in planned if self.always or chain.decision.pays]
+        planned = [] if plan is None else [self._chain(program, plan, groups) for groups in chains(_sensible(plan))]
+        worth = [chain for chain in planned if chain.decision is None or chain.decision.pays]
         for chain in planned:
             if chain not in worth:
                 yield self._site(program, chain)
@@ -106,6 +103,10 @@ class BatchRule(Rule, ABC):
         *_, output = program.graph.nodes
         yield Match.at(program, output, names=(), order=nearest_order(before, rank))
 
+    def _chain(self, program: Program, plan: Plan, groups: Sequence[Group]) -> Chain:
+        names = [_name(program, g) for g in groups]
+        return Chain(plan, groups, names, None if self.always else _decision(program, plan, groups))
+
     def _site(self, program: Program, chain: Chain) -> Match:
         first = chain.groups[0].nodes[0]
         return Match.at(program, first, before=first, names=chain.names, chain=chain)
@@ -124,9 +125,8 @@ class BatchRule(Rule, ABC):
         return find_groups(predecessors(program, nodes, _may_draw_otherwise(program)), members.get, self.min_group)
 
     def check(self, m, chain):
-        if chain is not None and not self.always:
-            before, after, moved = chain.estimate
-            m.pays(before, after + moved, sure=not moved)
+        if chain is not None and chain.decision is not None:
+            m.accept(chain.decision)
 
     def rewrite(self, op, m, chain):
         if chain is None:
@@ -144,8 +144,15 @@ class BatchRule(Rule, ABC):
         return ReplaceAll(chain.edits)
 
 
-def _chain(program: Program, plan: Plan, groups: Sequence[Group]) -> Chain:
-    return Chain(plan, groups, [_name(program, g) for g in groups], estimate(program, plan, groups))
+def _decision(program: Program, plan: Plan, groups: Sequence[Group]) -> Decision:
+    device = tensor_of(groups[0].nodes[0]).device
+
+    def costs(model: DeviceModel) -> tuple[float, float]:
+        before, after, moved = estimate(model, program, plan, groups)
+        return before, after + moved
+
+    *_, moved = estimate(device_model(device), program, plan, groups)
+    return decision(device, costs, program.options.tune, sure=not moved)
 
 
 def _name(program: Program, group: Group) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..cost import device_model, size_hint
+from ..cost import DeviceModel, size_hint
 from ..ir.facts import tensor_fact, tensor_of
 from ..ir.program import ATEN, Program
 from ..ir.sizes import bytes_of, elements
@@ -229,20 +229,18 @@ def take_pieces(op: Emitter, whole: Any, group: ProductGroup, dim: int, copied: 
     return [copied_as(op, p, member) if c else p for p, c, member in zip(pieces, copied, members)]
 
 
-def joining_cost(program: Program, group: ProductGroup) -> float:
+def joining_cost(model: DeviceModel, program: Program, group: ProductGroup) -> float:
     """Seconds per call for concatenating weights and biases; 0 where that is computed once."""
     if program.computed_once(*group.weights, *group.biases):
         return 0.0
-    model = device_model(tensor_of(group.members[0].x).device)
     cost = model.copy(2 * total_bytes(group.weights))
     return cost + model.copy(2 * total_bytes(group.biases)) if group.biases else cost
 
 
-def product_cost(x: Node, outs: Iterable[Any], training: bool = False) -> float:
+def product_cost(model: DeviceModel, x: Node, outs: Iterable[Any], training: bool = False) -> float:
     """Seconds for the products of x (..., k) with weights of these sizes, one after the other; in training, with their
     gradients."""
     known = tensor_of(x)
-    model = device_model(known.device)
     m, k = elements(known.shape[:-1]), size_hint(known.shape[-1])
     cost, count = 0.0, 0
     for out in outs:
@@ -255,10 +253,9 @@ def product_cost(x: Node, outs: Iterable[Any], training: bool = False) -> float:
     return cost
 
 
-def pieces_cost(program: Program, group: ProductGroup, copied: Sequence[bool]) -> float:
+def pieces_cost(model: DeviceModel, program: Program, group: ProductGroup, copied: Sequence[bool]) -> float:
     """Seconds for copying pieces and, in training, for concatenating their gradients and splitting those of the
     weights."""
-    model = device_model(tensor_of(group.members[0].x).device)
     cost = sum(model.copy(2 * bytes_of(tensor_of(m.node))) for m, c in zip(group.members, copied) if c)
     if program.is_training:
         cost += model.copy(2 * total_bytes(group.nodes)) + model.copy(2 * total_bytes(group.weights))

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from ..cost import bytes_of, device_model, size_hint
+from ..cost import DeviceModel, bytes_of, require_gain, size_hint
 from ..ir.facts import is_static, known_equal, tensor_fact, tensor_of
 from ..ir.program import Program, Value
 from ..ir.refusal import Refusal
@@ -282,14 +282,17 @@ class FusedLce(Rule):
 
     def check(self, m, group, copied):
         program, x = m.program, tensor_of(group.members[0].x)
-        model = device_model(x.device)
         batch, inner, places = (size_hint(s) for s in x.shape)
-        before = sum(model.gemm(out, places, inner, x.dtype, batch=batch) for out in group.sizes)
-        if any(tensor_of(w).requires_grad for w in group.weights):  # torch then folds the batch into rows, with a copy
-            before += len(group.members) * model.copy(2 * bytes_of(x))
-        after = model.gemm(sum(group.sizes), places, inner, x.dtype, batch=batch)
-        after += joining_cost(program, group) + pieces_cost(program, group, copied)
-        m.pays(before, after)
+        # where a weight requires a gradient, torch folds the batch into rows, with a copy
+        copies = len(group.members) if any(tensor_of(w).requires_grad for w in group.weights) else 0
+
+        def costs(model: DeviceModel) -> tuple[float, float]:
+            before = sum(model.gemm(out, places, inner, x.dtype, batch=batch) for out in group.sizes)
+            before += copies * model.copy(2 * bytes_of(x))
+            after = model.gemm(sum(group.sizes), places, inner, x.dtype, batch=batch)
+            return before, after + joining_cost(model, program, group) + pieces_cost(model, program, group, copied)
+
+        require_gain(m, x.device, costs)
 
     def rewrite(self, op, group, copied):
         bias = op.cat(group.biases) if group.biases else None

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from ..cost import bytes_of, device_model, size_hint
+from ..cost import DeviceModel, bytes_of, require_gain, size_hint
 from ..ir.facts import known, known_equal, same_layout, tensor_fact, tensor_of
 from ..ir.program import Value
 from ..ir.sizes import elements
@@ -74,9 +74,8 @@ def operand(m: Match, node: Node) -> Node:
     return call.args["self"]
 
 
-def _linear_cost(x: torch.Tensor, weight: torch.Tensor, batched: bool) -> float:
+def _linear_cost(model: DeviceModel, x: torch.Tensor, weight: torch.Tensor, batched: bool) -> float:
     """Seconds for x times the weight: folded into rows, or one product for each batch element."""
-    model = device_model(x.device)
     n, k = (size_hint(s) for s in weight.shape)
     if batched and x.dim() > 2:
         rows = size_hint(x.shape[-2])
@@ -159,9 +158,12 @@ class CopiedTurnedProduct(Rule):
         is_copy(m, m.root.node, operand(m, m.root.node))
         for value in (a, b):
             m.require(read_in_place(value.tensor), "an operand cannot be read where it lies", at=value)
-        copy = device_model(m.root.device).copy(2 * bytes_of(m.root.tensor))
-        product = _product_cost(a.tensor, b.tensor)
-        m.pays(product + copy, product)
+        copied = 2 * bytes_of(m.root.tensor)
+
+        def costs(model: DeviceModel) -> tuple[float, float]:
+            return model.product(a.tensor, b.tensor) + model.copy(copied), model.product(b.tensor.mT, a.tensor.mT)
+
+        require_gain(m, a.device, costs)
 
     def rewrite(self, op, a, b):
         return op.matmul(turned(op, b), turned(op, a))
@@ -181,24 +183,24 @@ class CopiedTurnedProduct(Rule):
     ]  # fmt: skip
 
 
-def _product_cost(a: torch.Tensor, b: torch.Tensor) -> float:
-    model = device_model(a.device)
-    m, k, n = size_hint(a.shape[-2]), size_hint(a.shape[-1]), size_hint(b.shape[-1])
-    return model.gemm(m, n, k, a.dtype, batch=elements(a.shape[:-2]))
-
-
 def _drops_copy(m: Match, side: int) -> None:
     """Checks that the product at the root can read the permuted value without the copy, and that this pays."""
     product = NormalizedMatmulNode(m.root.node)
-    left, right = (tensor_of(n) for n in (product.get_input(), product.get_other()))
-    copy = (product.get_input(), product.get_other())[side]
+    operands = [product.get_input(), product.get_other()]
+    left, right = map(tensor_of, operands)
+    copy = operands[side]
     permuted = operand(m, copy)
     is_copy(m, copy, permuted)
     m.require(not m.program.computed_once(copy), "the copy is made once, before the first call", at=copy)
     m.require(read_in_place(tensor_fact(permuted)), "the permuted value cannot be read where it lies", at=permuted)
     m.applies(left.dim() == right.dim(), "a batch times one matrix")
-    cost = _product_cost(left, right)
-    m.pays(cost + device_model(left.device).copy(2 * bytes_of(tensor_of(copy))), cost)
+    operands[side] = permuted
+    copied = 2 * bytes_of(tensor_of(copy))
+
+    def costs(model: DeviceModel) -> tuple[float, float]:
+        return model.product(left, right) + model.copy(copied), model.product(*map(tensor_of, operands))
+
+    require_gain(m, left.device, costs)
 
 
 def _write_after(copy: Any, a: Any, b: Any) -> Any:
@@ -233,8 +235,13 @@ class CopiedIntoLinear(Rule):
         copy = NormalizedLinearNode(m.root.node).get_input()
         is_copy(m, copy, operand(m, copy))
         m.require(read_in_place(x.tensor), "x cannot be read where it lies", at=x)
-        product = _linear_cost(tensor_of(copy), w.tensor, False)
-        m.pays(product + device_model(x.device).copy(2 * bytes_of(x.tensor)), product)
+        copied, permuted = tensor_of(copy), tensor_of(operand(m, copy))
+
+        def costs(model: DeviceModel) -> tuple[float, float]:
+            copying = model.copy(2 * bytes_of(copied))
+            return model.product(copied, w.tensor.mT) + copying, model.product(permuted, w.tensor.mT)
+
+        require_gain(m, x.device, costs)
 
     def rewrite(self, op, x, w, b, dims):
         return op.linear(op.permute(x, dims), w, bias=b)
@@ -270,12 +277,14 @@ class PermutedIntoLinear(Rule):
             m.require(w.tensor.requires_grad, "torch reads x where it lies", at=x)
         m.require(not m.program.is_training, "the gradient of the weight would be made for each batch element first")
         m.require(read_in_place(x.tensor), "x cannot be read where it lies", at=x)
-        model = device_model(x.device)
-        permuted = tensor_of(given)
-        addition = model.copy(2 * bytes_of(m.root.tensor)) if b is not None else 0.0
-        before = _linear_cost(permuted, w.tensor, False) + model.copy(2 * bytes_of(x.tensor))
-        before += 0.0 if asked_for else addition  # with a contiguous x the product itself adds the bias
-        m.pays(before, _linear_cost(permuted, w.tensor, True) + addition)
+
+        def costs(model: DeviceModel) -> tuple[float, float]:
+            addition = model.copy(2 * bytes_of(m.root.tensor)) if b is not None else 0.0
+            before = _linear_cost(model, tensor_of(given), w.tensor, False) + model.copy(2 * bytes_of(x.tensor))
+            before += 0.0 if asked_for else addition  # with a contiguous x the product itself adds the bias
+            return before, _linear_cost(model, tensor_of(given), w.tensor, True) + addition
+
+        require_gain(m, x.device, costs)
 
     def rewrite(self, op, x, w, b, dims):
         y = op.matmul(op.permute(x, dims), each_batch(op, op.permute(w, [1, 0]), x.shape[0]))
@@ -337,9 +346,13 @@ class LinearThenPermuted(Rule):
                   "the gradient of the weight would be made for each batch element first")  # fmt: skip
         for value in (x, w):
             m.require(read_in_place(value.tensor), "an operand cannot be read where it lies", at=value)
-        addition = device_model(x.device).copy(2 * bytes_of(m.root.tensor))
-        before = _linear_cost(x.tensor, w.tensor, False) + TURNING_COPY * addition
-        m.pays(before, _linear_cost(x.tensor, w.tensor, True) + (addition if b is not None else 0.0))
+
+        def costs(model: DeviceModel) -> tuple[float, float]:
+            addition = model.copy(2 * bytes_of(m.root.tensor))
+            before = _linear_cost(model, x.tensor, w.tensor, False) + TURNING_COPY * addition
+            return before, _linear_cost(model, x.tensor, w.tensor, True) + (addition if b is not None else 0.0)
+
+        require_gain(m, x.device, costs)
 
     def rewrite(self, op, x, w, b):
         weight = w if x.rank == 2 else each_batch(op, w, x.shape[0])

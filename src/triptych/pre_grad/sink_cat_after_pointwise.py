@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from ..cost import bytes_of, device_model
+from ..cost import DeviceModel, bytes_of, require_gain
 from ..ir.calls import Call
-from ..ir.facts import known_equal
+from ..ir.facts import known_equal, tensor_of
 from ..ir.program import Value
 from ..ir.schema import same_constant
 from ..ir.traits import is_commutative, is_gemm, is_pointwise, is_random
@@ -73,18 +73,22 @@ class Sink(Rule, ABC):
     def _require_profit(self, m: Match, own: Sequence[Value], made: Sequence[Value]) -> None:
         """One kernel saves the launches of the others, but operands that are not adjacent in memory must be copied
         first. With a code generator the result of a GEMM needs no copy."""
-        copy = device_model(m.root.device).copy
         # a code generator computes a pointwise operation into its place in the cat, which then costs nothing
         fused = m.program.options.codegen != "eager"
         reads, writes = ([bytes_of(t) for v in values if (t := v.tensor) is not None] for values in (own, made))
-        apart = sum(copy(r + w) for r, w in zip(reads, writes))
-        once = copy(sum(reads) + sum(writes))
         if _lie_side_by_side(m, own):
-            m.pays(apart if fused else apart + copy(2 * sum(writes)), once)
+            copied = []
         elif fused:  # a GEMM writes into the cat as well
-            m.pays(apart, once + sum(copy(2 * r) for a, r in zip(own, reads) if not is_gemm(a.op or "")))
+            copied = [2 * r for a, r in zip(own, reads) if not is_gemm(a.op or "")]
         else:
-            m.pays(apart + copy(2 * sum(writes)), once + copy(2 * sum(reads)))
+            copied = [2 * sum(reads)]
+
+        def costs(model: DeviceModel) -> tuple[float, float]:
+            apart = sum(model.copy(r + w) for r, w in zip(reads, writes))
+            before = apart if fused else apart + model.copy(2 * sum(writes))
+            return before, model.copy(sum(reads) + sum(writes)) + sum(map(model.copy, copied))
+
+        require_gain(m, tensor_of(m.root.node).device, costs)
 
     def rewrite(self, op: Emitter, m: Match, tensors: Any, dim: Any) -> Any:
         own = _own_operands(m, [t.call for t in tensors])

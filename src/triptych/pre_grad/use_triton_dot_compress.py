@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from ..cost import device_model, size_hint
+from ..cost import DeviceModel, require_gain, size_hint
 from ..ir.facts import known_equal
 from ..ir.program import Value
 from ..match.pattern import Tensor
@@ -32,11 +32,14 @@ def check_compression(m: Match, x: Value, scores: Node, width: Any) -> None:
     m.require_no_other_user(scores, reason="{at} is used elsewhere, by {found}, and would be made all the same")
     computes = "computes in {found}, of {wanted}"
     m.require(x.is_float and m.root.dtype == x.dtype, computes, at=x, wanted=x.dtype, found=m.root.dtype)
-    model = device_model(x.device)
     b, n, d, k = (size_hint(s) for s in (*x.shape, width))
-    before = model.gemm(n, n, d, x.dtype, batch=b) + model.gemm(n, k, n, x.dtype, batch=b)
-    both = model.gemm(d, k, n, x.dtype, batch=b) + model.gemm(n, k, d, x.dtype, batch=b)
-    m.pays(before, both - model.launch)  # in one launch
+
+    def costs(model: DeviceModel) -> tuple[float, float]:
+        before = model.gemm(n, n, d, x.dtype, batch=b) + model.gemm(n, k, n, x.dtype, batch=b)
+        both = model.gemm(d, k, n, x.dtype, batch=b) + model.gemm(n, k, d, x.dtype, batch=b)
+        return before, both - model.launch  # in one launch
+
+    require_gain(m, x.device, costs)
 
 
 class DotCompress(Rule):

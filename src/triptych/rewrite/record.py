@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -147,6 +148,24 @@ class Decision:
     @property
     def source(self) -> str:
         return "measured" if self.measured else "modelled"
+
+
+def decide(
+    before: float,
+    after: float,
+    tune: str,
+    *,
+    sure: bool = False,
+    measure: Callable[[], tuple[float, float] | None] | None = None,
+    error: float = MODEL_ERROR,
+    saves: int = 0,
+) -> Decision:
+    """Decide by modelled costs, or by measured ones; the parameters are those of `Match.pays`."""
+    is_unsure = not sure and before < error * after and after < error * before
+    if measure is not None and (tune == "all" or (tune == "unsure" and is_unsure)):
+        if (times := measure()) is not None:
+            return Decision(*times, measured=True, saves=saves)
+    return Decision(before, after, sure=sure, saves=saves)
 
 
 def _microseconds(seconds: float) -> str:

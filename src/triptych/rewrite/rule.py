@@ -25,7 +25,7 @@ from ..ir.text import line
 from ..match.matcher import Matcher, PatternMatch
 from ..match.pattern import Pattern, build_pattern
 from .emit import Emitter
-from .record import MODEL_ERROR, Decision
+from .record import MODEL_ERROR, Decision, decide
 from .refusal import NotConcerned, Refused
 
 _Accepted = TypeVar("_Accepted")
@@ -152,14 +152,14 @@ class Match:
         always, or if the two costs are within `error` of each other, the factor by which the cost model may be wrong.
         `saves`: by how many bytes the new form lowers the peak memory, for which it may be a little slower.
         """
-        self.decision = Decision(before, after, sure=sure, saves=saves)
         tune = self.program.options.tune
-        is_unsure = not sure and before < error * after and after < error * before
-        if measure is not None and (tune == "all" or (tune == "unsure" and is_unsure)):
-            if (times := measure()) is not None:
-                self.decision = Decision(*times, measured=True, saves=saves)
-        if not self.decision.pays:
-            raise Refused(self.decision.refusal)
+        self.accept(decide(before, after, tune, sure=sure, measure=measure, error=error, saves=saves))
+
+    def accept(self, decision: Decision) -> None:
+        """Leave this site alone unless the decision says that the new form is faster."""
+        self.decision = decision
+        if not decision.pays:
+            raise Refused(decision.refusal)
 
     def cover(self, nodes: Iterable[Node]) -> None:
         """Add nodes whose work the rewrite does: those that `check` has found beyond the pattern."""
