@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from triptych.attention import mask_plan
-from triptych.attention.sinks import further_keys, require_gain
+from triptych.attention.sinks import further_keys, require_quick_gradient
 from triptych.ir.text import text
 from triptych.pre_grad.attention_heads import AttentionHeads
 from triptych.pre_grad.fuse_attention import FuseAttention
@@ -361,10 +361,10 @@ def test_scores_whose_view_is_written_stay():
 ])  # fmt: skip
 def test_a_sink_is_a_key_where_that_gains(device, width, gradient, gains):
     if gains:
-        require_gain(torch.device(device), width, gradient)
+        require_quick_gradient(torch.device(device), width, gradient)
     else:
         with pytest.raises(Refused, match="costs more"):
-            require_gain(torch.device(device), width, gradient)
+            require_quick_gradient(torch.device(device), width, gradient)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -1,4 +1,4 @@
-"""On a GPU an attention with an explicit mask is fused where that is quicker, as modelled or as timed."""
+"""An attention is fused where that is quicker, as modelled or as timed: on a GPU with an explicit mask, and on a CPU."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 import triptych
 from triptych.attention import cost
+from triptych.cost import measure
 from triptych.cost.device import USUAL
 
 BOOLEAN, BIAS = ((2, 1, 6, 6), (36, 36, 6, 1), torch.bool), ((2, 4, 6, 6), (0, 0, 6, 1), torch.float32)
@@ -17,7 +18,7 @@ BOOLEAN, BIAS = ((2, 1, 6, 6), (36, 36, 6, 1), torch.bool), ((2, 4, 6, 6), (0, 0
 def site(mask, trains=False, mask_trains=False, rows=6):
     shape, strides, dtype = mask
     operands = [(2, 4, rows, 8)] * 3
-    kind = {"dtype": torch.float32, "device": torch.device("cpu"), "dropout": 0.0}
+    kind = {"is_causal": False, "dtype": torch.float32, "device": torch.device("cpu"), "dropout": 0.0}
     return cost._Site(*operands, shape, strides, dtype, 144, **kind, trains=trains, mask_trains=mask_trains)
 
 
@@ -48,7 +49,7 @@ def test_many_small_windows_are_not_fused(windows, heads, rows, width, is_fused,
     """As modelled for an H200: a kernel spends a fixed time on each window and head."""
     monkeypatch.setattr(cost, "device_model", lambda device: USUAL)
     operands, mask = [(windows, heads, rows, width)] * 3, (windows, heads, rows, rows)
-    kind = {"dtype": torch.bfloat16, "device": torch.device("cuda"), "dropout": 0.0, "mask_trains": False}
+    kind = {"dtype": torch.bfloat16, "device": torch.device("cuda"), "dropout": 0.0, "mask_trains": False, "is_causal": False}
     modelled = cost._Site(*operands, mask, (0, rows * rows, rows, 1), torch.bfloat16, 0, **kind, trains=trains)
     before, after = modelled.modelled()
     assert (after < before) == is_fused
@@ -74,9 +75,56 @@ def test_the_quicker_way_is_taken(times, is_fused, monkeypatch):
     assert str(told[0]).endswith("modelled" if times is None else "measured")
 
 
-def test_a_cpu_is_not_asked(monkeypatch):
-    monkeypatch.setattr(cost._Site, "modelled", lambda self: pytest.fail("a CPU has one kernel for both"))
+def test_a_short_attention_on_a_cpu_is_fused_without_asking(monkeypatch):
+    monkeypatch.setattr(cost._Site, "timed", lambda self: pytest.fail("the difference would be a few microseconds"))
     inputs = [*(torch.randn(2, 4, 6, 8) for _ in range(3)), torch.randn(6, 6)]
     program = lambda q, k, v, bias: (q @ k.mT + bias).softmax(-1) @ v  # noqa: E731
     explanation = triptych.explain(program, *inputs, options={"codegen": "eager"})
     assert explanation.runs_of("fuse_attention")[0].fired["fuse_attention"] == 1
+
+
+# ---- on a CPU ----
+
+
+def on_cpu(rows, heads=12, batch=1, dtype=torch.float32, trains=False):
+    """Seconds as modelled for one core, apart and fused."""
+    operands = [(batch, heads, rows, 64)] * 3
+    kind = {"is_causal": False, "dtype": dtype, "device": torch.device("cpu"), "dropout": 0.0, "mask_trains": False}
+    return cost._Site(*operands, None, (), None, 0, **kind, trains=trains).modelled_on_cpu()
+
+
+@pytest.mark.parametrize("trains, rows, is_fused", [(False, 16, False), (False, 512, True), (True, 128, False), (True, 1024, True)])
+def test_on_a_cpu_the_kernel_gains_where_scores_leave_the_cache(trains, rows, is_fused):
+    apart, fused = on_cpu(rows, batch=8 if rows < 100 else 1, trains=trains)
+    assert (fused < apart) == is_fused
+
+
+def by_hand(q, k, v):
+    return (q @ k.mT / 8).softmax(-1) @ v
+
+
+@pytest.mark.parametrize(
+    "dtype, tune, times, is_fused",
+    [
+        (torch.bfloat16, "unsure", (2e-3, 9e-3), False),  # a CPU with instructions for bfloat16
+        (torch.bfloat16, "unsure", (9e-3, 2e-3), True),
+        (torch.bfloat16, "off", (2e-3, 9e-3), True),
+        (torch.float32, "unsure", (2e-3, 9e-3), False),
+        (torch.float32, "unsure", None, True),
+    ],
+)
+def test_on_a_cpu_both_ways_are_timed(dtype, tune, times, is_fused, monkeypatch):
+    monkeypatch.setattr(cost._Site, "timed", lambda self: times)
+    inputs = [torch.randn(1, 12, 256, 64, dtype=dtype) for _ in range(3)]
+    explanation = triptych.explain(by_hand, *inputs, options={"codegen": "eager", "tune": tune})
+    (record,) = explanation.runs_of("fuse_attention")
+    assert record.fired["fuse_attention"] == is_fused
+
+
+def test_what_a_cpu_is_timed_with_runs(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(measure, "HOST_BYTES", 1 << 20)
+    with torch.no_grad():
+        before, after = cost._Site((1, 2, 8, 16), (1, 2, 8, 16), (1, 2, 8, 16), None, (), None, 0, True, torch.bfloat16,
+                                   torch.device("cpu"), 0.0, True, False).timed()  # fmt: skip
+    assert 0 < before < 1 and 0 < after < 1

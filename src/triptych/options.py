@@ -67,8 +67,8 @@ class Options:
         default_factory=lambda: os.environ.get(ON_ERROR_VARIABLE, "fallback"),
     )
     tune: str = _doc(
-        "choices that are timed on the GPU, once: 'off' (none), 'unsure' (where the cost model cannot tell), "
-        "'all' that can be",
+        "choices that are timed on the device, once: 'off' (none), 'unsure' (where the cost model cannot tell), "
+        "'all' that can be; on a CPU only attention is timed",
         default="unsure",
     )
     add_passes: tuple[str, ...] = _doc("optional passes to run as well, by name", default=())

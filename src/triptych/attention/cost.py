@@ -1,8 +1,11 @@
-"""Whether the kernel for an explicit mask is faster than the products and the softmax as they were written.
+"""Whether the kernel for an attention is faster than the products and the softmax as they were written.
 
-Without a mask, or with a causal mask that the kernel computes itself, nothing of the size of the scores is read or
-written, and the kernel is always faster. With a mask tensor, a GPU has to use a slower kernel, which costs most in the
-backward.
+On a GPU it is, without a mask or with a causal mask that the kernel computes itself: nothing of the size of the scores
+is read or written. With a mask tensor a slower kernel has to be used, which costs most in the backward.
+
+A CPU has one kernel for all masks. It computes in float32, whatever the dtype, one head after the other, and its
+backward computes the scores again. That pays where the scores do not fit into the cache. On a CPU with instructions for
+bfloat16, products in bfloat16 are up to five times as fast as the kernel, so that there only a measurement can tell.
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ import torch
 import torch.nn.functional as F
 
 from ..cost import can_measure, device_model, measured, size_hint
+from ..cost.device import HALF
 from ..cost.timing import Work
 from ..ir.facts import tensor_of
+from ..rewrite.record import MODEL_ERROR
 from ..rewrite.rule import Match
 from .plan import AttentionPlan
 
@@ -32,13 +37,36 @@ BLOCK_ROWS, BLOCK_SECONDS = 64, 4e-6
 few keys there are. In windows of 49 pixels (Swin) this minimum is most of the time on an H200."""
 
 
+CPU_CACHE = 1 << 20
+"""Scores of up to this many bytes stay in the cache of a core between the operations that write and read them."""
+CPU_TRAFFIC = 4e9
+"""Bytes of scores beyond the cache that a core moves in a second, from the first product to the second."""
+CPU_BACKWARD_TRAFFIC = 4
+"""How many times the bytes of the forward a training step moves, which keeps the probabilities for its backward."""
+CPU_HEAD = 1e-6
+"""Seconds that the kernel needs for each head besides its arithmetic. The four numbers are fitted to float32 on one
+core of an EPYC with AVX-512: 8 to 1024 queries, 1 to 96 heads."""
+CPU_TOO_SHORT = 50e-6
+"""An attention that takes less than this is fused without a measurement: the difference would be a few microseconds."""
+CPU_TOO_LONG = 0.25
+"""An attention that takes longer than this many seconds is not measured."""
+
+
 def require_quicker(m: Match, plan: AttentionPlan) -> None:
-    """Leave an attention with an explicit mask as it is on a GPU where its kernel is slower."""
+    """Leave an attention as it is where its kernel is slower: with an explicit mask on a GPU, or on a CPU."""
     device = plan.query.device
-    if plan.attn_mask is None or device is None or device.type != "cuda":
+    if device is None:
         return
-    site = _Site.of(plan)
-    m.pays(*site.modelled(), measure=site.timed)
+    if device.type == "cuda" and plan.attn_mask is not None:
+        site = _Site.of(plan)
+        m.pays(*site.modelled(), measure=site.timed)
+    if device.type == "cpu" and plan.may_have_kernel:
+        site = _Site.of(plan)
+        before, after = site.modelled_on_cpu()
+        if before > CPU_TOO_SHORT:
+            timed = site.timed if before < CPU_TOO_LONG else None
+            error = math.inf if site.dtype in HALF else MODEL_ERROR
+            m.pays(before, after, measure=timed, error=error, saves=site.score_bytes)
 
 
 @dataclass(frozen=True)
@@ -48,10 +76,11 @@ class _Site:
     query: tuple[int, ...]
     key: tuple[int, ...]
     value: tuple[int, ...]
-    mask: tuple[int, ...]
+    mask: tuple[int, ...] | None
     mask_strides: tuple[int, ...]
-    mask_dtype: torch.dtype
+    mask_dtype: torch.dtype | None
     mask_bytes: int
+    is_causal: bool
     dtype: torch.dtype
     device: torch.device
     dropout: float
@@ -60,23 +89,25 @@ class _Site:
 
     @classmethod
     def of(cls, plan: AttentionPlan) -> _Site:
-        assert plan.attn_mask is not None
-        q, k, v, mask = (tensor_of(x.node) for x in (plan.query, plan.key, plan.value, plan.attn_mask))
-        shape, strides = _numbers(mask.shape), _numbers(mask.stride())
+        q, k, v = (tensor_of(x.node) for x in (plan.query, plan.key, plan.value))
+        mask = None if plan.attn_mask is None else tensor_of(plan.attn_mask.node)
+        shape, strides = ((), ()) if mask is None else (_numbers(mask.shape), _numbers(mask.stride()))
+        elements = math.prod(size for size, stride in zip(shape, strides) if stride)
         trains = plan.draft.program.is_training
         return cls(
             query=_numbers(q.shape),
             key=_numbers(k.shape),
             value=_numbers(v.shape),
-            mask=shape,
+            mask=None if mask is None else shape,
             mask_strides=strides,
-            mask_dtype=mask.dtype,
-            mask_bytes=math.prod(size for size, stride in zip(shape, strides) if stride) * mask.dtype.itemsize,
+            mask_dtype=None if mask is None else mask.dtype,
+            mask_bytes=0 if mask is None else elements * mask.dtype.itemsize,
+            is_causal=plan.is_causal,
             dtype=q.dtype,
             device=q.device,
             dropout=plan.dropout,
             trains=trains,
-            mask_trains=trains and plan.draft.wants_gradient(plan.attn_mask),
+            mask_trains=trains and plan.attn_mask is not None and plan.draft.wants_gradient(plan.attn_mask),
         )
 
     @property
@@ -107,12 +138,33 @@ class _Site:
             after += model.launch + BACKWARD_WORK * max(work / BACKWARD_RATE, least)
         return before, after
 
+    def modelled_on_cpu(self) -> tuple[float, float]:
+        """The same on a CPU."""
+        model = device_model(self.device)
+        (rows, width), keys, columns = self.query[-2:], self.key[-2], self.value[-1]
+        cores = torch.get_num_threads()
+
+        def gemm(m: int, n: int, k: int) -> float:
+            return model.gemm(m, n, k, torch.float32, self.batch)
+
+        moved = self.mask_bytes / model.bandwidth + max(0, self.score_bytes - CPU_CACHE) / (CPU_TRAFFIC * cores)
+        heads = CPU_HEAD * self.batch / cores
+        before = after = gemm(rows, keys, width) + gemm(rows, columns, keys)
+        if self.trains:
+            backward = gemm(rows, keys, columns) + gemm(keys, columns, rows)
+            backward += gemm(rows, width, keys) + gemm(keys, width, rows)
+            before += backward + CPU_BACKWARD_TRAFFIC * moved
+            after += backward + gemm(rows, keys, width) + heads
+        return before + moved, after + heads
+
     def timed(self) -> tuple[float, float] | None:
         """The same, timed on the device; None where that is not possible."""
         if not can_measure(self.device, 6 * self.score_bytes + self.mask_bytes):
             return None
         sizes = f"{self.query} {self.key} {self.value} {self.dtype} training={self.trains}"
         mask = f"{self.mask} {self.mask_strides} {self.mask_dtype} gradient={self.mask_trains} dropout={self.dropout}"
+        if self.is_causal:
+            mask += " causal"
         before = measured(f"attention apart {sizes}", self.device, self._apart)
         after = measured(f"attention fused {sizes} mask {mask}", self.device, self._fused)
         if before is None or after is None:
@@ -140,14 +192,11 @@ class _Site:
 
     def _fused(self) -> Work:
         q, k, v = (t.requires_grad_(self.trains) for t in self._operands())
-        held = 1 + sum((size - 1) * stride for size, stride in zip(self.mask, self.mask_strides))
-        nothing = torch.ones if self.mask_dtype == torch.bool else torch.zeros  # masks nothing
-        mask = nothing(held, dtype=self.mask_dtype, device=self.device).as_strided(self.mask, self.mask_strides)
-        mask.requires_grad_(self.mask_trains)
-        wanted = [q, k, v, mask] if self.mask_trains else [q, k, v]
+        mask = self._mask()
+        wanted = [q, k, v] if mask is None or not self.mask_trains else [q, k, v, mask.requires_grad_()]
 
         def forward() -> torch.Tensor:
-            return F.scaled_dot_product_attention(q, k, v, mask, self.dropout)
+            return F.scaled_dot_product_attention(q, k, v, mask, self.dropout, self.is_causal)
 
         def step() -> None:
             with torch.enable_grad():
@@ -155,6 +204,14 @@ class _Site:
                 torch.autograd.grad(result, wanted, result.detach())
 
         return step if self.trains else forward
+
+    def _mask(self) -> torch.Tensor | None:
+        """A mask of these sizes and strides that masks nothing."""
+        if self.mask is None:
+            return None
+        elements = 1 + sum((size - 1) * stride for size, stride in zip(self.mask, self.mask_strides))
+        nothing = torch.ones if self.mask_dtype == torch.bool else torch.zeros
+        return nothing(elements, dtype=self.mask_dtype, device=self.device).as_strided(self.mask, self.mask_strides)
 
 
 def _numbers(sizes: Sequence[Any]) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from .probability_rules import ProbabilityPlan, float_kind, plan_probabilities
 from .rule import is_decomposed
 from .score_plan import ScorePlan
 from .score_rules import plan_scores
-from .sinks import require_gain, with_zero_rows
+from .sinks import require_quick_gradient, with_zero_rows
 from .terms import Attention
 
 
@@ -42,6 +42,8 @@ class AttentionPlan:
     """The values before they were padded with zeros to the width of the keys."""
     attn_mask: Value | None
     is_causal: bool
+    may_have_kernel: bool
+    """A fused kernel may compute the call. Otherwise torch computes it by products and a softmax."""
     dropout: float
     scale: float
     finite_rows: Value | None
@@ -226,14 +228,15 @@ def _call(
         raise Refused("NaN becomes zero where -inf may have been added to all of a row")
     q, k, v, scale = call.q, call.k, call.v, scores.scale
     if sink is not None:
-        require_gain(q.device, size_hint(q.shape[-1]), draft.program.is_training and draft.wants_gradient(sink))
+        trains = draft.program.is_training and draft.wants_gradient(sink)
+        require_quick_gradient(q.device, size_hint(q.shape[-1]), trains)
         further = planner.further_keys(call)
         k, v = with_zero_rows(draft, k, further), with_zero_rows(draft, v, further)
     if scale < 0:  # kernels take the maximum of the products before they scale them
         q, scale = draft.neg(q), -scale
     attn_mask = None if call.attn_mask is None else laid_out(draft, call.attn_mask, k.shape[-2])
-    wide = v
-    if _may_have_kernel(draft, q.device, attn_mask, below):
+    wide, may_have_kernel = v, _may_have_kernel(draft, q.device, attn_mask, below)
+    if may_have_kernel:
         q, k, wide = for_kernel(draft, q, k, v)
     return AttentionPlan(
         attention,
@@ -244,6 +247,7 @@ def _call(
         v,
         attn_mask,
         call.is_causal,
+        may_have_kernel,
         below.dropout,
         scale,
         call.finite_rows,

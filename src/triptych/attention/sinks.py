@@ -80,7 +80,7 @@ def drops_sink(call: Call, old: torch.Tensor, new: torch.Tensor, dim: int, first
     return type(start) is int and start == 1 if first else start is None or type(start) is int and start == 0
 
 
-def require_gain(device: torch.device | None, width: int, wants_gradient: bool) -> None:
+def require_quick_gradient(device: torch.device | None, width: int, wants_gradient: bool) -> None:
     if device is not None and device.type == "cuda" and wants_gradient and width > WIDE:
         raise Refused(f"the gradient of a sink costs more than is saved with heads {width} wide")
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import itertools
 import logging
 import math
+import platform
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
 from .. import _private
 from .store import add_to_store, read_store
-from .timing import Work, seconds
+from .timing import Work, seconds, seconds_on_cpu
 
 log = logging.getLogger("triptych")
 
 SHARE = 0.25
-"""The fraction of the free memory that a measurement may use."""
+"""The fraction of a GPU's free memory that a measurement may use."""
+HOST_BYTES = 1 << 30
+"""The memory that a measurement on a CPU may use."""
 
 MEASURED = "measured.json"
 
@@ -34,7 +41,11 @@ def measuring_allowed() -> bool:
 def can_measure(device: torch.device, needed: int) -> bool:
     """May something be measured: is that allowed, is the device available with room for that many bytes, and is no CUDA
     graph being captured?"""
-    if not measuring_allowed() or device.type != "cuda" or not torch.cuda.is_available():
+    if not measuring_allowed():
+        return False
+    if device.type == "cpu":
+        return needed < HOST_BYTES
+    if device.type != "cuda" or not torch.cuda.is_available():
         return False
     if torch.cuda.is_current_stream_capturing():
         return False
@@ -43,22 +54,47 @@ def can_measure(device: torch.device, needed: int) -> bool:
 
 
 def measured(question: str, device: torch.device, prepare: Callable[[], Work]) -> float | None:
-    """Seconds that a piece of work takes on a GPU: from memory, from disk, or measured now; None if it fails.
+    """Seconds that a piece of work takes on a device: from memory, from disk, or measured now; None if it fails.
 
     `question` names everything that the answer depends on except the device and torch's version, which are added.
     """
-    key = f"{torch.cuda.get_device_name(device)} | torch {torch.__version__} | {question}"
+    key = f"{_name(device)} | torch {torch.__version__} | {question}"
     if key not in _known:
         _known.update(_read())
     if key not in _known:
         try:
-            with _private.without_dispatch_modes(), torch.no_grad(), torch.cuda.device(device):
-                _known[key] = seconds(prepare())
+            with _private.without_dispatch_modes(), torch.no_grad():
+                _known[key] = _seconds(device, prepare)
         except Exception as error:  # no memory after all, no such kernel, or one that Triton does not compile
             log.info("not measured: %s: %s", question, error)
             return None
         add_to_store(MEASURED, key, _known[key])
     return _known[key]
+
+
+def _seconds(device: torch.device, prepare: Callable[[], Work]) -> float:
+    if device.type == "cpu":
+        return seconds_on_cpu(prepare())
+    with torch.cuda.device(device):
+        return seconds(prepare())
+
+
+@functools.cache
+def _processor() -> str:
+    """The name of the CPU, and the vector instructions that torch uses."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "flags")))
+    described = " ".join(itertools.islice(names, 2)) or platform.processor()
+    return f"CPU {hashlib.sha256(described.encode()).hexdigest()[:12]} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _name(device: torch.device) -> str:
+    if device.type == "cpu":
+        return f"{_processor()} x {torch.get_num_threads()}"
+    return torch.cuda.get_device_name(device)
 
 
 def _read() -> dict[str, float]:

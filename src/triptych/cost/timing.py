@@ -1,4 +1,4 @@
-"""How long work takes on a GPU, by its own clock."""
+"""How long work takes: on a GPU by its own clock, on a CPU by the host's."""
 
 from __future__ import annotations
 
@@ -31,6 +31,22 @@ def seconds(work: Work, rounds: int = 5, least: float = 1e-3) -> float:
     enough = least / max(_round(work, 1, launching), 1e-7)
     times = max(1, min(100, int(enough), int(LONGEST_WAIT / _wait(launching))))
     return min(_round(work, times, launching) for _ in range(rounds))
+
+
+def seconds_on_cpu(work: Work, rounds: int = 5, least: float = 2e-3) -> float:
+    """Seconds that one call of `work` takes on the CPU: the best of some rounds, each at least `least` seconds long."""
+    work()
+    times = max(1, min(100, int(least / max(_on_cpu(work, 1), 1e-6))))
+    return min(_on_cpu(work, times) for _ in range(rounds))
+
+
+def _on_cpu(work: Work, times: int) -> float:
+    # the time of a thread leaves out what other programs on the machine take, but also what other threads do
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    start = clock()
+    for _ in range(times):
+        work()
+    return (clock() - start) / times
 
 
 def _launching(work: Work) -> float:
