@@ -234,7 +234,7 @@ COMMUNICATION: list[Entry] = [
 """Run only if added by name."""
 
 POST_GRAD: list[Entry] = [
-    RemoveFsdp2UnshardedParamGraphInputUsage,  # first: then no pass moves nodes across memory that is freed and refilled
+    RemoveFsdp2UnshardedParamGraphInputUsage,  # first: no later pass moves nodes across freed and refilled memory
     EliminateDeadCode,  # before the rest: nothing dead is moved or matched
     ReorderForLocality,
     Hook("post_grad_custom_pre_pass"),

@@ -1,4 +1,4 @@
-"""fuse_chunk_squeeze_cat_pass: chunk into pieces of one, squeeze each, cat."""
+"""fuse_chunk_squeeze_cat_pass: a split into pieces of size one that are squeezed and concatenated."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ RULES: Sequence[Rule] = (FuseChunkSqueezeCat(),)
 
 @dataclass(frozen=True)
 class FuseChunkSqueezeCatPass(Pass):
-    """A value taken apart into pieces of one, each squeezed and all put together again, is a reshape of the whole."""
+    """Replaces a split into pieces of size one that are squeezed and concatenated by one reshape and permute of the
+    whole value."""
 
     name: ClassVar[str] = "fuse_chunk_squeeze_cat_pass"
 

@@ -46,7 +46,7 @@ RULES: Sequence[Rule] = (SplitGetitemSqueezeCat(),)
 
 @dataclass(frozen=True)
 class FuseSplitGetitemSqueezeCat(Pass):
-    """Some of the rows of a value, put together in any order, are one gather."""
+    """Replaces a concatenation of some rows of a value, in any order, by one gather."""
 
     name: ClassVar[str] = "fuse_split_getitem_squeeze_cat"
     default: ClassVar[bool] = False
