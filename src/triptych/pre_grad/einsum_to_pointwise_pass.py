@@ -112,7 +112,7 @@ class EinsumToProduct(Rule):
               dynamic=True),
         fires(lambda a, b: torch.einsum("bi,bj->bij", a, b), "f32[0, 4]", "f32[0, 5]", dialects=["torch"]),
         declines(lambda a, b: torch.einsum("ij,jk->ik", a, b), "f32[2, 4]", "f32[4, 5]", dialects=["torch"],
-                 because="index of two operands"),
+                 because="an index of two operands is summed"),
         declines(lambda a: torch.einsum("ii->i", a), "f32[4, 4]", dialects=["torch"], because="diagonal"),
         declines(lambda a, b: torch.einsum("...i,i->...i", a, b), "f32[2, 4]", "f32[4]", dialects=["torch"]),
         declines(lambda a, b: torch.einsum("i,j->ij", a, b), "f32[4]", "f32[5]", dialects=["aten"]),
@@ -145,7 +145,7 @@ class EinsumOverOne(Rule):
               dialects=["torch"]),
         fires(lambda a, b: torch.einsum("ik,jk->ij", a, b), "bf16[4, 1]", "bf16[5, 1]", dialects=["torch"]),
         declines(lambda a, b: torch.einsum("bik,bkj->bij", a, b), "f32[2, 4, 3]", "f32[2, 3, 5]", dialects=["torch"],
-                 because="index of two operands"),
+                 because="an index of two operands is summed"),
         declines(lambda a, b: torch.einsum("i,j->ij", a, b), "f32[4]", "f32[5]", dialects=["torch"]),
     ]  # fmt: skip
 

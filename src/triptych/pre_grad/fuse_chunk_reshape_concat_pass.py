@@ -54,7 +54,7 @@ RULES: Sequence[Rule] = (FuseChunkReshapeConcat(),)
 
 @dataclass(frozen=True)
 class FuseChunkReshapeConcatPass(Pass):
-    """Replaces a split whose pieces are reshaped and concatenated by one reshape and permute of the whole value."""
+    """Replaces a split, a reshape of each piece and a cat by one reshape and permute of the whole value."""
 
     name: ClassVar[str] = "fuse_chunk_reshape_concat_pass"
 

@@ -28,7 +28,7 @@ class FuseChunkReshapeUnsqueezeConcat(PutTogether):
     alone = True
 
     def has_needed(self, way: Way) -> bool:
-        """An unsqueeze, or a reshape that `remove_reshape_pass` has made of a reshape and an unsqueeze."""
+        """An unsqueeze, or a reshape that `remove_reshape_pass` emitted for a reshape and an unsqueeze."""
         return super().has_needed(way) or any(gives_a_dim(n) for n in way.nodes)
 
     examples = [
@@ -65,7 +65,7 @@ RULES: Sequence[Rule] = (FuseChunkReshapeUnsqueezeConcat(),)
 
 @dataclass(frozen=True)
 class FuseChunkReshapeUnsqueezeConcatPass(Pass):
-    """Replaces a split whose pieces are reshaped, unsqueezed and concatenated by one reshape and permute of the whole
+    """Replaces a split, a reshape and unsqueeze of each piece and a cat by one reshape and permute of the whole
     value."""
 
     name: ClassVar[str] = "fuse_chunk_reshape_unsqueeze_concat_pass"

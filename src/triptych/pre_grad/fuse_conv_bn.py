@@ -81,7 +81,7 @@ class FoldBatchNorm(Rule):
                  "f32[4, 3, 3, 3]", "f32[4]", because="used elsewhere", **FROZEN),
         declines(lambda x, w, m: F.batch_norm(F.conv2d(x, w), m, m * m + 1), "f32[2, 3, 6, 6]", "f32[4, 3, 3, 3]",
                  "f32[4]", because="every call", **FROZEN),
-        declines(_Twice(), "f32[2, 4, 6, 6]", because="would be stored", **FROZEN),
+        declines(_Twice(), "f32[2, 4, 6, 6]", because="both it and the folded weight would be stored", **FROZEN),
     ])  # fmt: skip
 
 

@@ -234,7 +234,7 @@ class JoinedWeights(Rule):
         declines(lambda x, w: F.linear(x, F.linear(x, w)), "f32[16, 16]", "f32[16, 16]", dialects=["torch"],
                  because="used before"),
         declines(lambda x, w, v: (F.linear(x, w), x.add_(1), F.linear(x, v))[::2], "f32[4, 16]", "f32[8, 16]",
-                 "f32[8, 16]", dialects=["torch"], because="separates the layers"),
+                 "f32[8, 16]", dialects=["torch"], because="a write or a region boundary separates the layers"),
         declines(lambda x, w, v: (F.linear(x, w), F.linear(x, v)), "f32[64, 16]", "f32[64, 16]", "f32[64, 16]",
                  dialects=["torch"], because="would cost"),
         declines(lambda x, w, v: (x @ w).sum() + (x @ v).sum(), "f32[4, 6, 16]", "f32[4, 16, 8]", "f32[4, 16, 8]"),

@@ -157,7 +157,7 @@ def _sum_at(m: Match) -> _Sum:
 
 
 def _read_sum(program: Program, root: Node) -> _Sum | None:
-    """A sum with at least two layers over pieces of one value, read through additions that nobody else uses."""
+    """A sum with at least two layers over pieces of one value, read through additions that nothing else uses."""
     adds, leaves = [root], []
     for add in adds:  # the list grows during the loop
         for term in _terms(program, add):

@@ -205,7 +205,7 @@ class MatmulLce(Rule):
         fires(lambda x, w: F.linear(x.transpose(1, 2), w).transpose(1, 2).relu(), *SIMPLE, dialects=["torch"],
               dynamic=True),
         declines(lambda x, w: F.linear(x.mT, w).mT, "f32[2, 8, 5]", "f32[8, 8]", dialects=["torch"],
-                 because="more than copying x"),
+                 because="costs more than copying x"),
         declines(lambda x, w: F.linear(x, w).mT.sum(1), "f32[2, 8, 8]", "f32[3, 8]", dialects=["torch"]),
     ]  # fmt: skip
 

@@ -40,7 +40,7 @@ RULES: Sequence[Rule] = (MergeGetitemCat(),)
 
 @dataclass(frozen=True)
 class MergeGetitemCatPass(Pass):
-    """Replaces neighbouring pieces of a split that are concatenated by one slice."""
+    """Replaces neighbouring pieces of a split in a concatenation by one slice."""
 
     name: ClassVar[str] = "merge_getitem_cat_pass"
 

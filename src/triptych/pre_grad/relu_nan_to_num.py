@@ -222,8 +222,8 @@ class NanToNumOfRelu(Rule):
         fires(lambda x: torch.nan_to_num(F.relu(x), NAN), MANY.bfloat16(), dialects=["torch"]),
         fires(lambda x: x.relu().nan_to_num(NAN, 1e300), MANY.half(), dialects=["torch"]),
         fires(lambda x: x.relu().nan_to_num(NAN), "f64[4]", dialects=["torch"], dynamic=True),
-        declines(lambda x: x.relu().nan_to_num(1.0), MANY, because="become 1.0"),
-        declines(lambda x: x.relu().nan_to_num(-0.0), MANY, because="become -0.0"),
+        declines(lambda x: x.relu().nan_to_num(1.0), MANY, because="NaN would have to become 1.0"),
+        declines(lambda x: x.relu().nan_to_num(-0.0), MANY, because="NaN would have to become -0.0"),
         declines(lambda x: x.relu().nan_to_num(NAN, 3.0), MANY, because="no single operation"),
         declines(lambda x: x.relu().nan_to_num(NAN), MANY, dialects=["aten"], because="gradient"),
         declines(lambda x: x.relu().nan_to_num(), torch.ones(4, requires_grad=True), because="gradient"),
@@ -299,7 +299,7 @@ def _replaces_nan(program: Program, node: Node) -> bool:
 
 
 RULES: Sequence[Rule] = (
-    StabilizeRelu(),  # first: the others may leave no relu to see
+    StabilizeRelu(),  # first: the other rules may remove a relu
     ReluOfNanToNum(),
     NanToNumTwice(),
     NoNanInIntegers(),

@@ -74,7 +74,8 @@ class DotCompress(Rule):
         declines(lambda x, w: x.mT @ x @ w, "f32[2, 16, 4]", "f32[4, 3]", dialects=["torch"]),
         declines(lambda x, w: x @ x.mT @ w, "f32[2, 16, 64]", "f32[16, 64]", dialects=["torch"], because="would cost"),
         declines(lambda x, w: _written_between(x @ x.mT, x, w), *SHARED, dialects=["torch"], because="in between"),
-        declines(lambda x, w: x @ x.mT @ w, "f32[2, 16, 4]", "f32[1, 16, 3]", dialects=["torch"], because="broadcast"),
+        declines(lambda x, w: x @ x.mT @ w, "f32[2, 16, 4]", "f32[1, 16, 3]", dialects=["torch"],
+                 because="w is broadcast"),
     ]  # fmt: skip
 
 
