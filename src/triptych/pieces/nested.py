@@ -50,9 +50,11 @@ class Nested(Rule, ABC):
         is_operand = _only_joined_further(m.program, m.root.node, dim)
         operands, removed, is_all = self._flat(m, tensors, dim, FEW if is_operand else MOST_OPERANDS)
         few = is_all and len(operands) <= FEW
-        m.applies(few or not is_operand, "it is flattened as a part of a larger concatenation")
-        m.require(is_all, "it would have more than {wanted} operands", wanted=MOST_OPERANDS, found=len(operands))
-        m.require(few or len(operands) <= 4 * len(set(operands)), "it would mostly repeat the same operands")
+        m.applies(few or not is_operand, "it is merged into a larger concatenation as a whole")
+        m.require(
+            is_all, "merged, it would have more than {wanted} operands", wanted=MOST_OPERANDS, found=len(operands)
+        )
+        m.require(few or len(operands) <= 4 * len(set(operands)), "merged, it would mostly repeat the same operands")
         m.cover(removed)
 
     def rewrite(self, op, tensors, dim, m):

@@ -89,7 +89,10 @@ class PutTogether(Rule, ABC):
         pieces = [b for b in blocks if b.ways[0].nodes]
         m.applies(len(pieces) > 1 or pieces == blocks, "the operands are not pieces of a value")
         sources = {b.map.source for b in blocks}
-        m.applies(len(sources) < len(tensors) and (len(sources) == 1 or not self.alone), "pieces of several values")
+        m.applies(
+            len(sources) < len(tensors) and (len(sources) == 1 or not self.alone),
+            "the operands are pieces of several values",
+        )
         near = neighbours_joined(blocks, dim)
         stacked = dim if m.root.op == "stack" else None
         far = progressions_joined(near, dim)

@@ -55,7 +55,10 @@ def require_foldable(m: Match) -> None:
             m.require(value.device == y.device, mixed, at=value, wanted=y.device, found=value.device)
     size = (y.shape[1],)
     mean, var = m["mean"], m["var"]
-    m.require(known_equal(mean.shape, size), "not one number per channel", at=mean, wanted=size, found=mean.shape)
+    m.require(
+        known_equal(mean.shape, size),
+        "the statistics are not one number per channel", at=mean, wanted=size, found=mean.shape,
+    )  # fmt: skip
     for value in (mean, var):
         has_gradient = value.tensor is not None and value.tensor.requires_grad
         m.require(not has_gradient, "the statistics require a gradient", at=value)

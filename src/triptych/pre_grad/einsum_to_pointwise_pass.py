@@ -94,7 +94,7 @@ class EinsumToProduct(Rule):
     def check(self, m, equation, tensors):
         einsum = read_equation(m, equation, tensors)
         m.applies(len(tensors) <= 2, "einsum chooses the order of several products")
-        m.require(not einsum.contracted, "an index of two operands is summed")
+        m.require(not einsum.contracted, "a shared index is summed, as in a matrix product")
 
     def rewrite(self, op, equation, tensors, m):
         return multiplied(op, read_equation(m, equation, tensors), tensors)
@@ -112,7 +112,7 @@ class EinsumToProduct(Rule):
               dynamic=True),
         fires(lambda a, b: torch.einsum("bi,bj->bij", a, b), "f32[0, 4]", "f32[0, 5]", dialects=["torch"]),
         declines(lambda a, b: torch.einsum("ij,jk->ik", a, b), "f32[2, 4]", "f32[4, 5]", dialects=["torch"],
-                 because="an index of two operands is summed"),
+                 because="a shared index is summed"),
         declines(lambda a: torch.einsum("ii->i", a), "f32[4, 4]", dialects=["torch"], because="diagonal"),
         declines(lambda a, b: torch.einsum("...i,i->...i", a, b), "f32[2, 4]", "f32[4]", dialects=["torch"]),
         declines(lambda a, b: torch.einsum("i,j->ij", a, b), "f32[4]", "f32[5]", dialects=["aten"]),
@@ -131,7 +131,7 @@ class EinsumOverOne(Rule):
     def check(self, m, equation, tensors):
         einsum = read_equation(m, equation, tensors)
         m.applies(len(tensors) > 2 or einsum.contracted, "nothing is contracted")
-        m.require(all(einsum.is_one(i) for i in einsum.contracted), "an index of two operands is summed")
+        m.require(all(einsum.is_one(i) for i in einsum.contracted), "a shared index is summed, as in a matrix product")
 
     def rewrite(self, op, equation, tensors, m):
         einsum = read_equation(m, equation, tensors)
@@ -145,7 +145,7 @@ class EinsumOverOne(Rule):
               dialects=["torch"]),
         fires(lambda a, b: torch.einsum("ik,jk->ij", a, b), "bf16[4, 1]", "bf16[5, 1]", dialects=["torch"]),
         declines(lambda a, b: torch.einsum("bik,bkj->bij", a, b), "f32[2, 4, 3]", "f32[2, 3, 5]", dialects=["torch"],
-                 because="an index of two operands is summed"),
+                 because="a shared index is summed"),
         declines(lambda a, b: torch.einsum("i,j->ij", a, b), "f32[4]", "f32[5]", dialects=["torch"]),
     ]  # fmt: skip
 
@@ -164,7 +164,10 @@ class EinsumToSum(Rule):
         m.applies(len(tensors) == 2 and any(not einsum.is_one(i) for i in einsum.contracted), "nothing is contracted")
         free = [i for i in einsum.result if len(einsum.sizes[i]) == 1 and not einsum.is_one(i)]
         m.require(not free, f"a matrix product, with rows or columns {', '.join(free)}")
-        m.require(m.root.is_float and all(t.dtype == m.root.dtype for t in tensors), "not floats of one dtype")
+        m.require(
+            m.root.is_float and all(t.dtype == m.root.dtype for t in tensors),
+            "the operands are not floats of one dtype",
+        )
 
     def rewrite(self, op, equation, tensors, m):
         einsum = read_equation(m, equation, tensors)
@@ -185,7 +188,8 @@ class EinsumToSum(Rule):
                  because="rows or columns"),
         declines(lambda a, b: torch.einsum("ij,j->i", a, b), "f32[2, 4]", "f32[4]", dialects=["torch"],
                  because="rows or columns"),
-        declines(lambda a, b: torch.einsum("i,i->", a, b), "i64[8]", "i64[8]", dialects=["torch"], because="floats"),
+        declines(lambda a, b: torch.einsum("i,i->", a, b), "i64[8]", "i64[8]", dialects=["torch"],
+                 because="not floats of one dtype"),
         declines(lambda a, b: torch.einsum("i,i->", a, b), "f32[8]", "f32[8]", dialects=["torch"],
                  options={"codegen": "eager"}),
     ]  # fmt: skip

@@ -85,7 +85,7 @@ class FuseSplitLinearAdd(Rule):
     def check(self, m):
         terms = _terms(m.program, m.root.node)
         readings = [_continues(m.program, t, m.root.node) or _layer(m.program, t, m.root.node) for t in terms]
-        m.applies(all(readings), "its terms are not all layers and sums: a smaller sum may match")
+        m.applies(all(readings), "not all terms are layers or sums; a smaller sum may match")
         total = _sum_at(m)
         m.require(total.whole, "the layers are not over all pieces of {at}, once each", at=total.source)
         first = total.members[0]

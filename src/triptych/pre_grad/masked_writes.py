@@ -111,7 +111,9 @@ def as_masked_fill(op: Emitter, call: Call, place: int, mask: Node) -> Value:
     if number is not None and number.dim() != 0:
         raise Refused("more than one number is written", at=value, found=number.shape)
     if number is not None and number.dtype != target.dtype:
-        raise Refused("{found} is assigned to {wanted}", at=value, wanted=target.dtype, found=number.dtype)
+        raise Refused(
+            "a {found} number is assigned to a {wanted} tensor", at=value, wanted=target.dtype, found=number.dtype
+        )
     if trailing:
         where = op.reshape(where, [*where.shape, *[1] * trailing])
     return op.masked_fill(target, where, value)

@@ -53,7 +53,10 @@ class LiftQuantize(Rule):
 
     def check(self, m, v):
         view = v.call
-        m.applies(view is not None and view.op in (*SAME_ELEMENTS, *FEWER_ELEMENTS, "expand"), "it quantizes no view")
+        m.applies(
+            view is not None and view.op in (*SAME_ELEMENTS, *FEWER_ELEMENTS, "expand"),
+            "the quantized value is not a view",
+        )
         is_all = view.op in SAME_ELEMENTS or view.op == "expand"
         m.require(is_all, "{found} leaves fewer elements to quantize", at=v, found=view.op)
         m.require_no_other_user(v)

@@ -159,7 +159,7 @@ class NoNanInIntegers(Noop):
         return op.nan_to_num(x, nan, posinf, neginf)
 
     def check(self, m, x):
-        m.applies(x.known and not x.is_float and not x.dtype.is_complex, "there may be a NaN")
+        m.applies(x.known and not x.is_float and not x.dtype.is_complex, "x is not known to be an integer")
         super().check(m, x)
 
     examples = [
@@ -249,7 +249,7 @@ class StabilizeRelu(Rule):
 
     def check(self, m, call):
         guard = _guard(m.program, m.root.node, call)
-        m.require(guard is None, "a nan_to_num stands beside it already", at=guard)
+        m.require(guard is None, "a nan_to_num is next to it already", at=guard)
 
     def rewrite(self, op, m, call):
         x = call.args["self"]
@@ -266,9 +266,9 @@ class StabilizeRelu(Rule):
         fires(lambda x: (y := x.relu(), y.nan_to_num()), "f32[4, 8]", options={"stabilize_relu": True}),
         fires(lambda x: x.relu().nan_to_num(nan=NAN), "f32[4]", options={"stabilize_relu": True}, dialects=["torch"]),
         declines(lambda x: x.relu().nan_to_num(1.0), "f32[4]", options={"stabilize_relu": True},
-                 because="beside it already"),
+                 because="next to it already"),
         declines(lambda x: (y := x.nan_to_num(), y.relu()), "f32[4]", options={"stabilize_relu": True},
-                 because="beside it already"),
+                 because="next to it already"),
         declines(lambda x: x.relu(), "i64[4]", options={"stabilize_relu": True}),
         declines(lambda x: x.relu(), "f32[4, 8]"),
     ]  # fmt: skip

@@ -97,7 +97,7 @@ def _only_computes(program: Program, node: Node) -> bool:
 def _problem(program: Program, earlier: Node, later: Node) -> Refusal | None:
     aliasing = program.aliasing
     if (barrier := aliasing.barrier_between(earlier, later)) is not None:
-        return Refusal("{at} stands between the two", at=barrier)
+        return Refusal("{at} stands between the two calls", at=barrier)
     if (problem := symbols_would_merge(later, earlier)) is not None:
         return problem
     effects = aliasing.effects(later)

@@ -42,7 +42,7 @@ class MergeReshapes(Rule):
         m.applies(keeps_order(outer) and keeps_order(inner))
         m.applies(m.root.known and x.known)
         if not known_equal(m.root.shape, x.shape):
-            m.applies("reshape" in (outer.op, inner.op), "neither view is a reshape: they stay as they are")
+            m.applies("reshape" in (outer.op, inner.op), "neither view is a reshape: both stay")
             m.applies(len(m.nodes[1].users) == 1, "the inner view has other users and stays")
 
     def rewrite(self, op, m, x, shape):

@@ -32,7 +32,7 @@ class NeutralOperand(Noop, ABC):
 
     def check(self, m: Match, x: Any, number: Any) -> None:
         call: Any = m.root.call
-        m.applies(x.known and is_neutral(call, number, x.dtype), "the number changes something")
+        m.applies(x.known and is_neutral(call, number, x.dtype), "the number may change the value")
         super().check(m, x)
         problem = neutral_problem(call.op, number, x.dtype)
         m.require(not problem, problem)
