@@ -258,9 +258,9 @@ def test_accessors():
         assert [n.name for n in (layer.get_input(), layer.get_weight(), layer.get_bias())] == ["l_x_", "l_w_", "l_b_"]
     matmul = triptych.NormalizedMatmulNode(product)
     assert matmul.get_input().name == "l_x_" and matmul.get_other().args[0].name == "l_w_"
-    with pytest.raises(triptych.TriptychError, match="no linear layer"):
+    with pytest.raises(triptych.TriptychError, match="not a linear layer"):
         triptych.NormalizedLinearNode(product)
-    with pytest.raises(triptych.TriptychError, match="no product"):
+    with pytest.raises(triptych.TriptychError, match="not a product"):
         triptych.NormalizedMatmulNode(linear)
 
 

@@ -98,8 +98,8 @@ class Odd(nn.Linear):
     "module, reason",
     [
         (nn.BatchNorm1d(4).train(), "statistics"),
-        (nn.Conv1d(4, 2, 3, padding=1, padding_mode="circular"), "no single call"),
-        (nn.LSTM(8, 8), "no single call"),
+        (nn.Conv1d(4, 2, 3, padding=1, padding_mode="circular"), "not a single call"),
+        (nn.LSTM(8, 8), "not a single call"),
         (nn.Linear(8, 4), "hooks"),
         (Odd(8, 4), None),
         (nn.Identity(), None),

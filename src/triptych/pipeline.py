@@ -1,6 +1,6 @@
 """The order of all passes, as data: read it top to bottom.
 
-A step that must stand where it stands says why. Names in quotes are hooks for the user's own passes.
+A comment beside a step says why it must run at that point. A `Hook` is a point at which the user's own passes run.
 """
 
 from __future__ import annotations
@@ -114,13 +114,13 @@ from .rules.stable_topological_sort import StableTopologicalSort
 
 @dataclass(frozen=True)
 class Hook:
-    """A place where the user's own passes run."""
+    """A point at which the user's own passes or rules run."""
 
     name: str
 
     def purpose(self) -> str:
         if self.name == ADD_RULES:
-            return "your own rules, those that name this stage"
+            return "your own rules, if their `stages` name this one"
         return "your own passes, in the order given"
 
 
@@ -131,43 +131,43 @@ PRE_GRAD_OPTIONAL: list[Entry] = [
     UseTritonDotCompress,
     UseTritonLceReplaceSimpleLCE,
     UseTritonLceReplaceNormalLCE,
-    UseMatmulFuseLceReplaceFirstLCE,  # before the next: several layers over one input are one product
+    UseMatmulFuseLceReplaceFirstLCE,  # before the next, so that several layers over one input become one product
     UseMatmulLceReplaceNormalLCE,
     ApplyGumbelMaxTrick,
 ]
 """Run only if added by name."""
 
 PRE_GRAD: list[Entry] = [
-    Hook("pre_grad_custom_pre_pass"),  # passes that know torch.fx and not our spelling see the graph as it was captured
+    Hook("pre_grad_custom_pre_pass"),  # passes written for plain torch.fx see the graph as it was captured
     NormalizationPassAten,  # first: what follows sees one spelling of each operation
     NormalizeNodeKwargsPass,
-    RemoveIdentity,  # nothing by their name, before what has to be proved
+    RemoveIdentity,  # no-ops by name, before those that have to be proved
     RemoveNoopPass,
-    Hook(ADD_RULES),  # the user's rules go before ours, which may take the same operations
+    Hook(ADD_RULES),  # before our own rules, which may rewrite the same operations
     ReluNanToNum,
     FuseChunkReshapeConcatPass,
-    FuseConvBn,  # after the no-ops between the two are gone
+    FuseConvBn,  # after the no-ops between a convolution and its norm are gone
     EfficientConvBnEval,
     FuseAttention,  # before products are batched or merged: it must see each attention whole
-    SimplifyAttentionMasks,  # before autograd takes attention apart: the kernel is chosen by the mask
-    AttentionHeads,  # after the masks are gone: no kernel takes both
-    *PRE_GRAD_OPTIONAL,  # asked for by name: before others take the same layers
+    SimplifyAttentionMasks,  # before autograd decomposes attention: the mask decides which kernel is chosen
+    AttentionHeads,  # after masks are dropped: no kernel supports a mask and grouped heads
+    *PRE_GRAD_OPTIONAL,  # added by name, and so before other passes rewrite the same layers
     EinsumToPointwisePass,  # before batching: it batches pointwise operations
     GroupBatchFusionPasses,
-    NormalizeNodeKwargsPass,  # again, over what was produced so far
-    SinkCatAfterPointwise,  # before the passes that join pieces: what it joins may be pieces
+    NormalizeNodeKwargsPass,  # again, for the calls that passes have emitted so far
+    SinkCatAfterPointwise,  # before the passes that join pieces: its operands may be pieces
     FuseChunkSqueezeCatPass,
     MergeConcatsPass,
     FuseSplitLinearAddPass,
     RemoveReshapePass,
     FuseParallelLinearPass,
-    LinearPermuteFusion,  # these three after it: they write layers as products, which are not joined
+    LinearPermuteFusion,  # these three after it: they write layers as products that it does not fuse
     PermuteLinearFusion,
     PermuteMatmulFusion,
     RemoveSplitOpsPass,
     StackToUnsqueezePass,
     FuseChunkReshapeUnsqueezeConcatPass,
-    RemoveSplitWithSizeOnePass,  # from here the split/cat family: names for parts of one rule
+    RemoveSplitWithSizeOnePass,  # the first split/cat pass: each is a special case of one rule
     MergeSplitsPass,
     MergeStackTanhUnbindPass,
     MergeGetitemCatPass,
@@ -178,28 +178,28 @@ PRE_GRAD: list[Entry] = [
     UnbindStackToSlicesPass,
     UnbindStackPass,
     MoveReshapeOutOfSplitStackPass,
-    SplitCatPass,  # last of them: it takes what has no name of its own
-    QuantLiftUp,  # when the views are settled
-    RemoveNoopPass,  # once more, over what the others left behind
+    SplitCatPass,  # last of them: it handles the cases that have no pass of their own
+    QuantLiftUp,  # after the passes that change views
+    RemoveNoopPass,  # once more, for the no-ops that other passes left behind
     Hook("pre_grad_custom_pass"),
     StableTopologicalSort,  # last: whatever the user's passes did, the graph is in order
 ]
 
 FREEZE: list[Entry] = [Freeze]
-"""With the option `freeze`, in inference: before the joint stage, whose passes then see the graph without the work on
-weights, and again after it and after the post-grad stage, for what their passes make of weights."""
+"""Runs with the option `freeze`, in inference: before the joint stage, so that its passes no longer see computations on
+weights alone, and again after the joint and the post-grad stage, for such computations that their passes added."""
 
 JOINT: list[Entry] = [
-    CanonicalizeAtenIrPasses,  # first: operand order and dims are settled before anything is matched
+    CanonicalizeAtenIrPasses,  # first: rules then match one order of operands and non-negative dims
     Hook("joint_custom_pre_pass"),
     RemoveNoopOps,
     ConstantFoldUniformValue,
     Hook("joint_custom_pre_pass"),  # again, over the folded graph
     Hook(ADD_RULES),
     PassPatterns,
-    AutoChunker,  # after the patterns, which settle the loss; before products are padded, each chunk on its own
-    PadMmPass,  # after `bmm_to_mm`: one batch less to pad
-    ReplaceRandomPasses,  # after the patterns: they know the draws by torch's names
+    AutoChunker,  # after the patterns, which rewrite the loss; before products are padded, as each chunk has its own
+    PadMmPass,  # after `bmm_to_mm`, which leaves fewer batched products to pad
+    ReplaceRandomPasses,  # after the patterns, which match random operations by torch's names
     Hook("joint_custom_post_pass"),
     StableTopologicalSort,
 ]
@@ -207,7 +207,7 @@ JOINT: list[Entry] = [
 BEFORE_PARTITION: list[Entry] = [KeepOverwrittenPass]
 
 AFTER_PARTITION: list[Entry] = [ComputeMasksAgainPass]
-"""On the forward, with its backward beside it."""
+"""Run on the forward graph together with its backward graph."""
 
 POST_GRAD_FUSIONS: list[Entry] = [
     NormalizationAtenPass,  # first: the others then see one form of each operation
@@ -218,7 +218,7 @@ POST_GRAD_FUSIONS: list[Entry] = [
     MoveViewAfterCatAtenPass,
     PadAtenMmPass,
 ]
-"""Run only if added, by their own names or all by the name of this list."""
+"""Run only if added: each by its own name, or all by the name of this list."""
 
 FAMILIES: dict[str, tuple[Entry, ...]] = {
     "POST_GRAD_FUSIONS": (FuseAttentionAtenPass, *POST_GRAD_FUSIONS),  # attention runs earlier than the others
@@ -229,37 +229,37 @@ COMMUNICATION: list[Entry] = [
     BucketAllGather,
     BucketReduceScatter,
     BucketAllReduce,
-    OverlapScheduling,  # after the buckets, whose place it settles
+    OverlapScheduling,  # after the buckets: it decides where they start
 ]
 """Run only if added by name."""
 
 POST_GRAD: list[Entry] = [
-    RemoveFsdp2UnshardedParamGraphInputUsage,  # first: nothing else moves over memory that is freed and filled again
+    RemoveFsdp2UnshardedParamGraphInputUsage,  # first: no later pass moves nodes across freed and refilled memory
     EliminateDeadCode,  # before the rest: nothing dead is moved or matched
     ReorderForLocality,
     Hook("post_grad_custom_pre_pass"),
-    GroupedGemmPass,  # before batching: it stacks products of different inputs, and these have one
+    GroupedGemmPass,  # before batching, which stacks products of different inputs; these share one
     ConcatLinearWoqInt4Pass,
-    BatchFusionOnAten,  # by the name of stage 1's; only if it is added, whole or in parts
+    BatchFusionOnAten,  # has the name of stage 1's pass; only if added, whole or in parts
     RemoveNoopOps,
     Hook(ADD_RULES),
     RemoveAssertOps,
-    EliminateCommonSubexpressions,  # before the patterns: one of them reads what several reductions of a value share
-    FuseAttentionAtenPass,  # if added; before the patterns, which change long softmaxes and small products
-    PostGradPatterns,  # by the name of the joint stage's: the rules are others
+    EliminateCommonSubexpressions,  # before the patterns: one of them needs reductions to share their operand
+    FuseAttentionAtenPass,  # if added; before the patterns, which rewrite long softmaxes and small products
+    PostGradPatterns,  # has the name of the joint stage's pass, but other rules
     SliceScatterChunking,
     ReducedAtomicContention,
-    BatchGradientSumsPass,  # after the patterns: one of them lets a sum begin with another
+    BatchGradientSumsPass,  # after the patterns: one of them computes a sum from another sum
     *POST_GRAD_FUSIONS,
-    B2bGemmPass,  # after the patterns, which settle products and biases
-    DeduplicateWaitTensors,  # before what joins collectives: it takes those that are waited for once
+    B2bGemmPass,  # after the patterns, which rewrite products and biases
+    DeduplicateWaitTensors,  # before passes that join collectives, if each is waited for once
     DedupReduceScatters,
-    MicroPipelineTpPass,  # only if it is added; before collectives are joined: it takes each with its product
-    FuseDdpCommunication,  # after all that computes gradients: they are joined as they leave the graph
+    MicroPipelineTpPass,  # only if added; before collectives are joined: it fuses each with its product
+    FuseDdpCommunication,  # after every pass that changes gradients: it joins those that leave the graph
     Hook("post_grad_custom_post_pass"),
     StableTopologicalSort,
-    MoveConstructorsToGpu,  # the devices of all users are settled
-    *COMMUNICATION,  # last: where collectives stand, nothing else moves over them
+    MoveConstructorsToGpu,  # late: no later pass changes the devices of its users
+    *COMMUNICATION,  # last: no pass then moves a node across a collective that they have placed
 ]
 
 BEFORE_CODEGEN: list[Entry] = [
@@ -269,11 +269,11 @@ BEFORE_CODEGEN: list[Entry] = [
     CatInOneLaunchPass,
     CastByAtenPass,
     SpellOutComplexNumbersPass,
-    LaunchTritonKernels,  # before memory is reused: it makes the memory that kernels write
+    LaunchTritonKernels,  # before memory is reused: it allocates the memory that kernels write
     Reinplace,  # nothing may be moved or matched once memory is written in the middle of the graph
     CopyOperandsOfCatPass,  # last: it looks for writes that follow
 ]
-"""What a code generator needs, on the graphs inside a graph too."""
+"""What a code generator needs. These passes run on nested graphs too."""
 
 STAGES = {
     "pre_grad": tuple(PRE_GRAD),
@@ -294,7 +294,7 @@ def stage_entries(stage: str) -> tuple[Entry, ...]:
 
 
 def steps(stage: str, options: Options) -> list[Entry]:
-    """What runs in a stage: the defaults and what was added, less what was removed, by exact name."""
+    """What runs in a stage: the default passes and the added ones, without those that are removed by exact name."""
     return [entry for entry in stage_entries(stage) if _runs(entry, options)]
 
 

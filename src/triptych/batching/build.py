@@ -1,4 +1,4 @@
-"""Emitting a plan: each group is built once, and a single member is sliced out only for users that need it."""
+"""Emits a plan: each group is built once, and a member is sliced out of the stack only for users that need it alone."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Builder:
         call = self.program.call(group.nodes[0])
         assert call is not None
         operands = [] if group.recipe.gathers else [self._operand(op, n) for n in zip(*(m.data for m in group.members))]
-        made = self.built[group] = group.recipe.build(op, group, operands, call)
-        return made
+        stacked = self.built[group] = group.recipe.build(op, group, operands, call)
+        return stacked
 
     def _operand(self, op: Emitter, nodes: Sequence[Node]) -> Stacked:
         if all(n is nodes[0] for n in nodes):
@@ -45,11 +45,11 @@ class Builder:
         """Slices single members out of a stacked result, with the strides that they had before."""
         if not wanted:
             return []
-        made = self.built[group]
+        stacked = self.built[group]
         place = {node: i for i, node in enumerate(group.nodes)}
-        if made.axis is None:  # separate results: nothing was stacked
-            return [op.getitem(made.value, place[node]) for node in wanted]
-        parts = op.unbind(made.value, dim=made.axis)
+        if stacked.axis is None:  # separate results: nothing was stacked
+            return [op.getitem(stacked.value, place[node]) for node in wanted]
+        parts = op.unbind(stacked.value, dim=stacked.axis)
         values = []
         for node in wanted:
             value = op.getitem(parts, place[node])
@@ -71,14 +71,14 @@ def stack_of(plan: Plan, nodes: Sequence[Node]) -> tuple[Group | None, list[int]
 
 
 def taken_out(plan: Plan, groups: Sequence[Group]) -> set[Node]:
-    """The operands that these groups take singly, and not as the stacked result of another of them."""
-    taken: set[Node | None] = set()
+    """The operands that these groups read one by one, not as the stacked result of another of these groups."""
+    single: set[Node | None] = set()
     for group in groups:
-        taken.update(w for m in group.members for w in m.weights)
+        single.update(w for m in group.members for w in m.weights)
         for nodes in zip(*(m.data for m in group.members)):
             if group.recipe.gathers or all(n is nodes[0] for n in nodes) or stack_of(plan, nodes)[0] is None:
-                taken.update(nodes)
-    return {n for n in taken if n is not None}
+                single.update(nodes)
+    return {n for n in single if n is not None}
 
 
 def estimate(
@@ -111,15 +111,15 @@ def estimate(
 
 
 def chains(groups: Sequence[Group]) -> list[list[Group]]:
-    """Groups that feed one another, together and in order: they pay together or not at all."""
+    """Groups that are connected by stacked results, in order. The cost model judges each chain as a whole."""
     chain: dict[Group, list[Group]] = {}
     for group in groups:
-        mine = chain[group] = [group]
+        merged = chain[group] = [group]
         for feed in group.feeds:
-            if (other := chain[feed]) is mine:
+            if (other := chain[feed]) is merged:
                 continue
-            small, mine = sorted((other, mine), key=len)
-            mine.extend(small)
-            chain.update(dict.fromkeys(small, mine))
+            small, merged = sorted((other, merged), key=len)
+            merged.extend(small)
+            chain.update(dict.fromkeys(small, merged))
     order = {group: i for i, group in enumerate(groups)}
     return [sorted(c, key=order.__getitem__) for c in {id(c): c for c in chain.values()}.values()]

@@ -35,7 +35,7 @@ class Member:
     """The memory of its result is written in place, so the result cannot be a part of a stack."""
 
     def on(self, now: Mapping[Node, Node]) -> Member:
-        """The member with its operands replaced as `now` says."""
+        """The member with each operand that is a key of `now` replaced by its value."""
         weights = tuple(None if w is None else now.get(w, w) for w in self.weights)
         return replace(self, data=tuple(now.get(d, d) for d in self.data), weights=weights)
 
@@ -75,10 +75,10 @@ def find_groups(
 ) -> Plan:
     """Schedules the nodes; `before` lists the nodes that each must come after. Equal members that are ready at the same
     time become a group, if they are at least `smallest`."""
-    waits = {node: len(set(wanted)) for node, wanted in before.items()}
+    waits = {node: len(set(earlier)) for node, earlier in before.items()}
     after: dict[Node, list[Node]] = defaultdict(list)
-    for node, wanted in before.items():
-        for other in set(wanted):
+    for node, earlier in before.items():
+        for other in set(earlier):
             after[other].append(node)
     ready = deque(node for node, count in waits.items() if count == 0)
     postponed: dict[Hashable, list[Member]] = {}
@@ -140,10 +140,10 @@ def _parts(members: Sequence[Member], place: dict[Node, tuple[Group, int]], smal
     for member in members:
         origin = tuple(_origin(i, operand, place, uses, smallest) for i, operand in enumerate(member.data))
         # the same element of a stack used twice: the second use goes into a second group
-        taken = tuple(place[n][1] if n in place else None for n in member.data)
-        again = turn[origin, taken] if any(t is not None for t in taken) else 0
-        turn[origin, taken] += 1
-        parts[origin, again].append(member)
+        indices = tuple(place[n][1] if n in place else None for n in member.data)
+        repetition = turn[origin, indices] if any(t is not None for t in indices) else 0
+        turn[origin, indices] += 1
+        parts[origin, repetition].append(member)
     for (origin, _), part in parts.items():
         stacked = next((i for i, o in enumerate(origin) if isinstance(o, Group)), None)
         if stacked is not None:

@@ -54,17 +54,17 @@ def signature(
 ) -> Hashable | None:
     """The key that two calls must share to be batched: the operation, the facts of operands and result, and every other
     argument. None if the call cannot be batched."""
-    known = [None if t is None else tensor_fact(t) for t in tensors]
-    if tensor_fact(node) is None or any(k is None and t is not None for k, t in zip(known, tensors)):
+    facts = [None if t is None else tensor_fact(t) for t in tensors]
+    if tensor_fact(node) is None or any(k is None and t is not None for k, t in zip(facts, tensors)):
         return None
-    plain = {k: v for k, v in call.args.items() if k not in names}
-    if any(isinstance(n, Node) for v in plain.values() for n in (v if isinstance(v, (list, tuple)) else (v,))):
+    others = {k: v for k, v in call.args.items() if k not in names}
+    if any(isinstance(n, Node) for v in others.values() for n in (v if isinstance(v, (list, tuple)) else (v,))):
         return None
-    devices = {k.device for k in known if k is not None}
-    if len(devices) != 1 or any(k is not None and k.layout != torch.strided for k in known):
+    devices = {k.device for k in facts if k is not None}
+    if len(devices) != 1 or any(k is not None and k.layout != torch.strided for k in facts):
         return None
-    kinds = tuple(None if k is None else (type_of(k), k.requires_grad) for k in known)
-    return (of, call.op, type_of(tensor_fact(node)), kinds, repr(plain), devices.pop())
+    kinds = tuple(None if k is None else (type_of(k), k.requires_grad) for k in facts)
+    return (of, call.op, type_of(tensor_fact(node)), kinds, repr(others), devices.pop())
 
 
 LINEAR_PARAMETERS = {
@@ -82,12 +82,12 @@ def linear_operands(program: Program, call: Call) -> tuple[Node, Node, Node | No
     b = call.args.get(parameters[2]) if len(parameters) == 3 else None
     if call.op == "linear":
         return x, w, b
-    turned = program.call(w)
-    if program.dialect != ATEN or call.args.keys() - set(parameters) or turned is None or turned.op != "permute":
+    transpose = program.call(w)
+    if program.dialect != ATEN or call.args.keys() - set(parameters) or transpose is None or transpose.op != "permute":
         return None
-    if list(turned.args["dims"]) != [1, 0] or (b is not None and tensor_of(b).dim() != 1):
+    if list(transpose.args["dims"]) != [1, 0] or (b is not None and tensor_of(b).dim() != 1):
         return None
-    weight = turned.args["self"]
+    weight = transpose.args["self"]
     fits = b is None or known_equal(tensor_of(b).shape[0], tensor_of(weight).shape[0])
     return (x, weight, b) if fits else None
 
@@ -95,8 +95,8 @@ def linear_operands(program: Program, call: Call) -> tuple[Node, Node, Node | No
 def _linear(op: Emitter, x: Value, weight: Value, bias: Value | None) -> Value:
     if op.program.dialect != ATEN:
         return op.linear(x, weight, bias=bias)
-    turned = op.permute(weight, [1, 0])
-    return op.matmul(x, turned) if bias is None else op.addmm(bias, x, turned)
+    transposed = op.permute(weight, [1, 0])
+    return op.matmul(x, transposed) if bias is None else op.addmm(bias, x, transposed)
 
 
 @dataclass(frozen=True)
@@ -123,18 +123,18 @@ class BatchLinear(Recipe):
         has_bias = biases[0] is not None
         if x.axis is None:
             bias = join(op, biases) if has_bias else None  # type: ignore[arg-type]
-            made = _linear(op, x.value, join(op, weights), bias)  # type: ignore[arg-type]
-            *lead, width = made.shape
-            return Stacked(op.reshape(made, [*lead, len(group), width // len(group)]), len(lead))
+            result = _linear(op, x.value, join(op, weights), bias)  # type: ignore[arg-type]
+            *lead, width = result.shape
+            return Stacked(op.reshape(result, [*lead, len(group), width // len(group)]), len(lead))
         rows, lead = flat_rows(op, x)
         w = op.permute(stack(op, weights).value, [0, 2, 1])  # type: ignore[arg-type]
         if has_bias:
-            made = op.baddbmm(op.unsqueeze(stack(op, biases).value, 1), rows, w)  # type: ignore[arg-type]
+            result = op.baddbmm(op.unsqueeze(stack(op, biases).value, 1), rows, w)  # type: ignore[arg-type]
         else:
-            made = op.matmul(rows, w)
+            result = op.matmul(rows, w)
         if len(lead) != 1:
-            made = op.reshape(made, [len(group), *lead, made.shape[-1]])
-        return Stacked(made, 0)
+            result = op.reshape(result, [len(group), *lead, result.shape[-1]])
+        return Stacked(result, 0)
 
     def cost(self, model: DeviceModel, group: Group) -> tuple[float, float]:
         first = group.members[0]
@@ -142,8 +142,8 @@ class BatchLinear(Recipe):
         n, k = (size_hint(s) for s in w.shape)
         m, count = elements(x.shape[:-1]), len(group)
         shared = len({member.data for member in group.members}) == 1
-        one = model.gemm(m, n * count, k, x.dtype) if shared else model.gemm(m, n, k, x.dtype, count)
-        return count * model.gemm(m, n, k, x.dtype), one
+        batched = model.gemm(m, n * count, k, x.dtype) if shared else model.gemm(m, n, k, x.dtype, count)
+        return count * model.gemm(m, n, k, x.dtype), batched
 
 
 @dataclass(frozen=True)
@@ -159,13 +159,13 @@ class GroupLinear(Recipe):
         linear = BatchLinear().member(program, node, call)
         if linear is None or tensor_of(node).dtype not in KERNEL_DTYPES or not same_dtypes(linear):
             return None
-        made = tensor_of(node)
-        key = (self, made.dtype, made.device, linear.weights[1] is None)
+        result = tensor_of(node)
+        key = (self, result.dtype, result.device, linear.weights[1] is None)
         return Member(node, self, key, linear.data, linear.weights)
 
     def build(self, op: Emitter, group: Group, operands: Sequence[Stacked], call: Call) -> Stacked:
-        given = [[m.data[0] for m in group.members], *zip(*(m.weights for m in group.members))]
-        xs, weights, biases = ([n for n in nodes if n is not None] for nodes in given)
+        operand_lists = [[m.data[0] for m in group.members], *zip(*(m.weights for m in group.members))]
+        xs, weights, biases = ([n for n in nodes if n is not None] for nodes in operand_lists)
         return Stacked(op.call(torch.ops.triptych.group_linear.default, xs, weights, biases), None)
 
     def cost(self, model: DeviceModel, group: Group) -> tuple[float, float]:
@@ -175,8 +175,8 @@ class GroupLinear(Recipe):
             n, k = (size_hint(s) for s in w.shape)
             seconds.append(model.gemm(elements(x.shape[:-1]), n, k, x.dtype))
         launches = -(-len(group) // MOST)
-        once = max(2 * model.launch, model.operator)
-        return sum(seconds), sum(s - model.launch for s in seconds) * SLOWER + launches * once
+        overhead = max(2 * model.launch, model.operator)
+        return sum(seconds), sum(s - model.launch for s in seconds) * SLOWER + launches * overhead
 
 
 SLOWER = 2.0
@@ -245,8 +245,8 @@ class BatchNormalization(Recipe):
         return Stacked(value if wide is None else op.to(value, dtype=narrow), axis)
 
     def cost(self, model: DeviceModel, group: Group) -> tuple[float, float]:
-        moved = 2 * bytes_of(tensor_of(group.members[0].data[0]))
-        return len(group) * model.copy(moved), model.copy(len(group) * moved)
+        traffic = 2 * bytes_of(tensor_of(group.members[0].data[0]))
+        return len(group) * model.copy(traffic), model.copy(len(group) * traffic)
 
 
 def _together(op: Emitter, nodes: Sequence[Node | None]) -> Stacked | None:
@@ -261,10 +261,10 @@ def _together(op: Emitter, nodes: Sequence[Node | None]) -> Stacked | None:
 
 @dataclass(frozen=True)
 class BatchPointwise(Recipe):
-    """f(x_i, y_i) -> f(x, y) over the stack, for any f that works element by element; bit for bit"""
+    """f(x_i, y_i) -> f(x, y) over the stack, for any pointwise f; bit-exact"""
 
     draws: bool = False
-    """Batch dropout too: it draws as many independent numbers, but other ones."""
+    """Batch dropout too: the batched dropout draws as many independent random numbers, but different ones."""
 
     def member(self, program: Program, node: Node, call: Call) -> Member | None:
         if call.mutates or tensor_fact(node) is None or not (call.op == "detach" or is_pointwise(call.op)):
@@ -284,14 +284,14 @@ class BatchPointwise(Recipe):
         names = [k for k, v in call.args.items() if isinstance(v, Node) and tensor_fact(v) is not None]
         rank = max(o.member_rank for o in operands)
         axis = next(o.axis for o in operands if o.axis is not None and o.member_rank == rank)
-        given = {k: broadcast(op, o, rank, axis) for k, o in zip(names, operands)}
-        return Stacked(getattr(op, call.op)(**{**call.args, **given}), axis)
+        values = {k: broadcast(op, o, rank, axis) for k, o in zip(names, operands)}
+        return Stacked(getattr(op, call.op)(**{**call.args, **values}), axis)
 
     def cost(self, model: DeviceModel, group: Group) -> tuple[float, float]:
         if any(not isinstance(feed.recipe, (BatchLinear, BatchMatmul)) for feed in group.feeds):
-            return 0.0, 0.0  # part of the kernel before it, batched or not
-        moved = 2 * bytes_of(tensor_of(group.members[0].node))
-        return len(group) * model.copy(moved), model.copy(len(group) * moved)
+            return 0.0, 0.0  # fused into the kernel before it, batched or not
+        traffic = 2 * bytes_of(tensor_of(group.members[0].node))
+        return len(group) * model.copy(traffic), model.copy(len(group) * traffic)
 
 
 @dataclass(frozen=True)

@@ -53,10 +53,10 @@ def join(op: Emitter, nodes: Sequence[Node]) -> Value:
 
 def broadcast(op: Emitter, operand: Stacked, rank: int, axis: int) -> Value:
     """The operand in a shape that broadcasts against stacked members of this rank, with the members' axis at `axis`."""
-    behind = rank - axis
+    dims_behind = rank - axis
     if operand.axis is None:
-        value, own = operand.value, operand.value.rank
-        return op.unsqueeze(value, own - behind) if own > behind else value
+        value, own_rank = operand.value, operand.value.rank
+        return op.unsqueeze(value, own_rank - dims_behind) if own_rank > dims_behind else value
     value = operand.in_front(op)
     missing = rank - operand.member_rank
     if missing:

@@ -31,22 +31,22 @@ Pair = Callable[[IndexMap, IndexMap, int], "IndexMap | None"]
 
 def side_by_side(left: IndexMap, right: IndexMap, axis: int) -> IndexMap | None:
     """One map for two maps, if the second continues where the first ends."""
-    places = _distance(left, right, axis)
-    if places is None:
+    distance = _distance(left, right, axis)
+    if distance is None:
         return None
     for outer, inner, count, more in _outer_factors(left.axes[axis], right.axes[axis]):
-        wanted = {} if outer.dim is None else {outer.dim: outer.step * count}
-        if _same_places(places, wanted):
+        expected = {} if outer.dim is None else {outer.dim: outer.step * count}
+        if _same_places(distance, expected):
             return left.with_axis(axis, [Factor(outer.dim, outer.step, count + more), *inner])
     return None
 
 
 def repeated(left: IndexMap, right: IndexMap, axis: int) -> IndexMap | None:
     """One map, with one more factor, for two maps that differ only in their offset."""
-    places = _distance(left, right, axis)
-    if places is None or len(places) > 1 or not same_axis(left.axes[axis], right.axes[axis]):
+    distance = _distance(left, right, axis)
+    if distance is None or len(distance) > 1 or not same_axis(left.axes[axis], right.axes[axis]):
         return None
-    dim, step = next(iter(places.items()), (None, 0))
+    dim, step = next(iter(distance.items()), (None, 0))
     return left.with_axis(axis, [Factor(dim, step, 2), *left.axes[axis]])
 
 
@@ -93,10 +93,10 @@ def progressions_joined(blocks: Sequence[Block], axis: int) -> list[Block]:
 
 def _next_row(left: IndexMap, right: IndexMap, axis: int) -> IndexMap | None:
     """One map for two single rows, if the second is the next row."""
-    places = _distance(left, right, axis)
-    if places is None or left.axes[axis] or right.axes[axis]:
+    distance = _distance(left, right, axis)
+    if distance is None or left.axes[axis] or right.axes[axis]:
         return None
-    return repeated(left, right, axis) if known_equal(list(places.values()), [1]) else None
+    return repeated(left, right, axis) if known_equal(list(distance.values()), [1]) else None
 
 
 def _joined(blocks: Sequence[Block], axis: int, pairs: Sequence[Pair]) -> list[Block]:
@@ -104,11 +104,11 @@ def _joined(blocks: Sequence[Block], axis: int, pairs: Sequence[Pair]) -> list[B
     ways: list[list[Way]] = []
     for block in blocks:
         last = maps[-1] if maps else None
-        both = None if last is None else next((p for f in pairs if (p := f(last, block.map, axis))), None)
-        if both is None:
+        union = None if last is None else next((p for f in pairs if (p := f(last, block.map, axis))), None)
+        if union is None:
             maps.append(block.map)
             ways.append(list(block.ways))
         else:
-            maps[-1] = both
+            maps[-1] = union
             ways[-1] += block.ways
     return [Block(m, tuple(w)) for m, w in zip(maps, ways)]

@@ -22,11 +22,11 @@ def gathered(blocks: Sequence[Block], axis: int) -> list[Step] | None:
         return None
     (dim,) = varied
     rows = [b.map.offsets[dim] for b in blocks]
-    single = all(f.dim != dim for b in blocks for f in b.map.factors)
-    if not single or not all(isinstance(row, int) for row in rows):
+    are_rows = all(f.dim != dim for b in blocks for f in b.map.factors)
+    if not are_rows or not all(isinstance(row, int) for row in rows):
         return None
-    picked = [replace(b, map=_row(b.map, dim, number, len(rows))) for number, b in enumerate(blocks)]
-    joined = progressions_joined(picked, axis)
+    selected = [replace(b, map=_row(b.map, dim, number, len(rows))) for number, b in enumerate(blocks)]
+    joined = progressions_joined(selected, axis)
     steps = plan(joined[0].map) if len(joined) == 1 else None
     return None if steps is None else [("index_select", {"dim": dim, "index": rows}), *steps]
 

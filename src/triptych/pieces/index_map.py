@@ -73,7 +73,8 @@ def same_axis(left: Axis, right: Axis) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class IndexMap:
-    """A value whose elements are elements of a source: an offset in each dim of it, and the factors of each axis."""
+    """A value whose elements are elements of a source: its offset in each dim of the source, and factors
+    for each axis."""
 
     source: Any
     sizes: tuple[Any, ...]
@@ -101,8 +102,8 @@ class IndexMap:
         whole = IndexMap.whole(self.source, self.sizes)
         if len(self.axes) != len(whole.axes):
             return None
-        for d, (axis, all_of_it) in enumerate(zip(self.axes, whole.axes)):
-            if d != dim and not (same_axis(axis, all_of_it) and known_equal(self.offsets[d], 0)):
+        for d, (axis, identity) in enumerate(zip(self.axes, whole.axes)):
+            if d != dim and not (same_axis(axis, identity) and known_equal(self.offsets[d], 0)):
                 return None
         steps = [f for f in self.axes[dim] if f.dim != dim or not is_one(f.step)]
         return None if steps else (self.offsets[dim], self.offsets[dim] + self.shape[dim])
@@ -128,8 +129,8 @@ class IndexMap:
 
     def squeeze(self, dims: Iterable[int]) -> IndexMap:
         """Squeezes those of the axes that have one element."""
-        gone = {d for d in dims if not self.axes[d]}
-        return replace(self, axes=tuple(a for d, a in enumerate(self.axes) if d not in gone))
+        squeezed = {d for d in dims if not self.axes[d]}
+        return replace(self, axes=tuple(a for d, a in enumerate(self.axes) if d not in squeezed))
 
     def slice(self, axis: int, start: Any, size: Any, step: Any = 1) -> IndexMap | None:
         """`size` elements from `start` on, `step` apart."""
@@ -193,18 +194,18 @@ class IndexMap:
             return self
         if any(known_equal(n, 0) for n in shape):
             return None
-        left = list(reversed(merged(self.factors)))
-        axes = [_dealt(left, want) for want in shape]
-        return None if left or None in axes else replace(self, axes=tuple(merged(a or ()) for a in axes))
+        remaining = list(reversed(merged(self.factors)))
+        axes = [_dealt(remaining, want) for want in shape]
+        return None if remaining or None in axes else replace(self, axes=tuple(merged(a or ()) for a in axes))
 
 
-def _dealt(left: list[Factor], want: Any) -> list[Factor] | None:
+def _dealt(remaining: list[Factor], want: Any) -> list[Factor] | None:
     """Takes factors from the end of the list until they make up an axis of that size."""
     axis: list[Factor] = []
     while not is_one(want):
-        if not left:
+        if not remaining:
             return None
-        factor = left.pop()
+        factor = remaining.pop()
         if known_equal(factor.size, want):
             axis.append(factor)
             return axis
@@ -213,7 +214,7 @@ def _dealt(left: list[Factor], want: Any) -> list[Factor] | None:
             want = rest
         elif (inner := quotient(factor.size, want)) is not None:
             axis.append(Factor(factor.dim, factor.step * inner, want))
-            left.append(Factor(factor.dim, factor.step, inner))
+            remaining.append(Factor(factor.dim, factor.step, inner))
             return axis
         else:
             return None

@@ -39,21 +39,23 @@ class Nested(Rule, ABC):
         return op.cat(tensors, dim=dim)
 
     def check(self, m, tensors, dim):
-        m.applies(isinstance(tensors, (list, tuple)) and len(tensors) > 1, "one operand, or not listed")
+        m.applies(isinstance(tensors, (list, tuple)) and len(tensors) > 1, "fewer than two operands")
         inner = [t for t in dict.fromkeys(tensors) if joined_operands(m.program, t.node, self.inner, dim)]
         m.applies(inner, f"no {self.inner} among the operands")
-        own = [t for t in inner if _only_joined_further(m.program, t.node, dim)]
-        m.require(own, "{at} is used elsewhere, and would be made all the same", at=inner[0])
-        same = [t for t in own if t.dtype is not None and t.dtype == m.root.dtype]
-        converted = "{found} is converted to {wanted} on the way"
-        m.require(same, converted, at=own[0], wanted=m.root.dtype, found=own[0].dtype)
-        goes_on = _only_joined_further(m.program, m.root.node, dim)
-        operands, taken, is_all = self._flat(m, tensors, dim, FEW if goes_on else MOST_OPERANDS)
+        candidates = [t for t in inner if _only_joined_further(m.program, t.node, dim)]
+        m.require(candidates, "{at} is used elsewhere, so it would be computed anyway", at=inner[0])
+        same = [t for t in candidates if t.dtype is not None and t.dtype == m.root.dtype]
+        converted = "{found} is converted to {wanted} by the outer concatenation"
+        m.require(same, converted, at=candidates[0], wanted=m.root.dtype, found=candidates[0].dtype)
+        is_operand = _only_joined_further(m.program, m.root.node, dim)
+        operands, removed, is_all = self._flat(m, tensors, dim, FEW if is_operand else MOST_OPERANDS)
         few = is_all and len(operands) <= FEW
-        m.applies(few or not goes_on, "goes into a larger one whole")
-        m.require(is_all, "more than {wanted} operands", wanted=MOST_OPERANDS, found=len(operands))
-        m.require(few or len(operands) <= 4 * len(set(operands)), "the same values again and again")
-        m.cover(taken)
+        m.applies(few or not is_operand, "it is merged into a larger concatenation as a whole")
+        m.require(
+            is_all, "merged, it would have more than {wanted} operands", wanted=MOST_OPERANDS, found=len(operands)
+        )
+        m.require(few or len(operands) <= 4 * len(set(operands)), "merged, it would mostly repeat the same operands")
+        m.cover(removed)
 
     def rewrite(self, op, tensors, dim, m):
         operands, _, _ = self._flat(m, tensors, dim, MOST_OPERANDS)
@@ -65,27 +67,27 @@ class Nested(Rule, ABC):
         """The flat operands, each with whether it was stacked; the inner concatenations that disappear; and whether the
         walk is complete. It stops early where there are more than `most` of either."""
         operands: list[tuple[Node, bool]] = []
-        taken: dict[Node, None] = {}
+        removed: dict[Node, None] = {}
         work: list[Iterator[Node]] = [iter([t.node for t in tensors])]
-        while work and max(len(operands), len(taken)) <= most:
+        while work and max(len(operands), len(removed)) <= most:
             node = next(work[-1], None)
             if node is None:
                 work.pop()
                 continue
-            inside = joined_operands(m.program, node, self.inner, dim)
+            inner_operands = joined_operands(m.program, node, self.inner, dim)
             value = m.program.value(node)
-            if inside is None or value.dtype != m.root.dtype or not _only_joined_further(m.program, node, dim):
+            if inner_operands is None or value.dtype != m.root.dtype or not _only_joined_further(m.program, node, dim):
                 operands.append((node, False))
                 continue
-            taken[node] = None
+            removed[node] = None
             if self.inner == "cat":
-                work.append(iter(inside))
+                work.append(iter(inner_operands))
             else:
-                operands += [(x, True) for x in inside]
-        return operands, taken, not work
+                operands += [(x, True) for x in inner_operands]
+        return operands, removed, not work
 
 
 def _only_joined_further(program: Program, node: Node, dim: Any) -> bool:
-    """Every user is a cat along the same dim, so that nobody needs the value itself."""
+    """Every user is a cat along the same dim, so nothing needs the value itself."""
     users = list(itertools.islice(node.users, MOST_USERS + 1))
     return 0 < len(users) <= MOST_USERS and all(joined_operands(program, u, "cat", dim) is not None for u in users)

@@ -25,21 +25,21 @@ def plan(target: IndexMap) -> list[Step] | None:
     for factor, up in zip(target.factors, upward):
         if factor is not up and factor.dim is not None:  # it counts down
             offsets[factor.dim] = offsets[factor.dim] + factor.step * (factor.size - 1)
-    wanted = [f for f in upward if f is not None]
+    factors = [f for f in upward if f is not None]
     places: list[_Place] = []
     cuts: list[Step] = []
     empty = sum(not axis for axis in target.axes) - sum(is_one(n) for n in target.sizes)
     for dim in range(len(target.sizes)):
-        mine = [f for f in wanted if f.dim == dim]
-        cut = _cut(dim, target.sizes[dim], offsets[dim], mine, keep=empty > 0)
+        dim_factors = [f for f in factors if f.dim == dim]
+        cut = _cut(dim, target.sizes[dim], offsets[dim], dim_factors, keep=empty > 0)
         if cut is None:
             return None
-        if not mine and not is_one(target.sizes[dim]):
+        if not dim_factors and not is_one(target.sizes[dim]):
             empty -= 1
         cuts = [*cut.steps, *cuts]  # from the last dim to the first: a select then renumbers no dim still to be cut
         places += cut.places
-    flipped = [w for w, f in zip(wanted, target.factors) if w is not f and w.dim is not None]
-    return cuts + _arranged(target, wanted, places, flipped)
+    flipped = [w for w, f in zip(factors, target.factors) if w is not f and w.dim is not None]
+    return cuts + _arranged(target, factors, places, flipped)
 
 
 def _upward(factor: Factor) -> Factor | None:
@@ -51,7 +51,7 @@ def _upward(factor: Factor) -> Factor | None:
 
 @dataclass(eq=False)
 class _Place:
-    """A dim of the source after slicing, or one digit of such a dim in a mixed radix. It holds one factor, or a single
+    """A dim of the source after slicing, or one digit of such a dim in a mixed radix. It has one factor, or is a single
     element."""
 
     dim: int
@@ -76,8 +76,8 @@ class _Cut:
 
 
 def _cut(dim: int, size: Any, offset: Any, factors: list[Factor], keep: bool) -> _Cut | None:
-    """How the factors of one dim of the source are taken: as the whole dim, by a slice, by a select, or as digits of a
-    mixed radix."""
+    """How to read the factors of one dim of the source: as the whole dim, with a slice, with a select, or as digits of
+    a mixed radix."""
     if not factors:
         if is_one(size):
             return _Cut([], [_Place(dim, None, 1)])
@@ -139,12 +139,12 @@ def _even_digits(dim: int, size: Any, offset: Any, factors: list[Factor]) -> _Cu
     """The same for symbolic sizes: only if the factors cover the dim without gaps."""
     step: Any = 1
     ordered: list[Factor] = []
-    left = list(factors)
-    while left:
-        factor = next((f for f in left if known_equal(f.step, step)), None)
+    remaining = list(factors)
+    while remaining:
+        factor = next((f for f in remaining if known_equal(f.step, step)), None)
         if factor is None:
             return None
-        left.remove(factor)
+        remaining.remove(factor)
         ordered.insert(0, factor)
         step = step * factor.size
     if not known_equal(offset, 0) or not known_equal(step, size):
@@ -152,29 +152,29 @@ def _even_digits(dim: int, size: Any, offset: Any, factors: list[Factor]) -> _Cu
     return _Cut([], [_Place(dim, f, f.size) for f in ordered])
 
 
-def _arranged(target: IndexMap, wanted: list[Factor], places: list[_Place], flipped: list[Factor]) -> list[Step]:
+def _arranged(target: IndexMap, factors: list[Factor], places: list[_Place], flipped: list[Factor]) -> list[Step]:
     """The steps from the sliced dims of the source to the axes of the target."""
     steps: list[Step] = []
     shape = target.shape
-    order = [f for f in wanted if f.dim is not None]
-    there = [p.factor for p in places if p.factor is not None]
-    as_they_lie = len(order) == len(wanted) and all(a is b for a, b in zip(order, there, strict=True))
+    order = [f for f in factors if f.dim is not None]
+    place_factors = [p.factor for p in places if p.factor is not None]
+    in_order = len(order) == len(factors) and all(a is b for a, b in zip(order, place_factors, strict=True))
     current = _sizes_by_dim(places)
-    if as_they_lie and not flipped and not any(p.is_cut for p in places):
+    if in_order and not flipped and not any(p.is_cut for p in places):
         return _seen_as(current, shape)
     full = [p.full for p in places]
     steps += _seen_as(current, full)
     steps += [_slice(d, p.start, p.start + p.size, p.full) for d, p in enumerate(places) if p.is_cut]
-    moved = _order(target, wanted, places)
-    if moved != list(range(len(places))):
-        steps.append(("permute", {"dims": moved}))
-    places = [places[d] for d in moved]
+    permutation = _order(target, factors, places)
+    if permutation != list(range(len(places))):
+        steps.append(("permute", {"dims": permutation}))
+    places = [places[d] for d in permutation]
     if flipped:
         steps.append(("flip", {"dims": [d for d, p in enumerate(places) if any(p.factor is f for f in flipped)]}))
     current = [p.size for p in places]
-    if len(order) < len(wanted):
-        wide = [f.size for f in wanted]
-        steps += _seen_as(current, [1 if f.dim is None else f.size for f in wanted])
+    if len(order) < len(factors):
+        wide = [f.size for f in factors]
+        steps += _seen_as(current, [1 if f.dim is None else f.size for f in factors])
         steps.append(("expand", {"size": wide}))
         current = wide
     return steps + _seen_as(current, shape)
@@ -182,20 +182,20 @@ def _arranged(target: IndexMap, wanted: list[Factor], places: list[_Place], flip
 
 def _sizes_by_dim(places: Sequence[_Place]) -> list[Any]:
     """The shape after the first slices, before dims are viewed as several digits."""
-    return [product(p.full for p in mine) for _, mine in itertools.groupby(places, lambda p: p.dim)]
+    return [product(p.full for p in digits) for _, digits in itertools.groupby(places, lambda p: p.dim)]
 
 
-def _order(target: IndexMap, wanted: list[Factor], places: list[_Place]) -> list[int]:
+def _order(target: IndexMap, factors: list[Factor], places: list[_Place]) -> list[int]:
     """The permutation of the places: factors in the order of the target, single elements where the target has an axis
     without factors."""
     singles = [d for d, p in enumerate(places) if p.factor is None]
     at = {id(p.factor): d for d, p in enumerate(places) if p.factor is not None}
     order: list[int] = []
-    rest = iter(wanted)
+    remaining = iter(factors)
     for axis in target.axes:
         if not axis and singles:
             order.append(singles.pop(0))
-        for factor in (next(rest) for _ in axis):
+        for factor in (next(remaining) for _ in axis):
             if factor.dim is not None:
                 order.append(at[id(factor)])
     return order + singles
@@ -222,8 +222,8 @@ def _seen_as(current: Sequence[Any], shape: Sequence[Any]) -> list[Step]:
 def build(op: Emitter, source: Any, steps: Sequence[Step]) -> Any:
     value = source
     for name, args in steps:
-        given = {k: v for k, v in args.items() if not (name == "slice" and v is None)}
+        arguments = {k: v for k, v in args.items() if not (name == "slice" and v is None)}
         if name == "index_select":
-            given["index"] = op.constant(torch.tensor(args["index"], device=fact(source).device))
-        value = getattr(op, name)(value, **given)
+            arguments["index"] = op.constant(torch.tensor(args["index"], device=fact(source).device))
+        value = getattr(op, name)(value, **arguments)
     return value

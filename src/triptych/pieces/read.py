@@ -20,7 +20,7 @@ from .index_map import IndexMap
 TAKING = frozenset(["split", "unbind", "slice", "select"])
 """Operations that take pieces of a value."""
 SEEING = frozenset(["reshape", "permute", "squeeze", "unsqueeze", "expand"])
-"""Operations that only change how all elements of a value are viewed."""
+"""View operations whose result has all elements of the value."""
 COPYING = frozenset(["clone", "contiguous", "flip"])
 """Operations that copy all elements of a value, in the same or in another order."""
 EVERYTHING = TAKING | SEEING | COPYING
@@ -56,11 +56,10 @@ class _Link:
 def way_of(
     program: Program, node: Node, through: frozenset[str] = EVERYTHING, ends: frozenset[str] = TAKING
 ) -> Way | None:
-    """The way from a value back to the source that it is a piece of. A value that is no piece is its own source; None
-    if its shape is not known.
+    """The way from a value back to the source that it is a piece of. A value that is not a piece is its own source;
+    None if its shape is not known.
 
-    A source is always the operand of an operation in `ends`: `x.view(4, 8).chunk(2)` has pieces of the view, and not
-    of x.
+    A source is always the operand of an operation in `ends`: `x.view(4, 8).chunk(2)` has pieces of the view, not of x.
     """
     links: list[_Link] = []
     at = node
@@ -84,11 +83,11 @@ def _followed(node: Node, links: list[_Link]) -> Way | int | None:
         return len(links) - 1 if links else None
     current = IndexMap.whole(source, known_source.shape)
     for i in reversed(range(len(links))):
-        stepped = links[i].step(current)
-        made = tensor_fact(links[i].nodes[0])
-        if stepped is None or made is None or not known_equal(stepped.shape, tuple(made.shape)):
+        following = links[i].step(current)
+        result = tensor_fact(links[i].nodes[0])
+        if following is None or result is None or not known_equal(following.shape, tuple(result.shape)):
             return i
-        current = stepped
+        current = following
     nodes = tuple(n for link in links for n in link.nodes)
     return Way(current, frozenset(link.op for link in links), nodes)
 
@@ -239,18 +238,18 @@ STEPS: dict[str, Callable[[Node, Call], Step | None]] = {
 
 
 def only_used_by(nodes: Iterable[Node], *users: Node) -> list[Node]:
-    """Those of the nodes that are dead once the users are erased, and with a split also its unused pieces.
+    """The nodes that are dead once the users are erased; together with a split, its unused pieces are listed too.
 
-    A split is dead as soon as all its pieces that have users are.
+    A split is dead if each of its pieces is dead or has no users.
     """
-    gone = dict.fromkeys(users)
+    dead = dict.fromkeys(users)
     for node in sorted(set(nodes), reverse=True):
         unused = []
         for other in node.users:
             if other.target is getitem and not other.users:
                 unused.append(other)
-            elif other not in gone:
+            elif other not in dead:
                 break
         else:
-            gone |= dict.fromkeys([*unused, node])
-    return list(gone)[len(users) :]
+            dead |= dict.fromkeys([*unused, node])
+    return list(dead)[len(users) :]

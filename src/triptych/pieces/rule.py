@@ -25,7 +25,7 @@ KERNEL = 4
 """The cost of a kernel that reads and writes memory, relative to a view, which costs 1."""
 COPYING_STEPS = ("flip", "index_select")
 """Steps of a plan that always copy. A reshape copies only where no view has the shape, which its fact shows."""
-NOTHING_SAVED = "nothing is saved: the pieces are used elsewhere, or took as few operations"
+NOTHING_SAVED = "nothing is saved: the pieces are used elsewhere, or the replacement takes as many operations"
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,21 +53,21 @@ class Form:
 
 
 class PutTogether(Rule, ABC):
-    """cat(pieces of x) -> a view of x, a copy of one, or a cat of fewer operands"""
+    """cat(pieces of x) -> a view of x, a copy of a view, or a cat of fewer operands"""
 
     joins: ClassVar[tuple[str, ...]] = ("cat", "stack")
     taken: ClassVar[frozenset[str]] = TAKING
     """Operations that take a piece from its source: the way of each piece has at least one of these."""
     between: ClassVar[frozenset[str]] = frozenset()
-    """Operations that may be applied to a piece before the concatenation; the result of any other operation is no
-    piece."""
+    """Operations that may be applied to a piece before the concatenation; the result of any other operation is not
+    a piece."""
     needs: ClassVar[frozenset[str]] = frozenset()
     """If not empty, at least one of these operations must be applied to a piece."""
     alone: ClassVar[bool | None] = None
     """True: fire only where all operands together are one part of a value; False: only where there are other operands
     too; None: in both cases."""
     whole: ClassVar[bool] = False
-    """Where all operands together are one part of a value, fire only if that part is the whole value."""
+    """If all operands together are one part of a value, fire only if that part is the whole value."""
     gathers: ClassVar[bool] = False
     """Rows in arbitrary order become one `index_select`; its index is a constant of the graph."""
 
@@ -84,12 +84,15 @@ class PutTogether(Rule, ABC):
     def forms(self, m: Match, tensors: Any, dim: Any) -> list[Form]:
         """The replacements that cost less than the concatenation, cheapest first. If there are none, raises Refused
         where the operands were pieces, else NotConcerned."""
-        m.applies(isinstance(tensors, (list, tuple)) and len(tensors) > 1 and m.root.known, "nothing to put together")
+        m.applies(isinstance(tensors, (list, tuple)) and len(tensors) > 1 and m.root.known, "fewer than two operands")
         blocks = list(self._blocks(m, tensors, dim))
         pieces = [b for b in blocks if b.ways[0].nodes]
-        m.applies(len(pieces) > 1 or pieces == blocks, "no pieces")
+        m.applies(len(pieces) > 1 or pieces == blocks, "the operands are not pieces of a value")
         sources = {b.map.source for b in blocks}
-        m.applies(len(sources) < len(tensors) and (len(sources) == 1 or not self.alone), "pieces of several values")
+        m.applies(
+            len(sources) < len(tensors) and (len(sources) == 1 or not self.alone),
+            "the operands are pieces of several values",
+        )
         near = neighbours_joined(blocks, dim)
         stacked = dim if m.root.op == "stack" else None
         far = progressions_joined(near, dim)
@@ -98,22 +101,22 @@ class PutTogether(Rule, ABC):
             ways = tuple(w for b in blocks for w in b.ways)
             forms.append(_weighing(m, [Operand(ways[0].source, steps, ways)]))
         fewer = [f for f in forms if len(f.operands) < len(tensors)]
-        m.require(fewer, "the pieces are not side by side, in this order or at equal distances")
+        m.require(fewer, "the pieces are not side by side in this order, nor at equal distances")
         fitting = [f for f in fewer if f.is_one] if self.alone else fewer
-        m.require(fitting, "the pieces make up no one part of the value")
+        m.require(fitting, "the pieces together are not one part of the value")
         fitting = [f for f in fitting if not (self.whole and f.is_one) or _is_all(m, f)]
-        m.applies(fitting, "something of the value is left out")
-        m.applies(self.alone is not False or not any(f.is_one for f in fitting), "no other tensors beside")
+        m.applies(fitting, "a part of the value is left out")
+        m.applies(self.alone is not False or not any(f.is_one for f in fitting), "there are no other operands")
         better = [f for f in fitting if f.after < f.before]
         m.require(better, NOTHING_SAVED)
         return sorted(better, key=lambda f: f.after)
 
     def _blocks(self, m: Match, tensors: Sequence[Any], dim: int) -> Iterator[Block]:
         """One block for each operand; empty operands of a cat are left out."""
-        filled = [t for t in tensors if m.root.op == "stack" or not _is_empty(t, dim, m.root)]
-        for t in filled or tensors[:1]:
+        nonempty = [t for t in tensors if m.root.op == "stack" or not _is_empty(t, dim, m.root)]
+        for t in nonempty or tensors[:1]:
             way = self.way(m.program, t.node)
-            m.applies(way is not None, "an operand of unknown shape")
+            m.applies(way is not None, "the shape of an operand is not known")
             assert way is not None
             target = way.map.unsqueeze(dim) if m.root.op == "stack" else way.map
             yield Block(target, (way,))
@@ -129,7 +132,7 @@ class PutTogether(Rule, ABC):
 
 
 def _is_all(m: Match, form: Form) -> bool:
-    """Are there as many elements as the source has?"""
+    """Does the result have as many elements as the source?"""
     return known_equal(product(m.root.shape), product(form.operands[0].ways[0].map.sizes))
 
 
@@ -140,19 +143,19 @@ def _weighed(m: Match, blocks: Sequence[Block], stacked: int | None) -> Form:
 
 def _weighing(m: Match, operands: Sequence[Operand]) -> Form:
     covered = tuple(dict.fromkeys(n for o in operands for w in o.ways for n in w.nodes))
-    gone = only_used_by(covered, m.root.node)
-    before = KERNEL + len(m["tensors"]) + len(gone)
+    dead = only_used_by(covered, m.root.node)
+    before = KERNEL + len(m["tensors"]) + len(dead)
     after = sum(len(o.steps) + (KERNEL if _copies(o) else 0) for o in operands)
     after += KERNEL + len(operands) if len(operands) > 1 else 0
-    return Form(operands, tuple(dict.fromkeys((*covered, *gone))), before, after)
+    return Form(operands, tuple(dict.fromkeys((*covered, *dead))), before, after)
 
 
 def _is_empty(value: Any, dim: int, root: Any) -> bool:
     """Does the operand add no elements to a cat, and not change the dtype of its result?"""
-    known = value.tensor
-    if known is None or known.dtype != root.dtype:
+    tensor = value.tensor
+    if tensor is None or tensor.dtype != root.dtype:
         return False
-    return known_equal(known.shape[dim], 0) if known.dim() > dim else known_equal(tuple(known.shape), (0,))
+    return known_equal(tensor.shape[dim], 0) if tensor.dim() > dim else known_equal(tuple(tensor.shape), (0,))
 
 
 def _operands(block: Block, stacked: int | None, is_only: bool) -> Iterator[Operand]:
@@ -183,7 +186,7 @@ def _ways(op: Emitter, form: Form, dim: int, m: Match) -> list[Callable[[], Any]
 def _part(op: Emitter, operand: Operand) -> Any:
     value = build(op, operand.source, operand.steps)
     if _is_copy(value, operand):
-        sentence = "a part of {at} would have to be copied before it is put together with the others"
+        sentence = "a part of {at} would have to be copied before it is concatenated with the others"
         raise Refused(sentence, at=operand.source)
     return value
 

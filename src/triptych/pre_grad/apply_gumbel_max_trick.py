@@ -1,4 +1,4 @@
-"""apply_gumbel_max_trick: a sample from a softmax without the softmax."""
+"""apply_gumbel_max_trick: draws a sample from a softmax without computing the softmax."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WIDE = (torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class Draw:
-    """argmax(softmax(logits) / noise): the nodes of one sample, last first."""
+    """The nodes of one sample, argmax(softmax(logits) / noise), from last to first."""
 
     argmax: Node
     quotient: Node
@@ -37,7 +37,7 @@ class Draw:
 class GumbelMax(Rule):
     """argmax(softmax(x) / q) -> argmax(x - log(q)), q drawn from the exponential distribution; near ties may differ
 
-    A draw that asks the softmax for its shape, empty_like(softmax(x)), asks x instead.
+    If the noise takes its shape from the softmax, as in `empty_like(softmax(x))`, it takes it from x instead.
     """
 
     exact = False
@@ -52,9 +52,11 @@ class GumbelMax(Rule):
                 continue
             draw = _draw(program, node, call)
             if draw is not None:
-                asking = _asking_for_the_shape(program, draw.softmax)
-                names = (*["shape_of_logits"] * len(asking), self.name)
-                yield Match.at(program, node, names=names, dim=call.args.get("dim"), draw=draw, asking=asking)
+                shape_users = _asking_for_the_shape(program, draw.softmax)
+                names = (*["shape_of_logits"] * len(shape_users), self.name)
+                yield Match.at(
+                    program, node, names=names, dim=call.args.get("dim"), draw=draw, shape_users=shape_users
+                )
 
     def check(self, m, draw, dim):
         softmax = m.program.call(draw.softmax)
@@ -62,10 +64,10 @@ class GumbelMax(Rule):
         m.require(dim == softmax.args["dim"], other_dim, wanted=softmax.args["dim"], found=str(dim))
         _require_replaceable(m.program, draw)
 
-    def rewrite(self, op, m, draw, asking):
+    def rewrite(self, op, m, draw, shape_users):
         softmax_dtype, x = fact(draw.softmax).dtype, m.program.value(draw.logits)
         edits = []
-        for user in asking:
+        for user in shape_users:
             beside = op.at(user.node, "shape_of_logits")
             empty = _empty_like(beside, user.node, draw)
             edits.append(Replacement((user.node,), empty, beside, (user.node,)))
@@ -100,7 +102,7 @@ class GumbelMax(Rule):
 
 
 def _sample(probs: Any, keepdim: bool = True) -> Any:
-    """For examples: as sampling loops write it."""
+    """For examples: a sample in the form that is common in sampling loops."""
     q = torch.empty_like(probs).exponential_(1)
     return torch.argmax(probs / q, dim=-1, keepdim=keepdim)
 
@@ -114,14 +116,14 @@ def _written_logits(x: Any) -> Any:
 def _draw(program: Program, argmax: Node, call: Call) -> Draw | None:
     """The sample that an argmax draws; None if the argmax does not sample."""
     quotient = call.args["self"]
-    divided = program.call(quotient) if isinstance(quotient, Node) else None
-    if divided is None or divided.op != "div" or divided.mutates or divided.args.keys() != {"self", "other"}:
+    division = program.call(quotient) if isinstance(quotient, Node) else None
+    if division is None or division.op != "div" or division.mutates or division.args.keys() != {"self", "other"}:
         return None
-    softmax, noise = divided.args["self"], divided.args["other"]
-    of, drawn = (program.call(n) if isinstance(n, Node) else None for n in (softmax, noise))
-    if of is None or drawn is None or of.op != "softmax" or drawn.op not in ("exponential", "exponential_"):
+    softmax, noise = division.args["self"], division.args["other"]
+    source, random = (program.call(n) if isinstance(n, Node) else None for n in (softmax, noise))
+    if source is None or random is None or source.op != "softmax" or random.op not in ("exponential", "exponential_"):
         return None
-    return Draw(argmax, quotient, softmax, of.args["self"], noise)
+    return Draw(argmax, quotient, softmax, source.args["self"], noise)
 
 
 def _require_replaceable(program: Program, draw: Draw) -> None:
@@ -131,7 +133,7 @@ def _require_replaceable(program: Program, draw: Draw) -> None:
     if probs.dtype not in WIDE or noise.dtype != probs.dtype:
         raise Refused("{found} rounds too coarsely for the same sample", at=draw.softmax, found=probs.dtype)
     if not known_equal(probs.shape, noise.shape):
-        raise Refused("the draw is broadcast", at=draw.noise, wanted=probs.shape, found=noise.shape)
+        raise Refused("the noise is broadcast", at=draw.noise, wanted=probs.shape, found=noise.shape)
     _require_unused(draw.quotient, [draw.argmax])
     _require_unused(draw.softmax, [draw.quotient, *_asking_for_the_shape(program, draw.softmax)])
     if writer := program.aliasing.written_between([draw.logits], draw.softmax, draw.argmax):
@@ -140,9 +142,9 @@ def _require_replaceable(program: Program, draw: Draw) -> None:
         raise Refused("{at} stands between the matched nodes", at=barrier)
 
 
-def _require_unused(node: Node, beside: list[Node]) -> None:
-    if (other := next((user for user in node.users if user not in beside), None)) is not None:
-        raise Refused("{at} is used elsewhere, by {found}, and would be made all the same", at=node, found=other)
+def _require_unused(node: Node, expected: list[Node]) -> None:
+    if (other := next((user for user in node.users if user not in expected), None)) is not None:
+        raise Refused("{at} is used elsewhere, by {found}, and would be computed anyway", at=node, found=other)
 
 
 def _asking_for_the_shape(program: Program, node: Node) -> list[Node]:
@@ -161,11 +163,11 @@ def _empty_like(op: Emitter, node: Node, draw: Draw) -> Any:
 
 @dataclass(frozen=True)
 class ApplyGumbelMaxTrick(Pass):
-    """Samples from logits as they are: argmax(softmax(x) / q), q drawn from the exponential distribution, becomes
-    argmax(x - log(q)) with the same draw.
+    """Samples from logits without a softmax: `argmax(softmax(x) / q)`, with q drawn from the exponential distribution,
+    becomes `argmax(x - log(q))` with the same q.
 
-    The same sample but for near ties that round the other way, and for rows with a NaN or +inf, of which the softmax
-    is all NaN and the first element is taken: that is why it runs only if added.
+    The sample is the same, except where two elements are nearly tied and rounding decides, and in rows with NaN or
+    +inf: there the softmax is all NaN, and eager takes its first element. This is why the pass runs only if added.
     """
 
     name: ClassVar[str] = "apply_gumbel_max_trick"

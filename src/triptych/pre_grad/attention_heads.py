@@ -39,11 +39,11 @@ def _repeated_whole(q: Any, k: Any, v: Any) -> Any:
 
 @dataclass(frozen=True)
 class GroupedHeads(Rule):
-    """attention(q, repeat(k), repeat(v)) -> attention(q, k, v, enable_gqa=True), where a kernel takes heads in groups
-    (up to rounding)"""
+    """attention(q, repeat(k), repeat(v)) -> attention(q, k, v, enable_gqa=True), where a kernel supports grouped
+    heads; up to rounding"""
 
     anywhere: bool = False
-    """Rewrite also where no kernel gains by it."""
+    """Rewrite even where no kernel is faster with grouped heads."""
 
     exact = False
     mixed_dtypes = True
@@ -53,7 +53,7 @@ class GroupedHeads(Rule):
         return op.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=False)
 
     def check(self, m, q, mask):
-        m.applies(m.program.dialect != ATEN or m.program.has_composites, "the kernel is chosen already")
+        m.applies(m.program.dialect != ATEN or m.program.has_composites, "the kernel has been chosen already")
         key, value = self._repeated(m)
         m.applies(isinstance(q, Value) and q.is_tensor and q.rank == 4)
         m.applies(known_equal(key.shape[:3], value.shape[:3]))
@@ -91,11 +91,15 @@ class GroupedHeads(Rule):
 
 @dataclass(frozen=True)
 class AttentionHeads(Pass):
-    """Keys and values repeated for several heads are given to attention as they are, with `enable_gqa`, where a kernel
-    takes them so: on a GPU, in half precision, without a mask. Up to rounding."""
+    """Passes keys and values to attention with `enable_gqa` instead of repeating them for several heads. Up to
+    rounding.
+
+    The pass declines where no kernel supports grouped heads: they need a GPU, half precision, no mask, and heads that
+    are at most 256 wide and as wide in the values as in the queries.
+    """
 
     anywhere: bool = False
-    """Rewrite also where no kernel gains by it."""
+    """Rewrite even where no kernel is faster with grouped heads."""
     name: ClassVar[str] = "attention_heads"
 
     def rules(self) -> Sequence[Rule]:

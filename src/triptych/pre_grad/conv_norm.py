@@ -1,4 +1,5 @@
-"""Folds a batch norm with fixed statistics, which is a factor and a shift for each channel, into the weights before it.
+"""Folds a batch norm with fixed statistics, which is a factor and a shift for each channel, into the weights of
+the layer before it.
 
 Two passes use this: `fuse_conv_bn`, where the folded weights are computed once, and `efficient_conv_bn_eval`, where
 they are computed on every call.
@@ -40,24 +41,27 @@ def require_foldable(m: Match) -> None:
     """Requires a convolution or linear layer whose only user is a batch norm with fixed statistics."""
     y = m["y"]
     call = y.call
-    m.applies(call is not None and call.op in RANKS and not call.mutates, "no convolution before the norm")
+    m.applies(call is not None and call.op in RANKS and not call.mutates, "no convolution or linear before the norm")
     m.require(m["training"] is False and m["mean"] is not None, "the norm uses the statistics of the batch")
     m.require_no_other_user(y)
     weight = m.program.value(call.args["weight"])
     for value in (y, weight, m["var"]):
-        m.require(value.is_float, "no floating-point tensors, or nothing is known", at=value, found=value.dtype)
-    channels = "the channels of the norm are not those of the weight"
+        m.require(value.is_float, "not known to be a floating-point tensor", at=value, found=value.dtype)
+    channels = "the channels of the norm are not those of the layer"
     m.require(y.rank == RANKS[call.op], channels, at=y, wanted=f"{RANKS[call.op]} dims", found=y.rank)
     for value in operands(m):
         if isinstance(value, Value):
-            apart = "weights on several devices"
-            m.require(value.device == y.device, apart, at=value, wanted=y.device, found=value.device)
+            mixed = "the weights are on different devices"
+            m.require(value.device == y.device, mixed, at=value, wanted=y.device, found=value.device)
     size = (y.shape[1],)
     mean, var = m["mean"], m["var"]
-    m.require(known_equal(mean.shape, size), "statistics of another shape", at=mean, wanted=size, found=mean.shape)
+    m.require(
+        known_equal(mean.shape, size),
+        "the statistics are not one number per channel", at=mean, wanted=size, found=mean.shape,
+    )  # fmt: skip
     for value in (mean, var):
-        wants_gradient = value.tensor is not None and value.tensor.requires_grad
-        m.require(not wants_gradient, "the statistics want a gradient", at=value)
+        has_gradient = value.tensor is not None and value.tensor.requires_grad
+        m.require(not has_gradient, "the statistics require a gradient", at=value)
     m.cover([y.node])
 
 
@@ -111,12 +115,12 @@ def _cast(op: Emitter, value: Any, dtype: torch.dtype) -> Any:
 
 
 def stirred(*modules: nn.Module, trained: bool = False) -> nn.Sequential:
-    """Modules in a row, in eval mode, with statistics as after some training."""
+    """The modules in sequence, in eval mode, with random weights and statistics as if they had been trained."""
     generator = torch.Generator().manual_seed(0)
     model = nn.Sequential(*modules).eval().requires_grad_(trained)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_floating_point():
             with torch.no_grad():
-                drawn = torch.rand(tensor.shape, generator=generator) + 0.5
-                tensor.copy_(drawn if name.endswith("var") else drawn - 1)
+                numbers = torch.rand(tensor.shape, generator=generator) + 0.5
+                tensor.copy_(numbers if name.endswith("var") else numbers - 1)
     return model

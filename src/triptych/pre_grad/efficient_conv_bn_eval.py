@@ -20,7 +20,8 @@ LARGE = "f32[8, 3, 64, 64]"
 
 
 class AdaptWeightsToBatchNorm(Rule):
-    """norm(conv(x, w, b)) -> conv(x, w * s, (b - mean) * s + beta), s = gamma / sqrt(var + eps), up to rounding"""
+    """norm(conv(x, w, b)) -> conv(x, w * s, (b - mean) * s + beta), where s = gamma / sqrt(var + eps); up to
+    rounding"""
 
     exact = False
     mixed_dtypes = True
@@ -71,9 +72,12 @@ RULES: Sequence[Rule] = (AdaptWeightsToBatchNorm(),)
 
 @dataclass(frozen=True)
 class EfficientConvBnEval(Pass):
-    """Batch norms in eval mode go into the weights of the convolution or linear before them, written into the graph
-    and so done on every call: right in training too, with the gradients of all weights, and quicker where what comes
-    out is larger than the weights."""
+    """Folds batch norms in eval mode into the weights of the convolution or linear layer before them, on every call. Up
+    to rounding.
+
+    The folding is part of the graph. So the pass also works in training, with gradients for all weights. It declines
+    where the cost model expects no gain, which it does unless the result of the layer is larger than its weights.
+    """
 
     name: ClassVar[str] = "efficient_conv_bn_eval"
     default: ClassVar[bool] = False

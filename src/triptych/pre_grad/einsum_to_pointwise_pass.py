@@ -1,5 +1,7 @@
-"""einsum_to_pointwise_pass: writes an einsum that is no matrix product as multiplications, which fuse with the
-operations around them; a matrix product would be a separate kernel."""
+"""einsum_to_pointwise_pass: writes an einsum that is not a matrix product as multiplications.
+
+Multiplications are fused with the operations around them, while each matrix product is a separate kernel.
+"""
 
 from __future__ import annotations
 
@@ -39,19 +41,19 @@ class Equation:
 
 
 def read_equation(m: Match, equation: Any, tensors: Any) -> Equation:
-    """Parses an equation of plain indices. Equations with `...` do not concern these rules; an operand of which an
-    equation takes the diagonal is declined."""
-    m.applies(isinstance(equation, str) and "..." not in equation, "no equation of plain indices")
+    """Parses an equation of plain indices. Equations with `...` are not a match; operands whose diagonal is taken
+    are declined."""
+    m.applies(isinstance(equation, str) and "..." not in equation, "not an equation of plain indices")
     m.applies(isinstance(tensors, (list, tuple)) and all(isinstance(t, Value) and t.is_tensor for t in tensors), "")
     left, arrow, result = equation.replace(" ", "").partition("->")
     operands = tuple(left.split(","))
-    m.applies(len(operands) == len(tensors), "another number of operands")
+    m.applies(len(operands) == len(tensors), "the equation has another number of operands")
     counts = Counter("".join(operands))
     if not arrow:
         result = "".join(sorted(i for i, count in counts.items() if count == 1))
-    m.applies(all(len(o) == t.rank for o, t in zip(operands, tensors)), "another number of dims")
+    m.applies(all(len(o) == t.rank for o, t in zip(operands, tensors)), "the equation has another number of dims")
     for indices, tensor in zip(operands, tensors):
-        m.require(len(set(indices)) == len(indices), "takes a diagonal", at=tensor, found=indices)
+        m.require(len(set(indices)) == len(indices), "the einsum takes a diagonal", at=tensor, found=indices)
     sizes: dict[str, list[Any]] = {}
     for indices, tensor in zip(operands, tensors):
         for index, size in zip(indices, tensor.shape):
@@ -71,7 +73,7 @@ def multiplied(op: Emitter, einsum: Equation, tensors: Sequence[Value], wide: An
 
 def _aligned(op: Emitter, indices: str, value: Any, order: Sequence[str]) -> Any:
     alone = [d for d, index in enumerate(indices) if index not in order]
-    if alone:  # like einsum: an index that only this operand has is summed first
+    if alone:  # as einsum does, sum an index that only this operand has first
         value = op.sum(value, dim=alone)
     rest = [i for i in indices if i in order]
     dims = [rest.index(i) for i in order if i in rest]
@@ -84,15 +86,15 @@ def _aligned(op: Emitter, indices: str, value: Any, order: Sequence[str]) -> Any
 
 
 class EinsumToProduct(Rule):
-    """einsum("bi,bj->bij", a, b) -> a[:, :, None] * b[:, None, :], where nothing is summed over two operands"""
+    """einsum("bi,bj->bij", a, b) -> a[:, :, None] * b[:, None, :], where no index of both operands is summed"""
 
     def pattern(self, op, equation, tensors):
         return op.einsum(equation, tensors)
 
     def check(self, m, equation, tensors):
         einsum = read_equation(m, equation, tensors)
-        m.applies(len(tensors) <= 2, "several products, in an order of einsum's own")
-        m.require(not einsum.contracted, "two operands meet in a sum")
+        m.applies(len(tensors) <= 2, "einsum chooses the order of several products")
+        m.require(not einsum.contracted, "a shared index is summed, as in a matrix product")
 
     def rewrite(self, op, equation, tensors, m):
         return multiplied(op, read_equation(m, equation, tensors), tensors)
@@ -110,7 +112,7 @@ class EinsumToProduct(Rule):
               dynamic=True),
         fires(lambda a, b: torch.einsum("bi,bj->bij", a, b), "f32[0, 4]", "f32[0, 5]", dialects=["torch"]),
         declines(lambda a, b: torch.einsum("ij,jk->ik", a, b), "f32[2, 4]", "f32[4, 5]", dialects=["torch"],
-                 because="meet in a sum"),
+                 because="a shared index is summed"),
         declines(lambda a: torch.einsum("ii->i", a), "f32[4, 4]", dialects=["torch"], because="diagonal"),
         declines(lambda a, b: torch.einsum("...i,i->...i", a, b), "f32[2, 4]", "f32[4]", dialects=["torch"]),
         declines(lambda a, b: torch.einsum("i,j->ij", a, b), "f32[4]", "f32[5]", dialects=["aten"]),
@@ -118,7 +120,8 @@ class EinsumToProduct(Rule):
 
 
 class EinsumOverOne(Rule):
-    """einsum("bik,bkj->bij", a, b) -> a * b, where k is 1, and products of several operands; up to rounding"""
+    """einsum("bik,bkj->bij", a, b) -> a * b, where k has size 1; also products of several operands; up to
+    rounding"""
 
     exact = False
 
@@ -128,7 +131,7 @@ class EinsumOverOne(Rule):
     def check(self, m, equation, tensors):
         einsum = read_equation(m, equation, tensors)
         m.applies(len(tensors) > 2 or einsum.contracted, "nothing is contracted")
-        m.require(all(einsum.is_one(i) for i in einsum.contracted), "two operands meet in a sum")
+        m.require(all(einsum.is_one(i) for i in einsum.contracted), "a shared index is summed, as in a matrix product")
 
     def rewrite(self, op, equation, tensors, m):
         einsum = read_equation(m, equation, tensors)
@@ -142,13 +145,13 @@ class EinsumOverOne(Rule):
               dialects=["torch"]),
         fires(lambda a, b: torch.einsum("ik,jk->ij", a, b), "bf16[4, 1]", "bf16[5, 1]", dialects=["torch"]),
         declines(lambda a, b: torch.einsum("bik,bkj->bij", a, b), "f32[2, 4, 3]", "f32[2, 3, 5]", dialects=["torch"],
-                 because="meet in a sum"),
+                 because="a shared index is summed"),
         declines(lambda a, b: torch.einsum("i,j->ij", a, b), "f32[4]", "f32[5]", dialects=["torch"]),
     ]  # fmt: skip
 
 
 class EinsumToSum(Rule):
-    """einsum("bhd,bhd->bh", a, b) -> (a * b).sum(-1), a batch of single dot products; up to rounding"""
+    """einsum("bhd,bhd->bh", a, b) -> (a * b).sum(-1), for a batch of dot products; up to rounding"""
 
     exact = False
 
@@ -156,12 +159,15 @@ class EinsumToSum(Rule):
         return op.einsum(equation, tensors)
 
     def check(self, m, equation, tensors):
-        m.applies(m.program.options.codegen == "inductor", "no kernel is generated that does both at once")
+        m.applies(m.program.options.codegen == "inductor", "no code generator fuses the product with the sum")
         einsum = read_equation(m, equation, tensors)
         m.applies(len(tensors) == 2 and any(not einsum.is_one(i) for i in einsum.contracted), "nothing is contracted")
-        apart = [i for i in einsum.result if len(einsum.sizes[i]) == 1 and not einsum.is_one(i)]
-        m.require(not apart, f"rows or columns of a product: {', '.join(apart)}")
-        m.require(m.root.is_float and all(t.dtype == m.root.dtype for t in tensors), "no sums of floats")
+        free = [i for i in einsum.result if len(einsum.sizes[i]) == 1 and not einsum.is_one(i)]
+        m.require(not free, f"a matrix product, with rows or columns {', '.join(free)}")
+        m.require(
+            m.root.is_float and all(t.dtype == m.root.dtype for t in tensors),
+            "the operands are not floats of one dtype",
+        )
 
     def rewrite(self, op, equation, tensors, m):
         einsum = read_equation(m, equation, tensors)
@@ -182,7 +188,8 @@ class EinsumToSum(Rule):
                  because="rows or columns"),
         declines(lambda a, b: torch.einsum("ij,j->i", a, b), "f32[2, 4]", "f32[4]", dialects=["torch"],
                  because="rows or columns"),
-        declines(lambda a, b: torch.einsum("i,i->", a, b), "i64[8]", "i64[8]", dialects=["torch"], because="floats"),
+        declines(lambda a, b: torch.einsum("i,i->", a, b), "i64[8]", "i64[8]", dialects=["torch"],
+                 because="not floats of one dtype"),
         declines(lambda a, b: torch.einsum("i,i->", a, b), "f32[8]", "f32[8]", dialects=["torch"],
                  options={"codegen": "eager"}),
     ]  # fmt: skip
@@ -190,8 +197,12 @@ class EinsumToSum(Rule):
 
 @dataclass(frozen=True)
 class EinsumToPointwisePass(Pass):
-    """An einsum that contracts nothing, or only dims of size 1, is a multiplication; a batch of single dot products
-    is one with a sum, where kernels are generated that do both at once. Up to rounding where something is summed."""
+    """Writes an einsum that contracts nothing, or only dims of size 1, as multiplications, and a batch of dot products
+    as a multiplication and a sum.
+
+    The latter only with Inductor's code generator, which makes one kernel of the two. Other contractions are matrix
+    products and are left alone. Up to rounding, except for two operands without a contraction.
+    """
 
     name: ClassVar[str] = "einsum_to_pointwise_pass"
 

@@ -20,41 +20,47 @@ from ..rewrite.rule import Rule
 
 @dataclass(frozen=True)
 class FuseAttention(Pass):
-    """softmax(scale * Q K^T + bias) V -> scaled_dot_product_attention, whatever it is written with: before autograd,
-    so that training and inference are one problem and the choice of kernel is still open. Up to rounding.
+    """Replaces attention that is written out, softmax(scale * Q K^T + bias) V, by `scaled_dot_product_attention`. Up to
+    rounding.
 
-    Rows of which all keys are masked keep what eager gives them: NaN where -inf was filled in or added, equal weights
-    where a finite number was, with the gradients of eager. One gradient is not kept: where *different* finite numbers
-    that swallow the scores were added to the keys of one row, as -1e9 and -2e9, that of the keys; and if scores were
-    filled and scaled, or cut off below, besides, that of the queries. Where a number from -1e5 to -8e7 was added to all
-    keys of a row in float32, eager rounds its scores to the spacing of such numbers, and the backward of the kernel
-    rounds their sum as coarsely: the gradients of that row are off from eager's by about as much as eager's are off
-    from those of float64. Where a result is NaN, which of the gradients are NaN may differ if masks of several kinds
-    meet. A softmax written with logsumexp or with a bare exp is the one that rounding and overflow would have spoilt.
+    It reads the many ways in which attention is written. It runs before autograd, so that one rewrite serves training
+    and inference, and the choice of kernel is still open. A softmax written with logsumexp or with a bare exp is
+    replaced too, although the original is less accurate and may overflow.
 
-    A mask fills with -inf, with the lowest number of the dtype, or with another low number. The first two have no
-    weight beside any score. The others have, if the scores are as low: `fuse_attention.lowest_score` says how low
-    those may be that no mask covers, -1e8 by default, and a fill of twice that or less (-1e9) is a plain mask. A fill
-    above it (-1e4) keeps its exact weight: a key that is masked for all queries becomes zero and its fill is added;
-    where queries differ in their masks, each key is there twice. With `lowest_score` = -4e3 the latter is a plain
-    mask too, which is quicker; with -inf nothing is taken for granted.
+    Rows whose keys are all masked give what eager gives: NaN where -inf was filled in or added, equal weights where a
+    finite number was, and the gradients of eager, with three exceptions. First, if *different* finite numbers that
+    absorb the scores, such as -1e9 and -2e9, are added to the keys of one row, the gradient of the keys differs; if
+    the scores are also filled and scaled, or cut off from below, so does the gradient of the queries. Second, if a
+    number from -1e5 to -8e7 is added to all keys of a row in float32, eager rounds the scores to the spacing of floats
+    of that size, and the backward of the kernel rounds their sum as coarsely: the gradients of that row differ from
+    those of eager by about as much as those of eager differ from float64. Third, where a result is NaN and masks of
+    several kinds are combined, other gradients may be NaN than in eager.
 
-    Scores are taken to be finite where a mask is: by a product with zeros and ones, infinity and NaN there would be
-    NaN. Nothing divides them by zero or multiplies them by infinity. What NaN in queries or keys gives is up to the
-    kernel: that of a CPU may say zero. And what is masked after the softmax and divided by the sum of the rest is
-    masked before it: so the rest is not lost where it is too small beside what is masked. A sink beside the scores is
-    the bias of one more key, and that and its value are zero. Where NaN is set to zero after the softmax, NaN in
-    queries or keys gives zero as in eager, but the gradient of the values is NaN.
+    A mask fills scores with -inf, with the lowest number of the dtype, or with another low number. The first two have
+    no weight beside any score. Another number has weight if the scores that are not masked are as low.
+    `fuse_attention.lowest_score` is a lower bound for those, -1e8 by default, and a fill of twice the bound or less,
+    such as -1e9, is treated as a plain mask. A higher fill, such as -1e4, keeps its exact weight: if a key is masked
+    for all queries, the key is set to zero and the fill is added as a bias; if the queries have different masks, the
+    kernel gets each key twice, unchanged and as zero. With `lowest_score` = -4e3, -1e4 is a plain mask too, which is
+    faster; with -inf nothing is assumed.
 
-    Under autocast a wider bias is rounded as the kernel's operands are, each by its distance from the highest of its
-    row: so nothing is lost that has weight.
+    Scores under a mask are assumed to be finite: multiplied by a mask of zeros and ones, infinity and NaN would give
+    NaN in eager. Scores are also assumed not to be divided by zero or multiplied by infinity. What NaN in queries or
+    keys gives depends on the kernel; a kernel for CPUs may give zero. If probabilities are masked after the softmax
+    and divided by the sum of the others, the scores are masked before the softmax instead, which keeps probabilities
+    that would underflow beside the masked ones. A sink beside the scores becomes the bias of one more key; this key
+    and its value are zero. Where NaN is set to zero after the softmax, NaN in queries or keys gives zero as in eager,
+    but the gradient of the values is NaN.
+
+    Under autocast, a bias of a wider dtype is rounded to the dtype of the kernel's operands after the highest number
+    of its row is subtracted. So the numbers that have weight, which are near the highest, are hardly rounded.
     """
 
     name: ClassVar[str] = "fuse_attention"
 
     lowest_score: float = -1e8
-    """Assumed lower bound of the scores that no mask covers: a fill value of twice this number or less, such as -1e9,
-    is then certain to have no weight. For a model whose scores are known to be small, -4e3 makes -1e4 a plain mask as
+    """Assumed lower bound of the scores that are not masked: a fill value of twice this number or less, such as -1e9,
+    then has no weight. For a model whose scores are known to be small, -4e3 makes -1e4 a plain mask as
     well; -inf assumes nothing."""
 
     def rules(self) -> Sequence[Rule]:

@@ -1,4 +1,4 @@
-"""fuse_chunk_reshape_concat_pass: chunk, the same reshape of each piece, concat."""
+"""fuse_chunk_reshape_concat_pass: a split whose pieces are reshaped and concatenated."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ RULES: Sequence[Rule] = (FuseChunkReshapeConcat(),)
 
 @dataclass(frozen=True)
 class FuseChunkReshapeConcatPass(Pass):
-    """A value taken apart, each piece reshaped and all put together again is one reshape and permute of the whole."""
+    """Replaces a split, a reshape of each piece and a cat by one reshape and permute of the whole value."""
 
     name: ClassVar[str] = "fuse_chunk_reshape_concat_pass"
 

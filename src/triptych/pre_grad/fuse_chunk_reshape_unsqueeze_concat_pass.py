@@ -1,4 +1,4 @@
-"""fuse_chunk_reshape_unsqueeze_concat_pass: chunk, reshape and unsqueeze of each piece, concat."""
+"""fuse_chunk_reshape_unsqueeze_concat_pass: a split whose pieces are reshaped, unsqueezed and concatenated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FuseChunkReshapeUnsqueezeConcat(PutTogether):
     alone = True
 
     def has_needed(self, way: Way) -> bool:
-        """An unsqueeze, or a reshape that `remove_reshape_pass` has made of a reshape and an unsqueeze."""
+        """An unsqueeze, or a reshape that `remove_reshape_pass` emitted for a reshape and an unsqueeze."""
         return super().has_needed(way) or any(gives_a_dim(n) for n in way.nodes)
 
     examples = [
@@ -50,10 +50,10 @@ class FuseChunkReshapeUnsqueezeConcat(PutTogether):
 
 
 def gives_a_dim(node: Node) -> bool:
-    """Has the value more dims of size one than its only tensor operand?"""
-    made = tensor_fact(node)
-    given = [] if made is None else [t for n in node.all_input_nodes if (t := tensor_fact(n)) is not None]
-    return len(given) == 1 and made is not None and _ones(made) > _ones(given[0])
+    """Does the value have more dims of size one than its only tensor operand?"""
+    result = tensor_fact(node)
+    operands = [] if result is None else [t for n in node.all_input_nodes if (t := tensor_fact(n)) is not None]
+    return len(operands) == 1 and result is not None and _ones(result) > _ones(operands[0])
 
 
 def _ones(value: torch.Tensor) -> int:
@@ -65,8 +65,8 @@ RULES: Sequence[Rule] = (FuseChunkReshapeUnsqueezeConcat(),)
 
 @dataclass(frozen=True)
 class FuseChunkReshapeUnsqueezeConcatPass(Pass):
-    """A value taken apart, each piece reshaped and given a dim, and all put together again, is one reshape and
-    permute of the whole."""
+    """Replaces a split, a reshape and unsqueeze of each piece and a cat by one reshape and permute of the whole
+    value."""
 
     name: ClassVar[str] = "fuse_chunk_reshape_unsqueeze_concat_pass"
 

@@ -1,4 +1,4 @@
-"""fuse_chunk_squeeze_cat_pass: chunk into pieces of one, squeeze each, cat."""
+"""fuse_chunk_squeeze_cat_pass: a split into pieces of size one that are squeezed and concatenated."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FuseChunkSqueezeCat(PutTogether):
         declines(lambda x: write_between([p.squeeze(1) for p in x.chunk(3, 1)], x, torch.cat), "f32[4, 3, 2]",
                  dialects=["torch"], because="in between"),
         declines(lambda x: (lambda a, b, c, d, e: torch.cat([p.squeeze(0) for p in (a, b, e)]) + 1)(*x.chunk(5)),
-                 "f32[5, 2]", because="no one part"),
+                 "f32[5, 2]", because="not one part of the value"),
         declines(lambda x, y: torch.cat([y, *[p.squeeze(0) for p in x.chunk(3)]]), "f32[3, 2]", "f32[2]"),
         declines(lambda x: torch.cat(x.chunk(3)), "f32[6, 2]"),
     ]  # fmt: skip
@@ -49,7 +49,8 @@ RULES: Sequence[Rule] = (FuseChunkSqueezeCat(),)
 
 @dataclass(frozen=True)
 class FuseChunkSqueezeCatPass(Pass):
-    """A value taken apart into pieces of one, each squeezed and all put together again, is a reshape of the whole."""
+    """Replaces a split into pieces of size one, a squeeze of each piece and a cat by one reshape and permute of the
+    whole value."""
 
     name: ClassVar[str] = "fuse_chunk_squeeze_cat_pass"
 

@@ -32,7 +32,8 @@ class _Twice(nn.Sequential):
 
 
 class FoldBatchNorm(Rule):
-    """norm(conv(x, w, b)) -> conv(x, w * s, (b - mean) * s + beta), s = gamma / sqrt(var + eps), up to rounding"""
+    """norm(conv(x, w, b)) -> conv(x, w * s, (b - mean) * s + beta), where s = gamma / sqrt(var + eps); up to
+    rounding"""
 
     exact = False
     mixed_dtypes = True
@@ -42,13 +43,13 @@ class FoldBatchNorm(Rule):
 
     def check(self, m):
         require_foldable(m)
-        m.require(m.program.options.freeze, "weights are not promised to stay as they are: that is what freeze is for")
-        m.require(not m.program.is_training, "gradients are recorded")
-        twice = "{at} is used elsewhere too, by {found}, and would be kept twice"
+        m.require(m.program.options.freeze, "the weights are not promised to be constant: see the option freeze")
+        m.require(not m.program.is_training, "autograd records gradients")
+        twice = "{at} is used elsewhere, by {found}, so that both it and the folded weight would be stored"
         m.require_no_other_user(m["y"].call.args["weight"], m["y"].node, twice)
         nodes = [v.node for v in operands(m) if isinstance(v, Value)]
-        given = next((n for n in nodes if not m.program.computed_once(n)), None)
-        m.require(given is None, "not from weights alone, so it would be computed on every call", at=given)
+        dependent = next((n for n in nodes if not m.program.computed_once(n)), None)
+        m.require(dependent is None, "not computed from weights alone: it would be folded on every call", at=dependent)
 
     def rewrite(self, op, m):
         return fold(op, m)
@@ -80,7 +81,7 @@ class FoldBatchNorm(Rule):
                  "f32[4, 3, 3, 3]", "f32[4]", because="used elsewhere", **FROZEN),
         declines(lambda x, w, m: F.batch_norm(F.conv2d(x, w), m, m * m + 1), "f32[2, 3, 6, 6]", "f32[4, 3, 3, 3]",
                  "f32[4]", because="every call", **FROZEN),
-        declines(_Twice(), "f32[2, 4, 6, 6]", because="kept twice", **FROZEN),
+        declines(_Twice(), "f32[2, 4, 6, 6]", because="both it and the folded weight would be stored", **FROZEN),
     ])  # fmt: skip
 
 
@@ -89,8 +90,12 @@ RULES: Sequence[Rule] = (FoldBatchNorm(),)
 
 @dataclass(frozen=True)
 class FuseConvBn(Pass):
-    """Batch norms in eval mode go into the weights of the convolution or linear before them, if `freeze` promises
-    that these stay as they are: nothing of the norm is left to do on a call."""
+    """Folds batch norms in eval mode into the weights of the convolution or linear layer before them, if the option
+    `freeze` promises that the weights stay constant. Up to rounding.
+
+    The weights are folded once, so that a call computes nothing of the norm. The pass declines where autograd records
+    gradients, and where the weight is used elsewhere too.
+    """
 
     name: ClassVar[str] = "fuse_conv_bn"
 

@@ -72,8 +72,8 @@ class _Layers(torch.nn.Module):
 
     def __init__(self, inner: int, *outs: int) -> None:
         super().__init__()
-        made = [torch.nn.Linear(inner, out).requires_grad_(False) for out in outs]
-        self.layers = torch.nn.ModuleList(made)
+        layers = [torch.nn.Linear(inner, out).requires_grad_(False) for out in outs]
+        self.layers = torch.nn.ModuleList(layers)
 
     def forward(self, x: torch.Tensor) -> Any:
         return sum(layer(x).relu().sum() for layer in self.layers)
@@ -88,7 +88,7 @@ def _chained(x: Any, w: Any, v: Any) -> Any:
 class OwnPointers(Rule):
     """linear(x, w), linear(x, v) -> triptych.parallel_linear(x, [w, v]), in one launch; up to rounding
 
-    Each weight is read where it is, with a bias or without.
+    The kernel reads each weight in place. Some layers may have a bias and others none.
     """
 
     exact = False
@@ -117,8 +117,8 @@ class OwnPointers(Rule):
     def check(self, m, group):
         if self.own_pointers is not None:
             return
-        once = m.program.computed_once(*group.weights, *group.biases)
-        m.applies(not once, "the weights are joined before the first call")
+        is_constant = m.program.computed_once(*group.weights, *group.biases)
+        m.applies(not is_constant, "the weights are concatenated once, before the first call")
         x, options = group.members[0].x, m.program.options
         launched = is_launched(options, map(tensor_of, (x, *group.weights, *group.biases)))
 
@@ -167,7 +167,7 @@ class JoinedWeights(Rule):
         for run in runs_with_one_key(program, self.read, _key):
             members = run.members
             if len(members) < 2:
-                problem = Refusal("the input or a weight is written between the layers", at=run.disturbed_by)
+                problem = Refusal("a write or a region boundary separates the layers", at=run.disturbed_by)
                 yield from (Match.at(program, m.node, problem=problem) for m in members)
                 continue
             for biased in (True, False):
@@ -182,7 +182,7 @@ class JoinedWeights(Rule):
             copied = copied_pieces(program, group, [*shape[:-1], sum(group.sizes)], len(shape) - 1)
             yield group.site(program, copied=copied)
         elif members:
-            problem = "a result is used before the weights of the next layer are there"
+            problem = "a result is used before the weights of the next layer are computed"
             if len(members) < 2:
                 problem = f"no other layer over this input {'has' if biased else 'lacks'} a bias"
             yield Match.at(program, members[0].node, problem=problem)
@@ -234,7 +234,7 @@ class JoinedWeights(Rule):
         declines(lambda x, w: F.linear(x, F.linear(x, w)), "f32[16, 16]", "f32[16, 16]", dialects=["torch"],
                  because="used before"),
         declines(lambda x, w, v: (F.linear(x, w), x.add_(1), F.linear(x, v))[::2], "f32[4, 16]", "f32[8, 16]",
-                 "f32[8, 16]", dialects=["torch"], because="written between"),
+                 "f32[8, 16]", dialects=["torch"], because="a write or a region boundary separates the layers"),
         declines(lambda x, w, v: (F.linear(x, w), F.linear(x, v)), "f32[64, 16]", "f32[64, 16]", "f32[64, 16]",
                  dialects=["torch"], because="would cost"),
         declines(lambda x, w, v: (x @ w).sum() + (x @ v).sum(), "f32[4, 6, 16]", "f32[4, 16, 8]", "f32[4, 16, 8]"),
@@ -244,11 +244,13 @@ class JoinedWeights(Rule):
 
 @dataclass(frozen=True)
 class FuseParallelLinearPass(Pass):
-    """Linear layers that share one input (query, key and value; gate and up) become one: over their weights side by
-    side, where that is done once or the work hides it, or in one launch that reads each weight where it lies.
+    """Fuses linear layers that share one input, such as query, key and value or gate and up, into one. Up to rounding,
+    since one product may sum in another order than several.
 
-    Up to rounding: one product for several may sum in another order. Layers with and without bias are not joined,
-    since a bias of 0.0 would turn -0.0 into 0.0; the kernel that reads each weight for itself takes both.
+    The layers become one layer with the concatenated weights, where these are concatenated before the first call or
+    the copy costs less than is saved. Layers with and without a bias are not fused with each other, since a bias of 0.0
+    would turn -0.0 into 0.0. For few input rows on a GPU, one kernel computes all layers and reads each weight in
+    place; it takes layers with and without a bias together.
     """
 
     name: ClassVar[str] = "fuse_parallel_linear_pass"

@@ -37,7 +37,8 @@ class SplitGetitemSqueezeCat(PutTogether):
         declines(lambda x: write_between([x.split(1)[i].squeeze(0) for i in (0, 1, 4)], x, torch.cat), "f32[5, 2]",
                  dialects=["torch"], because="in between"),
         declines(lambda x, y: torch.cat([y, *[x.split(1)[i].squeeze(0) for i in (0, 1, 4)]]), "f32[5, 2]", "f32[2]"),
-        declines(lambda x: torch.cat([x.split([1, 2, 3, 1])[i] for i in (0, 2, 3)]), "f32[7]", because="no one part"),
+        declines(lambda x: torch.cat([x.split([1, 2, 3, 1])[i] for i in (0, 2, 3)]), "f32[7]",
+                 because="not one part of the value"),
     ]  # fmt: skip
 
 
@@ -46,7 +47,7 @@ RULES: Sequence[Rule] = (SplitGetitemSqueezeCat(),)
 
 @dataclass(frozen=True)
 class FuseSplitGetitemSqueezeCat(Pass):
-    """Some of the rows of a value, put together in any order, are one gather."""
+    """Replaces a concatenation of some rows of a value, in any order, by one gather."""
 
     name: ClassVar[str] = "fuse_split_getitem_squeeze_cat"
     default: ClassVar[bool] = False

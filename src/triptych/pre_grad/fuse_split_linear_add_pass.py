@@ -63,15 +63,15 @@ class _Sum:
 
     def nodes(self, root: Node) -> list[Node]:
         inner = [n for member, piece in self.layers for n in (*member.inner, *piece.nodes)]
-        gone = [*self.adds, *(m.node for m in self.members)]
-        return [n for n in (*gone, *only_used_by(inner, *gone)) if n is not root]
+        users = [*self.adds, *(m.node for m in self.members)]
+        return [n for n in (*users, *only_used_by(inner, *users)) if n is not root]
 
 
 TWO = ("f32[512, 16]", "f32[4, 8]", "f32[4, 8]")
 
 
 class FuseSplitLinearAdd(Rule):
-    """linear(x_1, W_1, b_1) + linear(x_2, W_2, b_2) + ... -> linear(x, cat(W_i, 1), b_1 + b_2 + ...), up to rounding
+    """linear(x_1, W_1, b_1) + linear(x_2, W_2, b_2) + ... -> linear(x, cat(W_i, 1), b_1 + b_2 + ...); up to rounding
 
     The x_i are all pieces of x along its last dim, each of them once, in any order.
     """
@@ -84,13 +84,13 @@ class FuseSplitLinearAdd(Rule):
 
     def check(self, m):
         terms = _terms(m.program, m.root.node)
-        known = [_continues(m.program, t, m.root.node) or _layer(m.program, t, m.root.node) for t in terms]
-        m.applies(all(known), "the layers of this sum, if any, are those of a smaller one")
+        readings = [_continues(m.program, t, m.root.node) or _layer(m.program, t, m.root.node) for t in terms]
+        m.applies(all(readings), "not all terms are layers or sums; a smaller sum may match")
         total = _sum_at(m)
         m.require(total.whole, "the layers are not over all pieces of {at}, once each", at=total.source)
         first = total.members[0]
-        unlike = next((member.weight for member in total.members if member.turned != first.turned), None)
-        m.require(unlike is None, "weights lie in different ways", at=unlike)
+        odd = next((member.weight for member in total.members if member.turned != first.turned), None)
+        m.require(odd is None, "the weights are stored in different orientations", at=odd)
         m.cover(total.nodes(m.root.node))
         device = tensor_of(m.root.node).device
         require_gain(m, device, lambda model: _costs(model, m.program, m.root.node, total))
@@ -152,12 +152,12 @@ LARGEST_SUM = 64
 def _sum_at(m: Match) -> _Sum:
     total = _read_sum(m.program, m.root.node)
     if total is None:
-        raise NotConcerned("no sum of linear layers over pieces of one value")
+        raise NotConcerned("not a sum of linear layers over pieces of one value")
     return total
 
 
 def _read_sum(program: Program, root: Node) -> _Sum | None:
-    """A sum with at least two layers over pieces of one value, read through additions that nobody else uses."""
+    """A sum with at least two layers over pieces of one value, read through additions that nothing else uses."""
     adds, leaves = [root], []
     for add in adds:  # the list grows during the loop
         for term in _terms(program, add):
@@ -255,8 +255,12 @@ def _write_between(first: Any, x: Any, piece: Any, weight: Any) -> Any:
 
 @dataclass(frozen=True)
 class FuseSplitLinearAddPass(Pass):
-    """A sum of linear layers over the pieces of one value is one layer over the value, with the weights side by
-    side: one product, and the sums it makes anyway. Up to rounding."""
+    """Replaces a sum of linear layers over the pieces of one value by one layer over the whole value, with the weights
+    concatenated. Up to rounding.
+
+    One product does the work of several and of the additions. The pass declines unless the pieces cover the value,
+    each element once.
+    """
 
     name: ClassVar[str] = "fuse_split_linear_add_pass"
 

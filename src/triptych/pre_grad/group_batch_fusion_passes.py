@@ -64,7 +64,7 @@ class BatchRule(Rule, ABC):
     """
 
     min_group: int = 4
-    """Fewer like operations than this stay as they are."""
+    """The smallest number of equal operations that are batched."""
     always: bool = False
     """Rewrite without asking the cost model."""
 
@@ -79,24 +79,24 @@ class BatchRule(Rule, ABC):
         nodes = list(program.graph.nodes)
         plan = self._plan(program, nodes)
         planned = [] if plan is None else [self._chain(program, plan, groups) for groups in chains(_sensible(plan))]
-        worth = [chain for chain in planned if chain.decision is None or chain.decision.pays]
+        profitable = [chain for chain in planned if chain.decision is None or chain.decision.pays]
         for chain in planned:
-            if chain not in worth:
+            if chain not in profitable:
                 yield self._site(program, chain)
-        if plan is None or not worth:
+        if plan is None or not profitable:
             return
-        chosen = {group for chain in worth for group in chain.groups}
-        plan.place = {node: place for node, place in plan.place.items() if place[0] in chosen}
-        first, rank = worth[0].groups[0].nodes[0], {node: i for i, node in enumerate(nodes)}
+        profitable_groups = {group for chain in profitable for group in chain.groups}
+        plan.place = {node: place for node, place in plan.place.items() if place[0] in profitable_groups}
+        first, rank = profitable[0].groups[0].nodes[0], {node: i for i, node in enumerate(nodes)}
         yield Match.at(program, first, names=(), order=plan.order)
-        now: dict[Node, Node] = {}  # the replacements of members of the chains built so far
-        for chain in worth:
+        replacements: dict[Node, Node] = {}  # the replacements of members of the chains built so far
+        for chain in profitable:
             for group in chain.groups:
-                group.members = [m.on(now) for m in group.members]
+                group.members = [m.on(replacements) for m in group.members]
             yield self._site(program, chain)
             if chain.is_built:
                 for edit, group in zip(chain.edits, chain.groups):
-                    now.update(zip(edit.olds, (v.node for v in edit.new)))
+                    replacements.update(zip(edit.olds, (v.node for v in edit.new)))
                     place = max(rank[n] for n in group.nodes)
                     rank.update((n, place) for n in edit.op.made)
         before = predecessors(program, list(program.graph.nodes), _may_draw_otherwise(program))
@@ -133,14 +133,14 @@ class BatchRule(Rule, ABC):
             return Arrange(m.bindings["order"])
         builder = Builder(m.program, chain.plan)
         batched = {node for group in chain.groups for node in group.nodes}
-        singly = taken_out(chain.plan, chain.groups)
+        read_alone = taken_out(chain.plan, chain.groups)
         chain.edits.clear()
         for group, name in zip(chain.groups, chain.names):
             at = op.at(group.nodes[0], name)
             builder.build(at, group)
-            wanted = tuple(n for n in group.nodes if n in singly or any(u not in batched for u in n.users))
-            members = builder.members(at, group, wanted)
-            chain.edits.append(Replacement(wanted, members, at, tuple(group.nodes), self))
+            singles = tuple(n for n in group.nodes if n in read_alone or any(u not in batched for u in n.users))
+            members = builder.members(at, group, singles)
+            chain.edits.append(Replacement(singles, members, at, tuple(group.nodes), self))
         return ReplaceAll(chain.edits)
 
 
@@ -148,11 +148,11 @@ def _decision(program: Program, plan: Plan, groups: Sequence[Group]) -> Decision
     device = tensor_of(groups[0].nodes[0]).device
 
     def costs(model: DeviceModel) -> tuple[float, float]:
-        before, after, moved = estimate(model, program, plan, groups)
-        return before, after + moved
+        before, after, copying = estimate(model, program, plan, groups)
+        return before, after + copying
 
-    *_, moved = estimate(device_model(device), program, plan, groups)
-    return decision(device, costs, program.options.tune, sure=not moved)
+    *_, copying = estimate(device_model(device), program, plan, groups)
+    return decision(device, costs, program.options.tune, sure=not copying)
 
 
 def _name(program: Program, group: Group) -> str:
@@ -168,8 +168,8 @@ def _may_draw_otherwise(program: Program) -> bool:
 
 @dataclass(frozen=True)
 class BatchOperations(BatchRule):
-    """f(x_0), f(x_1), ... -> f(stack(x_0, x_1, ...)), and on with the stack, for linears, products, norms, pointwise
-    operations and views; up to rounding"""
+    """f(x_0), f(x_1), ... -> f(stack(x_0, x_1, ...)), for linears, products, norms, pointwise operations and views;
+    chains stay stacked; up to rounding"""
 
     def counts_as(self, name: str) -> bool:
         of_the_last_stage = name.startswith("batch_aten") or name.endswith("_post_grad")
@@ -193,15 +193,18 @@ class GroupLinears(BatchRule):
 
 @dataclass(frozen=True)
 class GroupBatchFusionPasses(Pass):
-    """Many small like operations become one; a chain of them stays stacked from one to the next, and a member is
-    taken out only for a user that is not batched itself. Up to rounding: one GEMM adds in another order than many.
+    """Batches many small operations of one kind and shape into one operation. Up to rounding, since one GEMM may sum in
+    another order than many.
+
+    Chains of batched operations stay stacked from one operation to the next, and a member is sliced out only for a
+    user that is not batched itself. The pass declines chains for which the cost model expects no gain.
     """
 
     name: ClassVar[str] = "group_batch_fusion_passes"
     min_group: int = 4
-    """Fewer like operations than this stay as they are."""
+    """The smallest number of equal operations that are batched."""
     group_linear: bool | None = None
-    """Linears of different sizes in one launch: always, never, or (None) on a GPU where it pays."""
+    """Compute linears of different sizes in one launch: always, never, or (None) on a GPU where it pays."""
 
     def rules(self) -> Sequence[Rule]:
         batched = BatchOperations(self.min_group)
@@ -235,23 +238,23 @@ def kernel_runs(program: Program) -> bool:
 def _sensible(plan: Plan) -> list[Group]:
     """The groups that are worth batching: their members have different operands, and they continue another group or may
     begin a chain. Views are dropped unless all their users are batched."""
-    kept = {g for g in plan.groups if len({(m.data, m.weights) for m in g.members}) > 1}
+    worth = {g for g in plan.groups if len({(m.data, m.weights) for m in g.members}) > 1}
     before = 0
-    while before != len(kept):  # dropping a group may make the groups after and before it useless
-        before = len(kept)
+    while before != len(worth):  # dropping a group may make the groups after and before it useless
+        before = len(worth)
         for group in plan.groups:
-            group.feeds &= kept
+            group.feeds &= worth
             if not group.feeds and not _may_begin(group):
-                kept.discard(group)
+                worth.discard(group)
         needed: set[Node] = set()
         for group in reversed(plan.groups):
             # a view with a user that is not batched costs nothing as a view of the single member
-            if group in kept and not group.recipe.leads and any(u not in needed for n in group.nodes for u in n.users):
-                kept.discard(group)
-            if group in kept:
+            if group in worth and not group.recipe.leads and any(u not in needed for n in group.nodes for u in n.users):
+                worth.discard(group)
+            if group in worth:
                 needed.update(group.nodes)
-    plan.place = {node: place for node, place in plan.place.items() if place[0] in kept}
-    return [group for group in plan.groups if group in kept]
+    plan.place = {node: place for node, place in plan.place.items() if place[0] in worth}
+    return [group for group in plan.groups if group in worth]
 
 
 def _may_begin(group: Group) -> bool:

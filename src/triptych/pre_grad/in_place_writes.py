@@ -1,4 +1,4 @@
-"""Turns in-place writes that nobody else sees into new values."""
+"""Replaces in-place writes that nothing else can see by out-of-place operations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def _written_twice(x: Any) -> Any:
 
 
 class TakeResults(Rule):
-    """x.add_(1); x.mul_(2) -> x.add_(1).mul_(2), where x is new memory: each write has few users of its own"""
+    """x.add_(1); x.mul_(2) -> x.add_(1).mul_(2), where x is new memory
+
+    Later users of x read the result of the last write before them instead. So each result has few users.
+    """
 
     def sites(self, program: Program) -> Iterator[Match]:
         for node in torch_level_nodes(program):
@@ -85,7 +88,8 @@ def _write_a_view(x: Any) -> Any:
 
 
 class OutOfPlace(Rule):
-    """x.relu_() -> relu(x), x[mask] = 0 -> masked_fill(x, mask, 0), x[:] = y -> y, where nobody else sees x"""
+    """x.relu_() -> relu(x), x[mask] = 0 -> masked_fill(x, mask, 0), x[:] = y -> y, where nothing else can see
+    the memory of x"""
 
     def sites(self, program: Program) -> Iterator[Match]:
         for node in torch_level_nodes(program):
@@ -105,7 +109,7 @@ class OutOfPlace(Rule):
         except Refused:
             raise
         except Exception as error:
-            raise Refused(f"has no form that makes a new value: {error}") from error
+            raise Refused(f"the operation has no out-of-place form: {error}") from error
         return edits.WriteToNewMemory(m.root.node, value)
 
     examples = [

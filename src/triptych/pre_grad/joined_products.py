@@ -32,7 +32,7 @@ class Product:
     weight: Node
     bias: Node | None
     turned: bool = False
-    """The weight is stored as (in, out)."""
+    """The weight is transposed: its shape is (in, out)."""
     inner: tuple[Node, ...] = ()
     """Nodes, such as the transpose of the weight, that are dead once the product is replaced."""
 
@@ -42,9 +42,9 @@ class Product:
 
     @property
     def wants_gradient(self) -> bool:
-        """Does it need a gradient? A frozen layer joined with a trained one would need one too."""
-        known = [tensor_fact(n) for n in self.operands]
-        return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in known)
+        """Does it need a gradient? A frozen layer that is joined with a trained one would then need one too."""
+        facts = [tensor_fact(n) for n in self.operands]
+        return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in facts)
 
     @property
     def operands(self) -> list[Node]:
@@ -112,11 +112,11 @@ class ProductGroup:
 
     def covered(self) -> list[Node]:
         """Inner nodes that only the members use."""
-        gone = set(self.nodes)
+        dead = set(self.nodes)
         for node in sorted({n for m in self.members for n in m.inner}, reverse=True):
-            if all(user in gone for user in node.users):
-                gone.add(node)
-        return [n for n in gone if n not in self.nodes]
+            if all(user in dead for user in node.users):
+                dead.add(node)
+        return [n for n in dead if n not in self.nodes]
 
     def site(self, program: Program, **plan: Any) -> Match:
         """The site at which a rule replaces the members; `plan` is what else its `rewrite` needs."""
@@ -165,16 +165,16 @@ def undisturbed(program: Program, members: Sequence[Product]) -> list[Run]:
     memory: set[Node] = set()
     """The memory that the members of the last run read."""
     for member in members:
-        own = {aliasing.memory(n) for n in member.operands}
+        read = {aliasing.memory(n) for n in member.operands}
         disturber = _disturber(program, runs[-1].members, member, memory) if runs else None
         if runs and disturber is None:
             runs[-1].members.append(member)
-            memory |= own
+            memory |= read
             continue
         if len(runs) == 1:
             runs[0].disturbed_by = disturber
         runs.append(Run([member], disturber))
-        memory = own
+        memory = read
     return runs
 
 
@@ -240,16 +240,16 @@ def joining_cost(model: DeviceModel, program: Program, group: ProductGroup) -> f
 def product_cost(model: DeviceModel, x: Node, outs: Iterable[Any], training: bool = False) -> float:
     """Seconds for the products of x (..., k) with weights of these sizes, one after the other; in training, with their
     gradients."""
-    known = tensor_of(x)
-    m, k = elements(known.shape[:-1]), size_hint(known.shape[-1])
+    input_fact = tensor_of(x)
+    m, k = elements(input_fact.shape[:-1]), size_hint(input_fact.shape[-1])
     cost, count = 0.0, 0
     for out in outs:
         n, count = size_hint(out), count + 1
-        cost += model.gemm(m, n, k, known.dtype)
+        cost += model.gemm(m, n, k, input_fact.dtype)
         if training:  # of the input, and of the weight
-            cost += model.gemm(m, k, n, known.dtype) + model.gemm(n, k, m, known.dtype)
+            cost += model.gemm(m, k, n, input_fact.dtype) + model.gemm(n, k, m, input_fact.dtype)
     if training:  # the gradients of the input are added up
-        cost += (count - 1) * model.copy(3 * m * k * known.dtype.itemsize)
+        cost += (count - 1) * model.copy(3 * m * k * input_fact.dtype.itemsize)
     return cost
 
 

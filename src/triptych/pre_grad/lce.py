@@ -46,21 +46,21 @@ EPILOGUES = ("relu", "sigmoid", "tanh", "gelu", "silu")
 
 def layer(op: Any, x: Any, w: Any, **bias: Any) -> Any:
     """Pattern of such a layer before the final transpose: a linear, or a product with or without a sum."""
-    turned = op.permute(x, TURNED)
-    product = op.matmul(turned, op.permute(w, [1, 0]))
+    transposed = op.permute(x, TURNED)
+    product = op.matmul(transposed, op.permute(w, [1, 0]))
     added = [op.add(product, bias["bias"])] if bias else []
-    return op.any_of(op.linear(turned, w, **bias), *added, product)
+    return op.any_of(op.linear(transposed, w, **bias), *added, product)
 
 
 def check_kernel(m: Match, x: Value, w: Value, b: Value | None = None) -> None:
-    m.applies(x.rank == 3 and w.rank == 2, "no layer over features")
-    m.applies(b is None or isinstance(b, Value) and b.rank == 1, "no bias of features")
+    m.applies(x.rank == 3 and w.rank == 2, "not a linear layer over the feature axis")
+    m.applies(b is None or isinstance(b, Value) and b.rank == 1, "the bias is not a vector")
     inside = [n for n in m.nodes if n is not m.root.node and not _is_view_of_operand(m, n)]
     used, user = next(((n, user) for n in inside for user in n.users if user not in m.nodes), (None, None))
     m.require(used is None, "{at} is used outside the pattern, by {found}", at=used, found=user)
     m.require(
         x.is_float and x.dtype == w.dtype == m.root.dtype,
-        "computes in {found}, of {wanted}", at=x, wanted=x.dtype, found=m.root.dtype,
+        "the layer computes in {found}, but x is {wanted}", at=x, wanted=x.dtype, found=m.root.dtype,
     )  # fmt: skip
 
 
@@ -77,7 +77,7 @@ def lies_turned(m: Match) -> bool:
 
 
 class SimpleLce(Rule):
-    """linear(x.transpose(1, 2), W).transpose(1, 2) -> triptych.lce(x, W), no copy of x; up to rounding"""
+    """linear(x.transpose(1, 2), W).transpose(1, 2) -> triptych.lce(x, W), without a copy of x; up to rounding"""
 
     exact = False
     interior_may_be_used = True
@@ -129,9 +129,9 @@ class NormalLce(Rule):
     def check(self, m, x, w, b):
         check_kernel(m, x, w, b)
         epilogue = _epilogue(m)
-        m.applies(b is not None or epilogue != "none", "neither bias nor epilogue")
-        taken_up = epilogue == "none" and [u for u in m.root.users if u.op in EPILOGUES and len(m.root.users) == 1]
-        m.applies(not taken_up, "the epilogue comes along")
+        m.applies(b is not None or epilogue != "none", "there is neither a bias nor an epilogue")
+        later = epilogue == "none" and [u for u in m.root.users if u.op in EPILOGUES and len(m.root.users) == 1]
+        m.applies(not later, "it is matched together with its epilogue")
 
     def rewrite(self, op, x, w, b, m):
         return op.call(torch.ops.triptych.lce.default, x, w, b, _epilogue(m), lies_turned(m))
@@ -185,13 +185,13 @@ class MatmulLce(Rule):
         check_kernel(m, x, w, b)
 
     def rewrite(self, op, x, w, b, m):
-        def as_it_lay() -> Value:
+        def with_old_strides() -> Value:
             if size_hint(w.shape[0]) >= size_hint(w.shape[1]):
-                sentence = "somebody sees how the result lies, and to copy it is more than to copy x"
+                sentence = "the strides of the result are visible, and to copy it costs more than copying x"
                 raise Refused(sentence, at=w, wanted=f"fewer rows than {w.shape[1]}", found=w.shape[0])
             return copied_as(op, product(op, x, w, b), m.root.tensor)
 
-        return FirstOf(lambda: product(op, x, w, b), as_it_lay)
+        return FirstOf(lambda: product(op, x, w, b), with_old_strides)
 
     examples = [
         fires(lambda x, w, b: F.linear(x.transpose(1, 2), w, b).transpose(1, 2).sum(1), *NORMAL, dialects=["torch"]),
@@ -205,7 +205,7 @@ class MatmulLce(Rule):
         fires(lambda x, w: F.linear(x.transpose(1, 2), w).transpose(1, 2).relu(), *SIMPLE, dialects=["torch"],
               dynamic=True),
         declines(lambda x, w: F.linear(x.mT, w).mT, "f32[2, 8, 5]", "f32[8, 8]", dialects=["torch"],
-                 because="more than to copy x"),
+                 because="costs more than copying x"),
         declines(lambda x, w: F.linear(x, w).mT.sum(1), "f32[2, 8, 8]", "f32[3, 8]", dialects=["torch"]),
     ]  # fmt: skip
 
@@ -213,15 +213,15 @@ class MatmulLce(Rule):
 def product(op: Emitter, x: Any, w: Any, b: Any) -> Any:
     """W x + b for every batch element. The weight is expanded over the batch, unless it needs a gradient: then torch
     chooses the form of the product, in which the weight's gradient is computed as one sum."""
-    known = op.program.value(getattr(w, "node", w))
-    free = not op.program.is_training or not tensor_of(known.node).requires_grad
-    y = op.matmul(each_batch(op, known, tensor_of(getattr(x, "node", x)).shape[0]) if free else known, x)
+    weight = op.program.value(getattr(w, "node", w))
+    may_expand = not op.program.is_training or not tensor_of(weight.node).requires_grad
+    y = op.matmul(each_batch(op, weight, tensor_of(getattr(x, "node", x)).shape[0]) if may_expand else weight, x)
     return y if b is None else op.add(y, op.unsqueeze(b, 1))
 
 
 @dataclass(frozen=True)
 class UseTritonLceReplaceSimpleLCE(Pass):
-    """A linear layer over the feature axis, without bias, is a Triton kernel that reads x where it lies instead of a
+    """Replaces a linear layer over the feature axis, without a bias, by a Triton kernel that reads x in place and not a
     transposed copy. Up to rounding."""
 
     name: ClassVar[str] = "use_triton_lce_replace_simple_LCE"
@@ -233,8 +233,8 @@ class UseTritonLceReplaceSimpleLCE(Pass):
 
 @dataclass(frozen=True)
 class UseTritonLceReplaceNormalLCE(Pass):
-    """A linear layer over the feature axis, with a bias or a pointwise operation after it, is a Triton kernel that
-    reads x where it lies and applies both before it writes. Up to rounding."""
+    """Replaces a linear layer over the feature axis, with a bias or a pointwise operation after it, by a Triton kernel
+    that reads x in place and applies both before it writes the result. Up to rounding."""
 
     name: ClassVar[str] = "use_triton_lce_replace_normal_LCE"
     default: ClassVar[bool] = False
@@ -245,8 +245,12 @@ class UseTritonLceReplaceNormalLCE(Pass):
 
 @dataclass(frozen=True)
 class UseMatmulLceReplaceNormalLCE(Pass):
-    """A linear layer over the feature axis is a product with the weight on the left: no transposes, no copies, no
-    kernel of our own. Up to rounding."""
+    """Replaces a linear layer over the feature axis by a product with the weight on the left, without transposes and
+    without a custom kernel. Up to rounding.
+
+    Where the strides of the layer's result are visible, the product is copied to these strides, if it is smaller than
+    x; otherwise the pass declines.
+    """
 
     name: ClassVar[str] = "use_matmul_lce_replace_normal_LCE"
     default: ClassVar[bool] = False
@@ -277,7 +281,7 @@ class FusedLce(Rule):
                 copied = copied_pieces(program, group, [batch, sum(group.sizes), places], 1)
                 yield group.site(program, copied=copied)
             elif members:
-                problem = "something is written or used between the layers"
+                problem = "an operand is written, or a result is used, between the layers"
                 yield Match.at(program, members[0].node, problem=Refusal(problem, at=run.disturbed_by))
 
     def check(self, m, group, copied):
@@ -333,20 +337,20 @@ def _member(program: Program, node: Node) -> Product | None:
     call = program.call(inner)
     if call is None or call.op != "linear":
         return None
-    there = program.call(call.args["input"])
-    if there is None or there.op != "permute" or list(there.args["dims"]) != TURNED:
+    transpose = program.call(call.args["input"])
+    if transpose is None or transpose.op != "permute" or list(transpose.args["dims"]) != TURNED:
         return None
     weight = tensor_fact(call.args["weight"])
     if weight is None or weight.dim() != 2 or not is_static(weight.shape):
         return None
     inside = (inner, call.args["input"])
-    return Product(node, there.args["self"], call.args["weight"], call.args.get("bias"), inner=inside)
+    return Product(node, transpose.args["self"], call.args["weight"], call.args.get("bias"), inner=inside)
 
 
 @dataclass(frozen=True)
 class UseMatmulFuseLceReplaceFirstLCE(Pass):
-    """Several linear layers over the feature axis of one x are one product with the weights one below the other,
-    taken apart along the features. Up to rounding."""
+    """Replaces several linear layers over the feature axis of one x by one product with the concatenated weights, whose
+    result is split along the features. Up to rounding."""
 
     name: ClassVar[str] = "use_matmul_fuse_lce_replace_first_LCE"
     default: ClassVar[bool] = False

@@ -93,7 +93,7 @@ def as_copy(op: Emitter, call: Call) -> Value:
     target, value = Value(op.program, call.args["self"]), Value(op.program, call.args["value"])
     if not value.is_tensor or value.device != target.device:
         at = value.node if isinstance(value.node, Node) else None
-        raise Refused("what is written is no tensor of the same device", at=at, wanted=target.device)
+        raise Refused("the assigned value is not a tensor on the same device", at=at, wanted=target.device)
     value = value if value.dtype == target.dtype else op.to(value, dtype=target.dtype)
     value = value if known_equal(value.shape, target.shape) else op.expand(value, target.shape)
     return copied_as(op, value, target.tensor)  # type: ignore[arg-type]
@@ -103,17 +103,19 @@ def as_masked_fill(op: Emitter, call: Call, place: int, mask: Node) -> Value:
     """masked_fill(x, mask, number), with the mask's axes at the position that the mask has in the index"""
     program = op.program
     target, where, value = Value(program, call.args["self"]), Value(program, mask), _filled(call)
-    behind = target.rank - place - where.rank
-    if place < 0 or behind < 0 or not known_equal(where.shape, target.shape[place : place + where.rank]):
-        sentence = "a mask of another shape than what it indexes"
+    trailing = target.rank - place - where.rank
+    if place < 0 or trailing < 0 or not known_equal(where.shape, target.shape[place : place + where.rank]):
+        sentence = "the mask has another shape than the dims that it indexes"
         raise Refused(sentence, at=mask, wanted=target.shape, found=where.shape)
-    made = tensor_fact(value)
-    if made is not None and made.dim() != 0:
-        raise Refused("more than one number is written", at=value, found=made.shape)
-    if made is not None and made.dtype != target.dtype:
-        raise Refused("{found} is written to {wanted}", at=value, wanted=target.dtype, found=made.dtype)
-    if behind:
-        where = op.reshape(where, [*where.shape, *[1] * behind])
+    number = tensor_fact(value)
+    if number is not None and number.dim() != 0:
+        raise Refused("more than one number is written", at=value, found=number.shape)
+    if number is not None and number.dtype != target.dtype:
+        raise Refused(
+            "a {found} number is assigned to a {wanted} tensor", at=value, wanted=target.dtype, found=number.dtype
+        )
+    if trailing:
+        where = op.reshape(where, [*where.shape, *[1] * trailing])
     return op.masked_fill(target, where, value)
 
 
@@ -121,4 +123,4 @@ def _filled(call: Call) -> Any:
     value = call.args["value" if call.op == "setitem" else "values"]
     if isinstance(value, (bool, int, float)) or isinstance(value, Node):
         return value
-    raise Refused("what is written is not a number")
+    raise Refused("the assigned value is not a number")

@@ -78,7 +78,7 @@ class CatHeldByAnother(Rule):
 
     def check(self, m):
         leaves = m.program.aliasing.is_output(m.root.node)
-        part = "the value leaves the graph, and would be a part of a larger one, {found}"
+        part = "the value leaves the graph, and would share memory with {found}"
         m.require(not leaves, part, found=m.bindings["other"])
 
     def rewrite(self, op, other, dim, part):
@@ -118,7 +118,7 @@ def _write_between_cats(a: Any, b: Any) -> Any:
 def _holders(
     program: Program, node: Node, operands: Sequence[Any], dim: Any
 ) -> Iterator[tuple[Node, slice | None]]:
-    """Cats in which these operands are adjacent, each with the slice that the operands are of it; None: all of it."""
+    """Cats in which these operands are adjacent, each with the slice of it that they make up; None for all of it."""
     for user in list(itertools.islice(operands[0].users, MOST_USERS)):
         outer = joined_operands(program, user, "cat", dim) if user is not node else None
         if outer is None or (outer == operands and not user < node):
@@ -132,8 +132,8 @@ def _holders(
 
 def _length(tensors: Sequence[Any], dim: Any) -> Any:
     """The total size of tensors along a dim; legacy empty vectors, which `cat` skips, count as 0."""
-    known = [tensor_fact(t) for t in tensors]
-    return sum(t.shape[dim] for t in known if t is not None and t.dim() > dim)
+    facts = [tensor_fact(t) for t in tensors]
+    return sum(t.shape[dim] for t in facts if t is not None and t.dim() > dim)
 
 
 RULES: Sequence[Rule] = (CatOfCat(), CatHeldByAnother())
@@ -141,7 +141,8 @@ RULES: Sequence[Rule] = (CatOfCat(), CatHeldByAnother())
 
 @dataclass(frozen=True)
 class MergeConcatsPass(Pass):
-    """Makes one cat of a cat of cats, and a slice of a cat whose operands another one holds side by side."""
+    """Flattens nested concatenations, and replaces a concatenation whose operands are adjacent in another one by a
+    slice of that one."""
 
     name: ClassVar[str] = "merge_concats_pass"
 

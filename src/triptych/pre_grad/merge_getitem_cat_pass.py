@@ -1,4 +1,4 @@
-"""merge_getitem_cat_pass: neighbouring pieces of a split in a cat."""
+"""merge_getitem_cat_pass: replaces neighbouring pieces of a split in a cat by one slice."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RULES: Sequence[Rule] = (MergeGetitemCat(),)
 
 @dataclass(frozen=True)
 class MergeGetitemCatPass(Pass):
-    """Neighbouring pieces of a split that go into a cat together are one piece."""
+    """Replaces neighbouring pieces of a split in a concatenation by one slice."""
 
     name: ClassVar[str] = "merge_getitem_cat_pass"
 

@@ -47,7 +47,7 @@ def _elements(split: Node) -> Iterator[tuple[Any, list[Node]]]:
 
 
 def _is_taken_apart(split: Node) -> bool:
-    """Is every user a getitem of one piece, so that nobody needs the tuple itself?"""
+    """Is every user a getitem of one piece, so that nothing needs the tuple itself?"""
     return fact(split) is not None and all(
         u.target is getitem and isinstance(u.args[1], int) for u in split.users
     )
@@ -121,7 +121,7 @@ class SplitOfAPiece(Rule):
 
 @dataclass(frozen=True)
 class MergeSplitsPass(Pass):
-    """Makes one split of a split and the splits of its pieces along the same dim."""
+    """Merges a split and the splits of its pieces along the same dim into one split."""
 
     name: ClassVar[str] = "merge_splits_pass"
 

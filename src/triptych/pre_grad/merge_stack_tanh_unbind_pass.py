@@ -71,9 +71,9 @@ def _site(program: Program, unbind: Node) -> _Site | None:
     ways = [w for w in pieces if w is not None and 2 <= len(w.nodes) <= 3]
     if len(ways) < len(stacked) or len({w.nodes[-1] for w in ways}) > 1:
         return None
-    taken = program.call(ways[0].nodes[-1])
-    assert taken is not None
-    dim, rank = taken.get("dim"), len(ways[0].map.sizes)
+    split_call = program.call(ways[0].nodes[-1])
+    assert split_call is not None
+    dim, rank = split_call.get("dim"), len(ways[0].map.sizes)
     are_rows = len(ways[0].map.axes) < rank
     maps = [w.map.unsqueeze(dim) if are_rows else w.map for w in ways]
     if any(not _is_cut_along(m, dim) for m in maps):
@@ -142,8 +142,8 @@ def _write_between(pieces: Any, x: Any) -> Any:
 
 @dataclass(frozen=True)
 class MergeStackTanhUnbindPass(Pass):
-    """Pieces of a value that are stacked, put through tanh (or any pointwise operation) and unbound again are the
-    pieces of tanh of the value."""
+    """Removes a stack and an unbind around tanh or other pointwise operations: these are applied to the whole value of
+    which the stacked values are pieces, and the result is split."""
 
     name: ClassVar[str] = "merge_stack_tanh_unbind_pass"
 

@@ -22,7 +22,8 @@ from .spellings import torch_level_nodes
 
 
 class ModuleToFunction(Rule):
-    """a call of nn.Linear(8, 4) -> linear(x, weight, bias), and every torch.nn module whose forward is one call"""
+    """a call of nn.Linear(8, 4) -> linear(x, weight, bias), and so for every torch.nn module whose forward is a single
+    call"""
 
     def sites(self, program: Program) -> Iterator[Match]:
         for node in torch_level_nodes(program):
@@ -32,14 +33,17 @@ class ModuleToFunction(Rule):
                     yield Match.at(program, node, module=module)
 
     def check(self, m, module):
-        m.require(not _private.has_hooks(module) and "forward" not in vars(module), "the module has hooks")
+        m.require(
+            not _private.has_hooks(module) and "forward" not in vars(module),
+            "the module has hooks, or its instance overrides forward",
+        )
         statistics = module.training and next(module.buffers(), None) is not None
-        m.require(not statistics, "the module keeps statistics in training")
+        m.require(not statistics, "the module updates statistics in training")
 
     def rewrite(self, op, m, module):
         recorder = _Recorder(module, m.root.node)
         result = recorder.forward()
-        m.require(isinstance(result, Proxy), "the module's forward is no single call")
+        m.require(isinstance(result, Proxy), "the module's forward is not a single call")
         m.applies(result.node.op != "placeholder", "the module returns its input")
         return Respell(m.root.node, recorder.spelling(result.node, op))
 
@@ -50,7 +54,7 @@ class ModuleToFunction(Rule):
         declines(torch.nn.Sequential(torch.nn.BatchNorm1d(8)), "f32[2, 8]", dialects=["modules"],
                  because="statistics"),
         declines(torch.nn.Sequential(torch.nn.Conv1d(4, 2, 3, padding=1, padding_mode="circular")), "f32[2, 4, 8]",
-                 dialects=["modules"], because="no single call"),
+                 dialects=["modules"], because="not a single call"),
     ])  # fmt: skip
 
 
@@ -77,19 +81,19 @@ class _Recorder(GraphAppendingTracer):
         except Refused:
             raise
         except Exception as error:
-            raise Refused(f"the module's forward cannot be followed: {type(error).__name__}") from error
+            raise Refused(f"the module's forward cannot be traced: {type(error).__name__}") from error
 
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, torch.Tensor):
             if id(a) not in self.paths:
-                raise Refused("the module makes tensors of its own")
+                raise Refused("the module's forward creates tensors")
             return self.graph.get_attr(self.paths[id(a)])
         return super().create_arg(a)
 
     def to_bool(self, obj: Proxy) -> bool:
         answer = self._value(obj.node)
         if not isinstance(answer, bool):
-            raise Refused("the module's forward depends on its input")
+            raise Refused("the module's forward branches on values of its input")
         return answer
 
     def _value(self, node: Node) -> Any:
@@ -103,14 +107,14 @@ class _Recorder(GraphAppendingTracer):
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
-    def spelling(self, made: Node, op: Emitter) -> Spelling:
+    def spelling(self, result: Node, op: Emitter) -> Spelling:
         """The recorded call, with the operands that it has in the graph that calls the module."""
         for node in self.graph.nodes:
-            if node is not made and node not in self.asked and node.op not in ("placeholder", "get_attr"):
-                raise Refused("the module's forward is no single call")
+            if node is not result and node not in self.asked and node.op not in ("placeholder", "get_attr"):
+                raise Refused("the module's forward is not a single call")
 
         def outside(n: Node) -> Node:
             return op.attribute(str(n.target)) if n.op == "get_attr" else self.given[n]
 
-        args, kwargs = torch.fx.map_arg((made.args, made.kwargs), outside)
-        return Spelling(made.op, made.target, args, kwargs)
+        args, kwargs = torch.fx.map_arg((result.args, result.kwargs), outside)
+        return Spelling(result.op, result.target, args, kwargs)

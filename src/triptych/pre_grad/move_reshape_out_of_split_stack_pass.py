@@ -1,4 +1,4 @@
-"""move_reshape_out_of_split_stack_pass: a stack of pieces that are reshaped first."""
+"""move_reshape_out_of_split_stack_pass: a stack of pieces that are reshaped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..rewrite.rule import Rule
 
 
 class MoveReshapeOutOfSplitStack(PutTogether):
-    """stack([reshape(p, s) for p in split(x)]) -> reshape of x, its dims in another order; or a cat of such"""
+    """stack([reshape(p, s) for p in split(x)]) -> a reshape and permute of x, or a cat of fewer operands"""
 
     joins = ("stack",)
     taken = frozenset(["split"])
@@ -40,7 +40,8 @@ RULES: Sequence[Rule] = (MoveReshapeOutOfSplitStack(),)
 
 @dataclass(frozen=True)
 class MoveReshapeOutOfSplitStackPass(Pass):
-    """A stack of pieces that are reshaped first is a reshape of the whole."""
+    """Replaces a stack of the reshaped pieces of a split by one reshape and permute of the whole value; among other
+    operands, by a cat of fewer."""
 
     name: ClassVar[str] = "move_reshape_out_of_split_stack_pass"
 

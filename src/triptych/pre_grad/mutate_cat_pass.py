@@ -16,7 +16,7 @@ from ..rewrite.rule import Rule
 
 
 class MutateCat(PutTogether):
-    """cat of pieces of split(x), and of nothing else -> x, x[start:end], or a copy of it"""
+    """cat(pieces of split(x)), without other operands -> x, x[start:end], or a copy of one of these"""
 
     joins = ("cat",)
     taken = frozenset(["split"])
@@ -40,7 +40,7 @@ RULES: Sequence[Rule] = (MutateCat(),)
 
 @dataclass(frozen=True)
 class MutateCatPass(Pass):
-    """A cat of pieces of one split is the value itself, or a part of it."""
+    """Replaces a cat whose operands are all pieces of one split by the value itself, or by a slice of it."""
 
     name: ClassVar[str] = "mutate_cat_pass"
 

@@ -36,8 +36,8 @@ class AddmmToLinear(Rule):
         return op.addmm(b, x, op.permute(w, [1, 0]))
 
     def check(self, m, b):
-        m.require(m.program.dialect != ATEN, "linear is no operation of an ATen graph")
-        m.require(b.rank == 1, "the bias is no vector", at=b, wanted="1 dim", found=f"{b.rank} dims")
+        m.require(m.program.dialect != ATEN, "linear is not an operation of ATen graphs")
+        m.require(b.rank == 1, "the bias is not a vector", at=b, wanted="1 dim", found=f"{b.rank} dims")
 
     def rewrite(self, op, b, x, w):
         return op.linear(x, w, bias=b)
@@ -51,7 +51,7 @@ class AddmmToLinear(Rule):
         declines(lambda b, x, w: torch.addmm(b, x, w.t(), alpha=2), "f32[8]", "f32[4, 16]", "f32[8, 16]"),
         declines(lambda b, x, w: torch.addmm(b, x, w), "f32[8]", "f32[4, 16]", "f32[16, 8]"),
         declines(lambda b, x, w: torch.addmm(b, x, w.t()), "f32[4, 8]", "f32[4, 16]", "f32[8, 16]",
-                 dialects=["torch"], because="no vector"),
+                 dialects=["torch"], because="not a vector"),
         declines(lambda b, x, w: torch.addmm(b, x, w.t()), "f32[8]", "f32[4, 16]", "f32[8, 16]",
                  dialects=["aten"], because="ATen"),
     ]  # fmt: skip
@@ -113,7 +113,7 @@ class IndexInSteps(Rule):
 
 @dataclass(frozen=True)
 class _Steps:
-    """An index as a sequence of steps: one entry with its dim after the other."""
+    """An index as a sequence of steps: its entries, each with its dim."""
 
     indexed: Node
     entries: Sequence[tuple[int, Any]]
@@ -140,7 +140,7 @@ class OneSpelling(WrittenAs):
             written, call = Spelling.of(node), program.call(node)
             ours = call is not None and operation(call.op).parameters is not None
             if call is not None and call.op == "split" and _slices_written(program, node):
-                yield Match.at(program, node, problem="autograd lets nobody write to the pieces of a split")
+                yield Match.at(program, node, problem="autograd forbids in-place writes to the pieces of a split")
             elif not wanted.same_function(written) or (ours and not wanted.same_arguments(written)):
                 yield Match.at(program, node, wanted=wanted)
 
@@ -207,11 +207,11 @@ RULES: Sequence[Rule] = (
 
 @dataclass(frozen=True)
 class NormalizationPassAten(Pass):
-    """One canonical spelling per operation: functions, methods, operators, modules and attributes that mean
-    the same are written the same, so that passes and people see equal things as equal.
+    """Writes each operation in one canonical spelling: functions, methods, operators, modules and attributes with the
+    same meaning then look the same to later passes and to readers.
 
-    In-place forms stay in-place where anybody else sees the memory they write. ATen graphs have one spelling already
-    and are left alone.
+    An in-place operation stays in place where anything else can see the memory that it writes. ATen graphs have one
+    spelling already and are left alone.
     """
 
     name: ClassVar[str] = "normalization_pass_aten"

@@ -1,4 +1,4 @@
-"""normalize_node_kwargs_pass: writes the arguments of every call in one canonical way."""
+"""normalize_node_kwargs_pass: writes the arguments of every call in one canonical form."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _arguments(program: Program, node: Node) -> Spelling | None:
 
 
 def _own_arguments(node: Node) -> Spelling | None:
-    """The arguments by the signature of the function that the node calls, where that is not the canonical function."""
+    """The arguments by the signature of the called function, where that is not the canonical one."""
     if fact(node) is None:
         return None
     if node.op == "call_method":
@@ -109,9 +109,9 @@ def _by_python_signature(node: Node) -> Spelling | None:
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in params.values()):
         return None
     bound = inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments  # type: ignore[arg-type]
-    kept = {k: v for k, v in bound.items() if not same_constant(v, params[k].default)}
+    arguments = {k: v for k, v in bound.items() if not same_constant(v, params[k].default)}
     required = [k for k, p in params.items() if p.default is p.empty and p.kind is not p.KEYWORD_ONLY]
-    return _given(node, kept, required)
+    return _given(node, arguments, required)
 
 
 def _given(node: Node, bound: Mapping[str, Any], required: list[str]) -> Spelling:
@@ -139,10 +139,10 @@ def _from_front(node: Node, name: str, value: Any) -> Any:
         return value
     operation = getattr(node.target, "__name__", str(node.target)).partition(".")[0]
     operand = node.args[0] if node.args else node.kwargs.get("self", node.kwargs.get("input"))
-    known = tensor_fact(node if operation in ("cat", "stack", "unsqueeze") else operand)
-    if known is None:
+    tensor = tensor_fact(node if operation in ("cat", "stack", "unsqueeze") else operand)
+    if tensor is None:
         return value
-    rank = max(known.dim(), 1)
+    rank = max(tensor.dim(), 1)
     if isinstance(value, (list, tuple)):
         return [d + rank if isinstance(d, int) and d < 0 else d for d in value]
     return value + rank if isinstance(value, int) and value < 0 else value
@@ -150,11 +150,11 @@ def _from_front(node: Node, name: str, value: Any) -> Any:
 
 @dataclass(frozen=True)
 class NormalizeNodeKwargsPass(Pass):
-    """Arguments in one agreed way: what must be given by position, the rest by keyword in the order of the
-    schema, defaults left out, dims counted from the front, torch's names for numpy's (`axis`, `keepdims`).
+    """Writes the arguments of every call in one form: required ones by position, the others by keyword in the order of
+    the schema, without defaults, with dims counted from the front and torch's names for numpy's (`axis`, `keepdims`).
 
-    The function that is called stays what it is. In an ATen graph arguments go by position, as AOTAutograd
-    writes them, and nothing is left out: code generators count on that.
+    The called function stays the same. In an ATen graph, arguments are given by position, as AOTAutograd writes them,
+    and defaults are not left out, because code generators rely on that.
     """
 
     name: ClassVar[str] = "normalize_node_kwargs_pass"

@@ -15,7 +15,7 @@ class NormalizedMatmulNode:
     def __init__(self, node: Node) -> None:
         call = read(node)
         if call is None or call.op != "matmul" or call.mutates:
-            raise TriptychError(f"{node.name} is no product of two tensors")
+            raise TriptychError(f"{node.name} is not a product of two tensors")
         self.node = node
         self._input, self._other = call.args["self"], call.args["other"]
 
@@ -32,7 +32,7 @@ class NormalizedLinearNode:
     def __init__(self, node: Node) -> None:
         parts = linear_parts(read(node))
         if parts is None:
-            raise TriptychError(f"{node.name} is no linear layer")
+            raise TriptychError(f"{node.name} is not a linear layer")
         self.node = node
         self._input, self._weight, self._bias = parts
 

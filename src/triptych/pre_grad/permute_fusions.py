@@ -1,9 +1,9 @@
-"""linear_permute_fusion, permute_linear_fusion, permute_matmul_fusion: a permute beside a product becomes the
-product's own transposed operand.
+"""linear_permute_fusion, permute_linear_fusion, permute_matmul_fusion: a permute beside a product becomes a
+transposed operand of the product.
 
 A product can read and write transposed matrices, so a permute beside it is free unless it is followed by a copy. These
-three passes remove the copies: explicit ones (`contiguous`), and those that torch makes where it folds a batch into
-rows to multiply it with one weight. Where nothing is copied there is nothing to gain, and they decline.
+three passes remove the copies: explicit ones (`contiguous`), and those that torch makes when it folds a batch into
+rows to multiply it with one weight. They decline where nothing is copied, since there is nothing to gain.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _linear_cost(model: DeviceModel, x: torch.Tensor, weight: torch.Tensor, batc
 
 
 class PermutedLeft(Rule):
-    """matmul(contiguous(permute(a)), b) -> matmul(permute(a), b), which reads a where it lies; up to rounding"""
+    """matmul(contiguous(permute(a)), b) -> matmul(permute(a), b), which reads a in place; up to rounding"""
 
     exact = False
 
@@ -113,14 +113,14 @@ class PermutedLeft(Rule):
         declines(lambda a, b: (y := a.mT.contiguous(), y @ b), "f32[8, 4, 6]", "f32[8, 4, 5]",
                  because="outside", dialects=["torch"]),
         declines(lambda a, b: a.permute(2, 0, 1).contiguous() @ b, "f32[8, 4, 6]", "f32[6, 4, 5]",
-                 because="where it lies", dialects=["torch"]),
+                 because="cannot be read in place", dialects=["torch"]),
         declines(lambda a, b: _write_after(a.mT.contiguous(), a, b), "f32[8, 4, 6]", "f32[8, 4, 5]",
                  dialects=["torch"], because="in between"),
     ]  # fmt: skip
 
 
 class PermutedRight(Rule):
-    """matmul(a, contiguous(permute(b))) -> matmul(a, permute(b)), which reads b where it lies; up to rounding"""
+    """matmul(a, contiguous(permute(b))) -> matmul(a, permute(b)), which reads b in place; up to rounding"""
 
     exact = False
 
@@ -140,12 +140,12 @@ class PermutedRight(Rule):
         declines(lambda a, b: a @ b.mT, "f32[8, 4, 6]", "f32[8, 5, 6]", dialects=["torch"]),
         fires(lambda a, b: a @ b.permute(1, 2, 0).contiguous(), "f32[8, 4, 6]", "f32[5, 8, 6]", dialects=["torch"]),
         declines(lambda a, b: a @ b.permute(2, 1, 0).contiguous(), "f32[8, 4, 6]", "f32[5, 6, 8]",
-                 because="where it lies", dialects=["torch"]),
+                 because="cannot be read in place", dialects=["torch"]),
     ]  # fmt: skip
 
 
 class CopiedTurnedProduct(Rule):
-    """contiguous(permute(matmul(a, b))) -> matmul(permute(b), permute(a)), written the right way at once; up to
+    """contiguous(permute(matmul(a, b))) -> matmul(permute(b), permute(a)), which writes the transposed result; up to
     rounding"""
 
     exact = False
@@ -157,11 +157,11 @@ class CopiedTurnedProduct(Rule):
         m.applies(swaps_last_two(dims) and a.rank == b.rank == len(dims), "the permute does not swap rows and columns")
         is_copy(m, m.root.node, operand(m, m.root.node))
         for value in (a, b):
-            m.require(read_in_place(value.tensor), "an operand cannot be read where it lies", at=value)
-        copied = 2 * bytes_of(m.root.tensor)
+            m.require(read_in_place(value.tensor), "an operand cannot be read in place", at=value)
+        traffic = 2 * bytes_of(m.root.tensor)
 
         def costs(model: DeviceModel) -> tuple[float, float]:
-            return model.product(a.tensor, b.tensor) + model.copy(copied), model.product(b.tensor.mT, a.tensor.mT)
+            return model.product(a.tensor, b.tensor) + model.copy(traffic), model.product(b.tensor.mT, a.tensor.mT)
 
         require_gain(m, a.device, costs)
 
@@ -191,14 +191,14 @@ def _drops_copy(m: Match, side: int) -> None:
     copy = operands[side]
     permuted = operand(m, copy)
     is_copy(m, copy, permuted)
-    m.require(not m.program.computed_once(copy), "the copy is made once, before the first call", at=copy)
-    m.require(read_in_place(tensor_fact(permuted)), "the permuted value cannot be read where it lies", at=permuted)
-    m.applies(left.dim() == right.dim(), "a batch times one matrix")
+    m.require(not m.program.computed_once(copy), "the copy is computed once, before the first call", at=copy)
+    m.require(read_in_place(tensor_fact(permuted)), "the permuted value cannot be read in place", at=permuted)
+    m.applies(left.dim() == right.dim(), "one operand is a batch, the other a matrix")
     operands[side] = permuted
-    copied = 2 * bytes_of(tensor_of(copy))
+    traffic = 2 * bytes_of(tensor_of(copy))
 
     def costs(model: DeviceModel) -> tuple[float, float]:
-        return model.product(left, right) + model.copy(copied), model.product(*map(tensor_of, operands))
+        return model.product(left, right) + model.copy(traffic), model.product(*map(tensor_of, operands))
 
     require_gain(m, left.device, costs)
 
@@ -210,8 +210,8 @@ def _write_after(copy: Any, a: Any, b: Any) -> Any:
 
 @dataclass(frozen=True)
 class PermuteMatmulFusion(Pass):
-    """A permuted operand that was copied for a product, and a product that is copied to be permuted: the product
-    reads and writes either way round by itself. Up to rounding."""
+    """Removes the copy of a permuted operand of a product, and the copy of a permuted product: a GEMM reads and writes
+    transposed matrices itself. Up to rounding."""
 
     name: ClassVar[str] = "permute_matmul_fusion"
 
@@ -223,7 +223,7 @@ class PermuteMatmulFusion(Pass):
 
 
 class CopiedIntoLinear(Rule):
-    """linear(contiguous(x.t()), W, b) -> linear(x.t(), W, b), which reads x where it lies; up to rounding"""
+    """linear(contiguous(x.t()), W, b) -> linear(x.t(), W, b), which reads x in place; up to rounding"""
 
     exact = False
 
@@ -231,15 +231,15 @@ class CopiedIntoLinear(Rule):
         return op.linear(copied(op, op.permute(x, dims)), w, bias=b)
 
     def check(self, m, x, w, b, dims):
-        m.applies(list(dims) == [1, 0], "no matrix: folding its batch into rows copies it again")
+        m.applies(list(dims) == [1, 0], "x is not a matrix: folding its batch into rows would copy it again")
         copy = NormalizedLinearNode(m.root.node).get_input()
         is_copy(m, copy, operand(m, copy))
-        m.require(read_in_place(x.tensor), "x cannot be read where it lies", at=x)
-        copied, permuted = tensor_of(copy), tensor_of(operand(m, copy))
+        m.require(read_in_place(x.tensor), "x cannot be read in place", at=x)
+        copy_fact, permuted = tensor_of(copy), tensor_of(operand(m, copy))
 
         def costs(model: DeviceModel) -> tuple[float, float]:
-            copying = model.copy(2 * bytes_of(copied))
-            return model.product(copied, w.tensor.mT) + copying, model.product(permuted, w.tensor.mT)
+            copying = model.copy(2 * bytes_of(copy_fact))
+            return model.product(copy_fact, w.tensor.mT) + copying, model.product(permuted, w.tensor.mT)
 
         require_gain(m, x.device, costs)
 
@@ -256,7 +256,7 @@ class CopiedIntoLinear(Rule):
 
 
 class PermutedIntoLinear(Rule):
-    """linear(x.transpose(1, 2), W, b) -> matmul(x.transpose(1, 2), W.t()) + b, which reads x where it lies; up to
+    """linear(x.transpose(1, 2), W, b) -> matmul(x.transpose(1, 2), W.t()) + b, which reads x in place; up to
     rounding"""
 
     exact = False
@@ -267,22 +267,22 @@ class PermutedIntoLinear(Rule):
         return op.linear(op.any_of(op.contiguous(permuted), permuted), w, bias=b)
 
     def check(self, m, x, w, b, dims):
-        m.applies(list(dims) == [0, 2, 1] and w.rank == 2, "x is no batch of turned matrices")
-        given = NormalizedLinearNode(m.root.node).get_input()
-        asked_for = m.program.call(given).op == "contiguous"
-        if asked_for:
-            is_copy(m, given, operand(m, given))
-            m.require_no_other_user(given, reason="{at} is used elsewhere, by {found}, and would be made all the same")
+        m.applies(list(dims) == [0, 2, 1] and w.rank == 2, "x is not a batch of transposed matrices")
+        source = NormalizedLinearNode(m.root.node).get_input()
+        is_explicit = m.program.call(source).op == "contiguous"
+        if is_explicit:
+            is_copy(m, source, operand(m, source))
+            m.require_no_other_user(source, reason="{at} is used elsewhere, by {found}, and would be computed anyway")
         else:
-            m.require(w.tensor.requires_grad, "torch reads x where it lies", at=x)
-        m.require(not m.program.is_training, "the gradient of the weight would be made for each batch element first")
-        m.require(read_in_place(x.tensor), "x cannot be read where it lies", at=x)
+            m.require(w.tensor.requires_grad, "torch reads x in place already", at=x)
+        m.require(not m.program.is_training, "the weight's gradient would be computed for each batch element first")
+        m.require(read_in_place(x.tensor), "x cannot be read in place", at=x)
 
         def costs(model: DeviceModel) -> tuple[float, float]:
             addition = model.copy(2 * bytes_of(m.root.tensor)) if b is not None else 0.0
-            before = _linear_cost(model, tensor_of(given), w.tensor, False) + model.copy(2 * bytes_of(x.tensor))
-            before += 0.0 if asked_for else addition  # with a contiguous x the product itself adds the bias
-            return before, _linear_cost(model, tensor_of(given), w.tensor, True) + addition
+            before = _linear_cost(model, tensor_of(source), w.tensor, False) + model.copy(2 * bytes_of(x.tensor))
+            before += 0.0 if is_explicit else addition  # with a contiguous x the product itself adds the bias
+            return before, _linear_cost(model, tensor_of(source), w.tensor, True) + addition
 
         require_gain(m, x.device, costs)
 
@@ -298,7 +298,7 @@ class PermutedIntoLinear(Rule):
         fires(lambda x, w: F.linear(x.permute(0, 2, 1).contiguous(), w), "bf16[8, 64, 32]", "bf16[5, 64]",
               dialects=["torch"], dynamic=True),
         declines(lambda x, w: F.linear(x.transpose(1, 2), w), "f32[8, 64, 32]", "f32[5, 64]", dialects=["torch"],
-                 because="reads x where it lies"),
+                 because="reads x in place already"),
         declines(lambda x, w: F.linear(x.mT.contiguous(), w), "f32[8, 64, 32]",
                  torch.randn(5, 64, requires_grad=True), dialects=["torch"], because="gradient"),
         declines(lambda x, w, b: F.linear(x.mT.contiguous(), w, b), "f32[8, 4, 32]", "f32[64, 4]", "f32[64]",
@@ -318,8 +318,11 @@ def each_batch(op: Emitter, matrix: Any, batch: Any) -> Any:
 
 @dataclass(frozen=True)
 class PermuteLinearFusion(Pass):
-    """A permuted input of a linear layer is read where it lies, by a product for each batch element, instead of
-    copied to be folded into rows. Up to rounding."""
+    """Removes the copy of a permuted input of a linear layer: the product reads the input in place, for a batch as one
+    product per batch element. Up to rounding.
+
+    Otherwise torch copies a permuted batch, to fold it into the rows of one product.
+    """
 
     name: ClassVar[str] = "permute_linear_fusion"
 
@@ -331,8 +334,8 @@ class PermuteLinearFusion(Pass):
 
 
 class LinearThenPermuted(Rule):
-    """contiguous(linear(x, W, b).transpose(-1, -2)) -> matmul(W, x.transpose(-1, -2)) + b[:, None], written the right
-    way at once; up to rounding"""
+    """contiguous(linear(x, W, b).transpose(-1, -2)) -> matmul(W, x.transpose(-1, -2)) + b[:, None], which writes the
+    transposed result; up to rounding"""
 
     exact = False
 
@@ -340,12 +343,12 @@ class LinearThenPermuted(Rule):
         return copied(op, op.permute(op.linear(x, w, bias=b), dims))
 
     def check(self, m, x, w, b, dims):
-        m.applies(swaps_last_two(dims) and len(dims) in (2, 3) and w.rank == 2, "no transposed layer")
+        m.applies(swaps_last_two(dims) and len(dims) in (2, 3) and w.rank == 2, "not a transposed linear layer")
         is_copy(m, m.root.node, operand(m, m.root.node))
         m.require(len(dims) == 2 or not m.program.is_training or not w.tensor.requires_grad,
-                  "the gradient of the weight would be made for each batch element first")  # fmt: skip
+                  "the weight's gradient would be computed for each batch element first")  # fmt: skip
         for value in (x, w):
-            m.require(read_in_place(value.tensor), "an operand cannot be read where it lies", at=value)
+            m.require(read_in_place(value.tensor), "an operand cannot be read in place", at=value)
 
         def costs(model: DeviceModel) -> tuple[float, float]:
             addition = model.copy(2 * bytes_of(m.root.tensor))
@@ -379,7 +382,8 @@ class LinearThenPermuted(Rule):
 
 @dataclass(frozen=True)
 class LinearPermuteFusion(Pass):
-    """A linear layer whose result is copied the other way round writes it so at once. Up to rounding."""
+    """Removes the copy of the transposed result of a linear layer: a product with its operands swapped writes the
+    transposed result directly. Up to rounding."""
 
     name: ClassVar[str] = "linear_permute_fusion"
 

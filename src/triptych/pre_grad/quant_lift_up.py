@@ -41,7 +41,7 @@ FEWER_ELEMENTS = ("slice", "select")
 
 
 class LiftQuantize(Rule):
-    """quantize(view(x), scale) -> view(quantize(x, scale)), by tensor or by channel, the channels' dim followed"""
+    """quantize(view(x), scale) -> view(quantize(x, scale)), per tensor or per channel"""
 
     mixed_dtypes = True
 
@@ -53,9 +53,12 @@ class LiftQuantize(Rule):
 
     def check(self, m, v):
         view = v.call
-        m.applies(view is not None and view.op in (*SAME_ELEMENTS, *FEWER_ELEMENTS, "expand"), "no view before it")
+        m.applies(
+            view is not None and view.op in (*SAME_ELEMENTS, *FEWER_ELEMENTS, "expand"),
+            "the quantized value is not a view",
+        )
         is_all = view.op in SAME_ELEMENTS or view.op == "expand"
-        m.require(is_all, "{found} leaves less to quantize", at=v, found=view.op)
+        m.require(is_all, "{found} leaves fewer elements to quantize", at=v, found=view.op)
         m.require_no_other_user(v)
         _axis_before(m, v)
         m.cover([v.node])
@@ -82,7 +85,8 @@ class LiftQuantize(Rule):
               "f32[4, 6]", torch.linspace(0.1, 0.9, 6), torch.zeros(6, dtype=torch.int64)),
         declines(lambda x, s, z: ops.quantize_per_channel(x.view(2, 3, 4), s, z, 1, -128, 127, i8),
                  "f32[4, 6]", torch.linspace(0.1, 0.9, 3), torch.tensor([1, 2, 3]), because="no dim"),
-        declines(lambda x: ops.quantize_per_tensor(x[1:], 0.1, 3, -128, 127, i8), "f32[4, 8]", because="less to"),
+        declines(lambda x: ops.quantize_per_tensor(x[1:], 0.1, 3, -128, 127, i8), "f32[4, 8]",
+                 because="leaves fewer elements"),
         declines(lambda x: (y := x.t(), ops.quantize_per_tensor(y, 0.1, 3, -128, 127, i8)), "f32[4, 8]",
                  because="used elsewhere"),
         declines(lambda x: ops.quantize_per_tensor(x.expand(4, 8), 0.1, 3, -128, 127, i8), "f32[8]", because="stride"),
@@ -92,7 +96,7 @@ class LiftQuantize(Rule):
 
 
 class SinkDequantize(Rule):
-    """view(dequantize(q, scale)) -> dequantize(view(q), scale), by tensor or by channel, the channels' dim followed"""
+    """view(dequantize(q, scale)) -> dequantize(view(q), scale), per tensor or per channel"""
 
     mixed_dtypes = True
 
@@ -104,15 +108,15 @@ class SinkDequantize(Rule):
 
     def check(self, m, d):
         call = d.call
-        m.applies(call is not None and call.op in DEQUANTIZE, "no dequantize before it")
+        m.applies(call is not None and call.op in DEQUANTIZE, "it is not a view of a dequantized value")
         m.require_no_other_user(d)
         _axis_after(m, d)
         m.cover([d.node])
 
     def rewrite(self, op, m, d):
         q = d.call.args["input"]
-        seen = op.again(m.root.node, {d.node: q})
-        return _requantize(op, d, Value(m.program, q), seen.node, _axis_after(m, d))
+        view = op.again(m.root.node, {d.node: q})
+        return _requantize(op, d, Value(m.program, q), view.node, _axis_after(m, d))
 
     examples = [
         fires(lambda q: ops.dequantize_per_tensor(q, 0.1, 3, -128, 127, i8).view(2, -1) + 1, "i8[4, 8]"),
@@ -168,7 +172,7 @@ def _axis_before(m: Match, v: Value) -> int | None:
         return None
     before = {after: dim for dim, after in _kept_dims(view, Value(m.program, view.args["self"]), v).items()}
     axis = call.args["axis"] % v.rank
-    m.require(axis in before, "no dim before the view is that of the channels", at=v, wanted=f"dim {axis}")
+    m.require(axis in before, "no dim before the view is the channel axis", at=v, wanted=f"dim {axis}")
     return before[axis]
 
 
@@ -178,7 +182,7 @@ def _axis_after(m: Match, d: Value) -> int | None:
         return None
     whole_dims = _kept_dims(view, d, m.root)
     axis = call.args["axis"] % d.rank
-    m.require(axis in whole_dims, "no dim after the view is that of the channels", wanted=f"dim {axis}")
+    m.require(axis in whole_dims, "no dim after the view is the channel axis", wanted=f"dim {axis}")
     return whole_dims[axis]
 
 
@@ -205,8 +209,12 @@ RULES: Sequence[Rule] = (LiftQuantize(), SinkDequantize())
 
 @dataclass(frozen=True)
 class QuantLiftUp(Pass):
-    """Lifts quantize over views, and lets dequantize down over them, so that each meets its GEMM; views in
-    between are then views of small integers."""
+    """Moves quantize before the views that precede it, and dequantize behind the views that follow it, so that both are
+    next to their GEMM. The views in between are then views of small integers.
+
+    The pass declines where the channel axis is not a dim of the other side of the view, where slicing before quantize
+    leaves fewer elements to quantize, and where the value in between is used elsewhere.
+    """
 
     name: ClassVar[str] = "quant_lift_up"
 

@@ -43,14 +43,14 @@ class Replaced:
         """The values that a call substitutes. The defaults are 0 and the largest and smallest finite values; a number
         too large for the dtype becomes infinite."""
         m.require(dtype is not None, "shape and dtype are not known")
-        m.applies(dtype is not None and dtype.is_floating_point, "there is nothing to replace")
-        given = (nan, posinf, neginf)
-        m.require(all(v is None or type(v) in (int, float) for v in given), "replaced by what is no constant")
+        m.applies(dtype is not None and dtype.is_floating_point, "the dtype has neither NaN nor infinity")
+        values = (nan, posinf, neginf)
+        m.require(all(v is None or type(v) in (int, float) for v in values), "a replacement value is not a constant")
         assert dtype is not None
         limits = torch.finfo(dtype)
-        wanted = [d if v is None else float(v) for v, d in zip(given, (0.0, limits.max, limits.min))]
+        numbers = [d if v is None else float(v) for v, d in zip(values, (0.0, limits.max, limits.min))]
         with _private.without_dispatch_modes():
-            return Replaced(*torch.tensor(wanted, dtype=torch.float64).to(dtype).tolist())
+            return Replaced(*torch.tensor(numbers, dtype=torch.float64).to(dtype).tolist())
 
     def of(self, value: float) -> float:
         if math.isnan(value):
@@ -64,9 +64,9 @@ class Replaced:
     def write(self, op: Emitter, x: Any, dtype: torch.dtype, after_relu: bool = False) -> Any:
         """`nan_to_num(x)` with these values; defaults are left out, as is `neginf` after a relu."""
         limits = torch.finfo(dtype)
-        plain = {"nan": 0.0, "posinf": limits.max, "neginf": self.neginf if after_relu else limits.min}
-        said = {name: getattr(self, name) for name, value in plain.items() if not _same(getattr(self, name), value)}
-        return op.nan_to_num(x, **said)
+        defaults = {"nan": 0.0, "posinf": limits.max, "neginf": self.neginf if after_relu else limits.min}
+        given = {name: getattr(self, name) for name, value in defaults.items() if not _same(getattr(self, name), value)}
+        return op.nan_to_num(x, **given)
 
 
 def _same(left: float, right: float) -> bool:
@@ -80,8 +80,8 @@ def _is_negative_zero(value: float) -> bool:
 class ReluOfNanToNum(Rule):
     """relu(nan_to_num(x, nan, posinf, neginf)) -> nan_to_num(relu(x), relu(nan), relu(posinf))
 
-    Equal in value and gradient: where x is NaN or infinite the gradient is 0 either way. For the gradient it keeps
-    one value less, because what relu makes serves both.
+    Values and gradients are the same: where x is NaN or infinite the gradient is 0 either way. Autograd saves one value
+    less, because the backward of both operations needs only the result of relu.
     """
 
     def pattern(self, op, x: Tensor, nan, posinf, neginf):
@@ -98,10 +98,10 @@ class ReluOfNanToNum(Rule):
         values = (inner.nan, inner.posinf, inner.neginf)
         at = m.nodes[1]
         m.require(not any(map(_is_negative_zero, values)), "relu may or may not keep the sign of -0.0", at=at)
-        positive = "-inf becomes {found}, and relu would have made it 0 before"
+        positive = "-inf becomes {found}, but would become 0 if relu came first"
         m.require(inner.neginf <= 0, positive, at=at, wanted="at most 0", found=inner.neginf)
-        above = [v if math.isnan(v) else max(v, 0.0) for v in values]
-        return Replaced(*above)
+        clamped = [v if math.isnan(v) else max(v, 0.0) for v in values]
+        return Replaced(*clamped)
 
     examples = [
         fires(lambda x: torch.relu(torch.nan_to_num(x)), SPECIAL),
@@ -127,7 +127,8 @@ class ReluOfNanToNum(Rule):
 
 
 class NanToNumTwice(Rule):
-    """nan_to_num(nan_to_num(x)) -> nan_to_num(x), with what both together make of NaN and the infinities"""
+    """nan_to_num(nan_to_num(x)) -> nan_to_num(x), with the values by which both together
+    replace NaN and the infinities"""
 
     def pattern(self, op, x: Tensor, nan, posinf, neginf, then_nan, then_posinf, then_neginf):
         return op.nan_to_num(op.nan_to_num(x, nan, posinf, neginf), then_nan, then_posinf, then_neginf)
@@ -158,7 +159,7 @@ class NoNanInIntegers(Noop):
         return op.nan_to_num(x, nan, posinf, neginf)
 
     def check(self, m, x):
-        m.applies(x.known and not x.is_float and not x.dtype.is_complex, "there may be a NaN")
+        m.applies(x.known and not x.is_float and not x.dtype.is_complex, "x is not known to be an integer")
         super().check(m, x)
 
     examples = [
@@ -173,12 +174,12 @@ class NoNanInIntegers(Noop):
 class NanToNumOfRelu(Rule):
     """nan_to_num(relu(x), nan=n, posinf=p) -> clamp(x, 0, p) if n is NaN, where(x >= 0, clamp(x, max=p), 0) if n is 0
 
-    p is the largest finite value, which is what clamp makes of inf, or inf, which needs no clamp. x >= 0 is false for
+    p is the largest finite value, to which clamp reduces inf, or inf itself, which needs no clamp. x >= 0 is false for
     NaN, so this one comparison replaces the three that nan_to_num makes on the result of relu. Torch's relu keeps -0.0
     on a CPU and turns it into 0.0 on a GPU, where the comparison is x > 0.
 
-    Only where no gradient is wanted: the gradient of relu is 1 at NaN and at inf, that of clamp is 1 at 0, and that of
-    the pair is 0 at these points.
+    The rule declines where a gradient is needed: the gradient of relu is 1 at NaN and at inf, that of clamp is 1 at 0,
+    and that of the pair is 0 at these points.
     """
 
     without_gradient = True
@@ -187,24 +188,27 @@ class NanToNumOfRelu(Rule):
         return op.nan_to_num(op.relu(x), nan, posinf, neginf)
 
     def check(self, m, x, nan, posinf, neginf):
-        kept = Replaced.by(m, x.dtype, nan, posinf, neginf)
-        m.applies(not any(_is_nan_to_num(m.program, u) for u in m.root.node.users), "made one with the next first")
-        no_such = "relu makes no {found} of what is below 0, or NaN"
-        m.require(math.isnan(kept.nan) or _same(kept.nan, 0.0), no_such, wanted="NaN or 0", found=kept.nan)
+        values = Replaced.by(m, x.dtype, nan, posinf, neginf)
+        m.applies(
+            not any(_is_nan_to_num(m.program, u) for u in m.root.node.users),
+            "it is first merged with the nan_to_num that follows",
+        )
+        no_such = "NaN would have to become {found}: it can only stay NaN or become 0"
+        m.require(math.isnan(values.nan) or _same(values.nan, 0.0), no_such, wanted="NaN or 0", found=values.nan)
         largest = torch.finfo(x.dtype).max
         m.require(
-            kept.posinf in (INFINITY, largest),
-            "no one operation makes {found} of inf alone", wanted=f"inf or {largest}", found=kept.posinf,
+            values.posinf in (INFINITY, largest),
+            "no single operation replaces only inf, by {found}", wanted=f"inf or {largest}", found=values.posinf,
         )  # fmt: skip
 
     def rewrite(self, op, m, x, nan, posinf, neginf):
-        kept = Replaced.by(m, x.dtype, nan, posinf, neginf)
-        ends = kept.posinf != INFINITY
-        if math.isnan(kept.nan):
-            return op.clamp(x, min=0, max=kept.posinf) if ends else op.relu(x)
+        values = Replaced.by(m, x.dtype, nan, posinf, neginf)
+        is_clamped = values.posinf != INFINITY
+        if math.isnan(values.nan):
+            return op.clamp(x, min=0, max=values.posinf) if is_clamped else op.relu(x)
         on_gpu = x.tensor.device.type == "cuda"
-        stays = op.gt(x, 0) if on_gpu else op.ge(x, 0)
-        return op.where(stays, op.clamp(x, max=kept.posinf) if ends else x, 0.0)
+        mask = op.gt(x, 0) if on_gpu else op.ge(x, 0)
+        return op.where(mask, op.clamp(x, max=values.posinf) if is_clamped else x, 0.0)
 
     examples = [
         fires(lambda x: torch.nan_to_num(torch.relu(x)), MANY, dialects=["torch"]),
@@ -218,9 +222,9 @@ class NanToNumOfRelu(Rule):
         fires(lambda x: torch.nan_to_num(F.relu(x), NAN), MANY.bfloat16(), dialects=["torch"]),
         fires(lambda x: x.relu().nan_to_num(NAN, 1e300), MANY.half(), dialects=["torch"]),
         fires(lambda x: x.relu().nan_to_num(NAN), "f64[4]", dialects=["torch"], dynamic=True),
-        declines(lambda x: x.relu().nan_to_num(1.0), MANY, because="no 1.0 of what is below 0"),
-        declines(lambda x: x.relu().nan_to_num(-0.0), MANY, because="no -0.0"),
-        declines(lambda x: x.relu().nan_to_num(NAN, 3.0), MANY, because="no one operation"),
+        declines(lambda x: x.relu().nan_to_num(1.0), MANY, because="NaN would have to become 1.0"),
+        declines(lambda x: x.relu().nan_to_num(-0.0), MANY, because="NaN would have to become -0.0"),
+        declines(lambda x: x.relu().nan_to_num(NAN, 3.0), MANY, because="no single operation"),
         declines(lambda x: x.relu().nan_to_num(NAN), MANY, dialects=["aten"], because="gradient"),
         declines(lambda x: x.relu().nan_to_num(), torch.ones(4, requires_grad=True), because="gradient"),
         declines(lambda x: (y := x.relu(), y.nan_to_num(NAN)), "f32[4]", because="outside the pattern"),
@@ -228,9 +232,10 @@ class NanToNumOfRelu(Rule):
 
 
 class StabilizeRelu(Rule):
-    """relu(x) -> nan_to_num(relu(x), posinf=inf), with the option stabilize_relu: other results on NaN
+    """relu(x) -> nan_to_num(relu(x), posinf=inf), with the option stabilize_relu; NaN becomes 0
 
-    `x.relu_()` becomes a `copy_` into x of values in new memory, which autograd may save for the backward.
+    `x.relu_()` becomes a `copy_` into x. The copied values are in new memory, where autograd may save them for the
+    backward.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
@@ -244,7 +249,7 @@ class StabilizeRelu(Rule):
 
     def check(self, m, call):
         guard = _guard(m.program, m.root.node, call)
-        m.require(guard is None, "a nan_to_num stands beside it already", at=guard)
+        m.require(guard is None, "a nan_to_num is next to it already", at=guard)
 
     def rewrite(self, op, m, call):
         x = call.args["self"]
@@ -261,9 +266,9 @@ class StabilizeRelu(Rule):
         fires(lambda x: (y := x.relu(), y.nan_to_num()), "f32[4, 8]", options={"stabilize_relu": True}),
         fires(lambda x: x.relu().nan_to_num(nan=NAN), "f32[4]", options={"stabilize_relu": True}, dialects=["torch"]),
         declines(lambda x: x.relu().nan_to_num(1.0), "f32[4]", options={"stabilize_relu": True},
-                 because="beside it already"),
+                 because="next to it already"),
         declines(lambda x: (y := x.nan_to_num(), y.relu()), "f32[4]", options={"stabilize_relu": True},
-                 because="beside it already"),
+                 because="next to it already"),
         declines(lambda x: x.relu(), "i64[4]", options={"stabilize_relu": True}),
         declines(lambda x: x.relu(), "f32[4, 8]"),
     ]  # fmt: skip
@@ -294,7 +299,7 @@ def _replaces_nan(program: Program, node: Node) -> bool:
 
 
 RULES: Sequence[Rule] = (
-    StabilizeRelu(),  # first: the others may leave no relu to see
+    StabilizeRelu(),  # first: the other rules may remove a relu
     ReluOfNanToNum(),
     NanToNumTwice(),
     NoNanInIntegers(),
@@ -305,12 +310,12 @@ RULES: Sequence[Rule] = (
 
 @dataclass(frozen=True)
 class ReluNanToNum(Pass):
-    """Folds `nan_to_num` beside `relu` into the cheapest form that is exact in value and gradient; with the
-    option `stabilize_relu`, which changes results on NaN, replaces NaN after every relu by 0.
+    """Rewrites `nan_to_num` next to `relu` to the cheapest form with the same values and gradients. With the option
+    `stabilize_relu`, it also replaces NaN after every relu by 0, which changes results on NaN.
 
-    `nan_to_num(relu(x))` is a choice between x, cut off at the largest number, and 0; with a gradient it stays two
-    operations, of which a code generator makes one kernel. What is stabilized has the gradient 0 at NaN and at inf, as
-    `nan_to_num` has it.
+    Where no gradient is needed, `nan_to_num(relu(x))` selects between 0 and x, clamped to the largest finite number.
+    Otherwise it stays two operations, which a code generator fuses into one kernel. The gradient of a stabilized relu
+    is 0 at NaN and at inf, as that of `nan_to_num` is.
     """
 
     name: ClassVar[str] = "relu_nan_to_num"

@@ -1,7 +1,7 @@
 """remove_identity: drops calls that return their operand unchanged.
 
-`remove_noop_pass` needs facts to prove that a view, a copy or arithmetic changes nothing. The calls here are no-ops by
-their name, or by the dtype or rank of their operand. The rules for modules and dropout are shared with that pass.
+`remove_noop_pass` needs facts to prove that a view, a copy or arithmetic changes nothing. The calls here are
+no-ops by their name, or by the dtype or rank of their operand. The two passes share the rules for modules and dropout.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Positive(Noop):
 
 
 class AtLeastItsRank(Noop):
-    """atleast_1d(x), atleast_2d(x), atleast_3d(x) -> x, where x has as many dims"""
+    """atleast_1d(x), atleast_2d(x), atleast_3d(x) -> x, where x has that many dims already"""
 
     def pattern(self, op, x: Tensor):
         return op.one_of(["atleast_1d", "atleast_2d", "atleast_3d"], x)
@@ -64,7 +64,7 @@ class RoundedInteger(Noop):
         return op.one_of(ROUNDING, x)
 
     def check(self, m, x):
-        m.applies(x.known and not x.is_float and not x.dtype.is_complex, "there may be something to round")
+        m.applies(x.known and not x.is_float and not x.dtype.is_complex, "x is not known to be an integer")
         super().check(m, x)
 
     examples = [
@@ -84,10 +84,10 @@ RULES: Sequence[Rule] = (
 
 @dataclass(frozen=True)
 class RemoveIdentity(Pass):
-    """Drops what hands its operand back: `nn.Identity`, dropout that drops nothing, `+x`, `atleast_2d` of a
-    matrix, rounding of integers, the real part of a real number.
+    """Drops calls that return their operand unchanged: `nn.Identity`, dropout that drops nothing, `+x`, `atleast_2d` of
+    a matrix, rounding of integers, the real part of a real number.
 
-    `x.detach()` is none of them: it cuts the gradient.
+    `x.detach()` is not dropped, because it blocks the gradient.
     """
 
     name: ClassVar[str] = "remove_identity"

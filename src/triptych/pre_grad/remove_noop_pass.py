@@ -1,4 +1,4 @@
-"""`remove_noop_pass`: operations that change nothing, dropped."""
+"""`remove_noop_pass`: drops operations that change nothing."""
 
 from __future__ import annotations
 

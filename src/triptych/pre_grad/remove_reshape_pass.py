@@ -24,7 +24,7 @@ from ..rules.merge_views import MergePermutes, MergeReshapes, composed, keeps_or
 
 
 class FewerViews(Rule):
-    """a chain of reshapes, permutes and expands of x -> as few of them as make the same"""
+    """a chain of reshapes, permutes and expands of x -> a shorter chain with the same result"""
 
     interior_may_be_used = True
 
@@ -33,16 +33,16 @@ class FewerViews(Rule):
 
     def check(self, m, x):
         way, steps = _shortened(m)
-        gone = only_used_by(way.nodes[1:], m.root.node)
-        m.applies(len(steps) <= len(gone), "no shorter")
+        dead = only_used_by(way.nodes[1:], m.root.node)
+        m.applies(len(steps) <= len(dead), "the chain cannot be shortened")
         m.cover(way.nodes)
 
     def rewrite(self, op, m, x):
         way, steps = _shortened(m)
         view = build(op, m.program.value(way.source), steps)
         copies = storage(view.fact) != storage(fact(way.source))
-        m.require(not copies or storage(m.root.fact) != storage(fact(way.source)), "would have to be copied")
-        if restrided := difference(m.root.fact, view.fact):  # a view that follows may have to copy then
+        m.require(not copies or storage(m.root.fact) != storage(fact(way.source)), "the new chain would have to copy x")
+        if restrided := difference(m.root.fact, view.fact):  # a view after it might have to copy
             raise Refused(restrided.blaming(m.root.node))
         return view
 
@@ -64,10 +64,10 @@ def _shortened(m: Match) -> tuple[Way, list[Step]]:
     """The chain of views that ends at the root, and the steps that have the same effect."""
     way = way_of(m.program, m.root.node, SEEING, SEEING)
     if way is None or len(way.nodes) < 3:
-        raise NotConcerned("no chain")
+        raise NotConcerned("not a chain of views")
     steps = plan(way.map)
     if steps is None:
-        raise NotConcerned("no shorter")
+        raise NotConcerned("the chain cannot be shortened")
     return way, steps
 
 
@@ -228,7 +228,7 @@ class PermuteAcrossPointwise(AcrossPointwise):
 
 @dataclass(frozen=True)
 class RemoveReshapePass(Pass):
-    """Makes chains of reshapes and permutes short and drops those that cancel, across pointwise operations too."""
+    """Shortens chains of reshapes and permutes, and drops those that cancel, also across pointwise operations."""
 
     name = "remove_reshape_pass"
 

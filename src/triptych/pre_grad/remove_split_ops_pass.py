@@ -39,7 +39,7 @@ class OnePieceUsed(Rule):
     def check(self, m, x):
         used = (u for u in m.nodes[1].users if u.users and u is not m.root.node)
         m.applies(m.root.users and next(used, None) is None, "other pieces are used")
-        m.applies(_steps_to_piece(m), "no piece, or all of it")
+        m.applies(_steps_to_piece(m), "not a piece, or the whole value")
         m.cover(m.nodes[1].users)
 
     def rewrite(self, op, x, m):
@@ -108,12 +108,12 @@ def _piece_of_operand(m: Match) -> tuple[Way, Node, list[Step]]:
     piece = within_operand(m.program, way.map) if way is not None and way.nodes else None
     steps = plan(piece) if piece is not None else None
     if way is None or piece is None or steps is None:
-        raise NotConcerned("no piece of one operand")
+        raise NotConcerned("not a piece of a single operand")
     return way, piece.source, steps
 
 
 class CatOfPieces(PutTogether):
-    """cat of x[:a], x[a:b], x[b:] -> x, a copy of it, or its dims otherwise; among other tensors, fewer operands"""
+    """cat([x[:a], x[a:b], x[b:]]) -> x, a copy of x, or a reshape and permute of x; among others, fewer operands"""
 
     joins = ("cat",)
     taken = frozenset(["split", "slice"])
@@ -161,7 +161,7 @@ class CatOfPieces(PutTogether):
 
 
 class UnusedPieces(Rule):
-    """split(x, sizes), of which nobody uses a piece -> nothing"""
+    """split(x, sizes), whose pieces nothing uses -> nothing"""
 
     def sites(self, program: Program) -> Iterator[Match]:
         for node in reversed(list(program.graph.nodes)):
@@ -195,8 +195,8 @@ RULES: Sequence[Rule] = (
 
 @dataclass(frozen=True)
 class RemoveSplitOpsPass(Pass):
-    """Splits that nobody needs: unused pieces, one piece that is the whole or the only one used, pieces put
-    together again, a split of a piece of a split."""
+    """Removes splits that nothing needs: their pieces are unused, one piece is the whole value or the only one used,
+    the pieces are concatenated again, or a piece is split again."""
 
     name: ClassVar[str] = "remove_split_ops_pass"
 

@@ -18,7 +18,7 @@ from ..rewrite.rule import Rule
 
 
 class PieceThatIsTheWhole(Rule):
-    """split(x, [all of it])[0] -> x"""
+    """split(x, sizes)[i] -> x, where the piece is all of x"""
 
     interior_may_be_used = True
 
@@ -49,7 +49,7 @@ RULES: Sequence[Rule] = (PieceThatIsTheWhole(),)
 
 @dataclass(frozen=True)
 class RemoveSplitWithSizeOnePass(Pass):
-    """A split whose only piece is the whole value is that value."""
+    """Replaces a piece of a split that is the whole value by that value."""
 
     name: ClassVar[str] = "remove_split_with_size_one_pass"
 

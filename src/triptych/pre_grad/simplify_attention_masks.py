@@ -70,7 +70,7 @@ def _wide_window(q, k, v):
 
 
 def _packed(q, k, v):
-    """As models build it that also keep packed sequences apart: here there is one."""
+    """As in models that also support several packed sequences; here there is one sequence."""
     positions = torch.arange(q.shape[-2])[None].expand(q.shape[0], -1)
     sequence = (torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1) != 1).cumsum(-1)
     batch, rows = torch.arange(q.shape[0])[:, None, None, None], torch.arange(q.shape[-2])[None, None, :, None]
@@ -105,7 +105,7 @@ def _bias_and_zero(q, bias):
 
 
 class MaskRule(Rule, ABC):
-    """attention(q, k, v, mask) -> attention with less of a mask: what these rules have in common"""
+    """attention(q, k, v, mask) -> attention without the mask, or with a simpler one; what these rules share"""
 
     exact = False
     mixed_dtypes = True
@@ -124,22 +124,22 @@ class MaskRule(Rule, ABC):
 
     def about(self, m: Match, mask: Any) -> Knowledge:
         m.applies(isinstance(mask, Value) and mask.is_tensor, "no mask")
-        m.require(not mask.tensor.requires_grad, "the mask has a gradient", at=mask)
+        m.require(not mask.tensor.requires_grad, "the mask requires a gradient", at=mask)
         return knowledge(m.program)
 
     def attend(self, op: Any, m: Match, mask: Any = None, is_causal: bool = False) -> Value:
         arguments = {"dropout_p": m["dropout"], "scale": m["scale"], "enable_gqa": m["gqa"]}
-        plain = {"dropout_p": 0.0, "scale": None, "enable_gqa": False}
-        given = {k: v for k, v in arguments.items() if isinstance(v, Value) or v != plain[k]}
+        defaults = {"dropout_p": 0.0, "scale": None, "enable_gqa": False}
+        options = {k: v for k, v in arguments.items() if isinstance(v, Value) or v != defaults[k]}
         if is_causal:
-            given["is_causal"] = True
+            options["is_causal"] = True
         if mask is not None:
-            given["attn_mask"] = mask
-        return op.scaled_dot_product_attention(m["q"], m["k"], m["v"], **given)
+            options["attn_mask"] = mask
+        return op.scaled_dot_product_attention(m["q"], m["k"], m["v"], **options)
 
 
 class DropFullMask(MaskRule):
-    """attention(q, k, v, mask) -> attention(q, k, v), where the mask is true everywhere (up to rounding)"""
+    """attention(q, k, v, mask) -> attention(q, k, v), where the mask is true everywhere; up to rounding"""
 
     def check(self, m: Match, mask: Any) -> None:
         about = self.about(m, mask)
@@ -165,7 +165,7 @@ class DropFullMask(MaskRule):
 
 
 class DropZeroBias(MaskRule):
-    """attention(q, k, v, bias) -> attention(q, k, v), where the bias is 0 everywhere (up to rounding)"""
+    """attention(q, k, v, bias) -> attention(q, k, v), where the bias is 0 everywhere; up to rounding"""
 
     def check(self, m: Match, mask: Any) -> None:
         about = self.about(m, mask)
@@ -187,8 +187,8 @@ class DropZeroBias(MaskRule):
 
 
 class CausalMask(MaskRule):
-    """attention(q, k, v, mask) -> attention(q, k, v, is_causal=True), for the lower triangle of as many queries as
-    keys (up to rounding)"""
+    """attention(q, k, v, mask) -> attention(q, k, v, is_causal=True), where mask is a lower triangle, with as many
+    queries as keys; up to rounding"""
 
     def check(self, m: Match, q: Any, k: Any, mask: Any) -> None:
         about = self.about(m, mask)
@@ -196,7 +196,7 @@ class CausalMask(MaskRule):
         same = lengths and known_equal((q.shape[-2], k.shape[-2]), mask.shape[-2:])
         triangle = about.is_causal if mask.dtype == torch.bool else about.is_causal_bias
         square = same and known_equal(q.shape[-2], k.shape[-2])
-        m.require(square, "queries and keys are not known to be as many", at=mask, found=mask.shape)
+        m.require(square, "the numbers of queries and keys are not known to be equal", at=mask, found=mask.shape)
         m.require(triangle(mask.node), "the mask is not known to be the lower triangle", at=mask)
 
     def rewrite(self, op: Any, m: Match) -> Together:
@@ -214,9 +214,10 @@ class CausalMask(MaskRule):
         declines(lambda q: _windowed(q, q, q), "f32[2, 4, 6, 8]", dialects=TORCH, because="triangle"),
         declines(lambda q: _windowed(q, q, q), "f32[2, 4, 6, 8]", dialects=TORCH, dynamic=True, because="triangle"),
         declines(lambda q: _wide_window(q, q, q), "f32[2, 4, 6, 8]", dialects=TORCH, dynamic=True, because="triangle"),
-        declines(_lower, "f32[2, 4, 6, 8]", "f32[2, 4, 9, 8]", "f32[2, 4, 9, 8]", dialects=TORCH, because="as many"),
+        declines(_lower, "f32[2, 4, 6, 8]", "f32[2, 4, 9, 8]", "f32[2, 4, 9, 8]", dialects=TORCH,
+                 because="not known to be equal"),
         declines(_finite_bias, "f32[6, 8]", "f32[6, 8]", "f32[6, 8]", dialects=TORCH, because="triangle"),
-    ]
+    ]  # fmt: skip
 
 
 class BooleanMask(MaskRule):
@@ -256,7 +257,7 @@ class KeptBias(MaskRule):
     def check(self, m: Match, q: Any, keep: Any, bias: Any, fill: Any) -> None:
         m.applies(isinstance(keep, Value) and bias.rank >= 2 and bias.dtype == q.dtype)
         filler = fill.tensor if isinstance(fill, Value) else None
-        m.require(filler is None or not filler.requires_grad, "the fill has a gradient", at=fill)
+        m.require(filler is None or not filler.requires_grad, "the fill requires a gradient", at=fill)
         m.require(knowledge(m.program).is_all_true(keep.node), "the mask is not known to be true everywhere", at=keep)
 
     def rewrite(self, op: Any, m: Match, bias: Any) -> Value:
@@ -273,7 +274,7 @@ class KeptBias(MaskRule):
 
 
 class BiasAndZero(MaskRule):
-    """attention(q, k, v, bias + zero) -> attention(q, k, v, bias), for a zero of either sign: a softmax cannot tell"""
+    """attention(q, k, v, bias + zero) -> attention(q, k, v, bias), where zero is 0.0 or -0.0 everywhere"""
 
     interior_may_be_used = True
 
@@ -283,8 +284,8 @@ class BiasAndZero(MaskRule):
 
     def check(self, m: Match, q: Any, bias: Any, zero: Any) -> None:
         m.applies(bias.rank >= 2 and bias.dtype == q.dtype)
-        m.require(not zero.tensor.requires_grad, "what is added has a gradient", at=zero)
-        m.require(knowledge(m.program).is_zero(zero.node), "what is added is not known to be 0", at=zero)
+        m.require(not zero.tensor.requires_grad, "the added value requires a gradient", at=zero)
+        m.require(knowledge(m.program).is_zero(zero.node), "the added value is not known to be 0", at=zero)
 
     def rewrite(self, op: Any, m: Match, bias: Any) -> Value:
         return self.attend(op, m, mask=bias)
@@ -348,8 +349,12 @@ RULES: tuple[Rule, ...] = (
 
 @dataclass(frozen=True)
 class SimplifyAttentionMasks(Pass):
-    """Drops attention masks that keep everything, and turns lower triangles into `is_causal`; up to rounding, since
-    another kernel may then compute the attention."""
+    """Drops attention masks that mask nothing, and replaces masks that are a lower triangle by `is_causal`. Up to
+    rounding, since another kernel may then compute the attention.
+
+    It also replaces a bias of 0 and -inf by its boolean mask, and copies a mask that is not contiguous along the keys,
+    which the kernels of a GPU cannot read. Masks whose contents cannot be proved from the graph are left alone.
+    """
 
     name = "simplify_attention_masks"
 

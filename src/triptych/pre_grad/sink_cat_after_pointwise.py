@@ -41,7 +41,7 @@ class Sink(Rule, ABC):
     """cat([f(a), f(b)], dim) -> f(cat([a, b], dim)); the same for stack"""
 
     allowed: bool = True
-    """The user allows other last bits, or they cannot differ."""
+    """The user allows the last bits to differ, or they cannot differ."""
 
     @abstractmethod
     def takes(self, call: Call) -> bool:
@@ -51,7 +51,7 @@ class Sink(Rule, ABC):
         return op.cat(tensors, dim=dim) | op.stack(tensors, dim=dim)
 
     def check(self, m: Match, tensors: Any) -> None:
-        m.applies(isinstance(tensors, (list, tuple)) and len(tensors) > 1, "one operand, or not listed")
+        m.applies(isinstance(tensors, (list, tuple)) and len(tensors) > 1, "fewer than two operands")
         calls = [t.call for t in tensors]
         counted = [c.op for c in calls if c is not None and not c.mutates and self.takes(c)]
         name = counted[0] if counted else ""
@@ -63,51 +63,51 @@ class Sink(Rule, ABC):
         m.require(repeated is None, f"a {name} would be computed twice", at=repeated)
         for t in tensors:
             m.require_no_other_user(t)
-        own = [Value(m.program, n) for n in _own_operands(m, calls)]
-        m.require(_has_dim(own, m), "cat of 1-D tensors without elements takes any dim")
-        _require_no_change(m, own, tensors)
-        m.require(self.allowed, f"the last bits of {name} may depend on where an element lies: see the option rounding")
-        self._require_profit(m, own, tensors)
+        operands = [Value(m.program, n) for n in _own_operands(m, calls)]
+        m.require(_has_dim(operands, m), "dim is out of range, which only a cat of empty 1-D tensors allows")
+        _require_no_change(m, operands, tensors)
+        m.require(self.allowed, f"the last bits of {name} may depend on an element's position: see the option rounding")
+        self._require_profit(m, operands, tensors)
         m.cover(t.node for t in tensors)
 
-    def _require_profit(self, m: Match, own: Sequence[Value], made: Sequence[Value]) -> None:
+    def _require_profit(self, m: Match, operands: Sequence[Value], results: Sequence[Value]) -> None:
         """One kernel saves the launches of the others, but operands that are not adjacent in memory must be copied
         first. With a code generator the result of a GEMM needs no copy."""
         # a code generator computes a pointwise operation into its place in the cat, which then costs nothing
         fused = m.program.options.codegen != "eager"
-        reads, writes = ([bytes_of(t) for v in values if (t := v.tensor) is not None] for values in (own, made))
-        if _lie_side_by_side(m, own):
-            copied = []
+        reads, writes = ([bytes_of(t) for v in values if (t := v.tensor) is not None] for values in (operands, results))
+        if _are_adjacent(m, operands):
+            copies = []
         elif fused:  # a GEMM writes into the cat as well
-            copied = [2 * r for a, r in zip(own, reads) if not is_gemm(a.op or "")]
+            copies = [2 * r for a, r in zip(operands, reads) if not is_gemm(a.op or "")]
         else:
-            copied = [2 * sum(reads)]
+            copies = [2 * sum(reads)]
 
         def costs(model: DeviceModel) -> tuple[float, float]:
             apart = sum(model.copy(r + w) for r, w in zip(reads, writes))
             before = apart if fused else apart + model.copy(2 * sum(writes))
-            return before, model.copy(sum(reads) + sum(writes)) + sum(map(model.copy, copied))
+            return before, model.copy(sum(reads) + sum(writes)) + sum(map(model.copy, copies))
 
         require_gain(m, tensor_of(m.root.node).device, costs)
 
     def rewrite(self, op: Emitter, m: Match, tensors: Any, dim: Any) -> Any:
-        own = _own_operands(m, [t.call for t in tensors])
-        joined = (op.cat if m.root.op == "cat" else op.stack)(own, dim=dim)
-        return op.again(tensors[0].node, {own[0]: joined.node})
+        operands = _own_operands(m, [t.call for t in tensors])
+        joined = (op.cat if m.root.op == "cat" else op.stack)(operands, dim=dim)
+        return op.again(tensors[0].node, {operands[0]: joined.node})
 
 
-def _has_dim(own: Sequence[Value], m: Match) -> bool:
-    rank = len(own[0].shape) + (m.root.op == "stack")
+def _has_dim(operands: Sequence[Value], m: Match) -> bool:
+    rank = len(operands[0].shape) + (m.root.op == "stack")
     return isinstance(m["dim"], int) and -rank <= m["dim"] < rank
 
 
-def _lie_side_by_side(m: Match, own: Sequence[Value]) -> bool:
+def _are_adjacent(m: Match, operands: Sequence[Value]) -> bool:
     """Are the operands pieces that together make up an existing value, or a part of it that is a view?"""
-    ways = [way_of(m.program, v.node) for v in own]
+    ways = [way_of(m.program, v.node) for v in operands]
     dim = m["dim"]
     stacked = m.root.op == "stack"
     blocks = [Block(w.map.unsqueeze(dim) if stacked else w.map, (w,)) for w in ways if w is not None and w.nodes]
-    if len(blocks) < len(own):
+    if len(blocks) < len(operands):
         return False
     joined = neighbours_joined(blocks, dim)
     steps = plan(joined[0].map) if len(joined) == 1 else None
@@ -117,20 +117,20 @@ def _lie_side_by_side(m: Match, own: Sequence[Value]) -> bool:
 def _own_operands(m: Match, calls: Sequence[Call]) -> list[Node]:
     """For each call the one operand in which the calls differ. Requires that all other arguments are equal, and that
     none of them is a tensor."""
-    given = [_tensor_first(c) for c in calls]
-    first = given[0]
-    for value, args in zip(m["tensors"], given):
+    arguments = [_tensor_first(c) for c in calls]
+    first = arguments[0]
+    for value, args in zip(m["tensors"], arguments):
         m.require(args.keys() == first.keys(), "different arguments", at=value, wanted=[*first], found=[*args])
-    apart = [k for k in first if not all(_alike(args[k], first[k]) for args in given)]
-    m.require(apart, "one value joined with itself")
-    m.require(len(apart) == 1, "different arguments", wanted="one that differs", found=apart)
-    own = [args[apart[0]] for args in given]
-    number = next((i for i, n in enumerate(own) if not isinstance(n, Node)), None)
+    differing = [k for k in first if not all(_alike(args[k], first[k]) for args in arguments)]
+    m.require(differing, "one value joined with itself")
+    m.require(len(differing) == 1, "different arguments", wanted="one that differs", found=differing)
+    operands = [args[differing[0]] for args in arguments]
+    number = next((i for i, n in enumerate(operands) if not isinstance(n, Node)), None)
     if number is not None:
-        m.require(False, "different arguments", at=m["tensors"][number], wanted="a tensor", found=own[number])
-    other = next((v for k, v in first.items() if k != apart[0] and isinstance(v, Node)), None)
-    m.require(other is None, "another tensor takes part", at=other)
-    return own
+        m.require(False, "different arguments", at=m["tensors"][number], wanted="a tensor", found=operands[number])
+    other = next((v for k, v in first.items() if k != differing[0] and isinstance(v, Node)), None)
+    m.require(other is None, "another tensor is an operand too", at=other)
+    return operands
 
 
 def _tensor_first(call: Call) -> dict[str, Any]:
@@ -147,20 +147,20 @@ def _alike(left: Any, right: Any) -> bool:
     return same_constant(left, right)
 
 
-def _require_no_change(m: Match, own: Sequence[Value], made: Sequence[Value]) -> None:
+def _require_no_change(m: Match, operands: Sequence[Value], results: Sequence[Value]) -> None:
     """Requires that joining the operands is equivalent to joining the results and moves no more bytes: no cast, no
     broadcast, no wider dtype."""
-    for a, fa in zip(own, made):
+    for a, fa in zip(operands, results):
         m.require(a.known and fa.known, "shape and dtype are not known", at=fa)
         m.require(known_equal(a.shape, fa.shape), "{at} is broadcast", at=a, wanted=fa.shape, found=a.shape)
-        dtype, device = own[0].dtype, own[0].device
+        dtype, device = operands[0].dtype, operands[0].device
         m.require(a.dtype == dtype, "different dtypes {wanted} and {found}", at=a, wanted=dtype, found=a.dtype)
         m.require(a.device == device, "different devices {wanted} and {found}", at=a, wanted=device, found=a.device)
-        converted = "{found} is converted to {wanted} on the way"
+        converted = "{found} is converted to {wanted} by the concatenation"
         m.require(fa.dtype == m.root.dtype, converted, at=fa, wanted=m.root.dtype, found=fa.dtype)
-    narrower = own[0].dtype.itemsize > m.root.dtype.itemsize
-    larger = "{found} would be moved instead of {wanted}"
-    m.require(not narrower, larger, at=own[0], wanted=m.root.dtype, found=own[0].dtype)
+    narrower = operands[0].dtype.itemsize > m.root.dtype.itemsize
+    larger = "elements of {found} would be moved instead of {wanted}"
+    m.require(not narrower, larger, at=operands[0], wanted=m.root.dtype, found=operands[0].dtype)
 
 
 def _eager(examples: Sequence[Example]) -> list[Example]:
@@ -249,8 +249,12 @@ class SinkJoinUpToRounding(Sink):
 
 @dataclass(frozen=True)
 class SinkCatAfterPointwise(Pass):
-    """Joins first and computes once, where that pays: a `cat` or `stack` of equal pointwise operations becomes one
-    operation over the joined operands. With `rounding`, also those whose last bits depend on where an element lies."""
+    """Replaces a `cat` or `stack` of the results of one pointwise operation by that operation over the joined operands,
+    where that pays.
+
+    With the option `rounding`, it also takes operations whose last bits depend on the position of an element in its
+    tensor.
+    """
 
     name: ClassVar[str] = "sink_cat_after_pointwise"
     rounding: bool = False

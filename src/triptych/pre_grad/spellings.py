@@ -48,10 +48,10 @@ def writes_in_place(call: Call) -> bool:
 
 
 def makes_tensors(node: Node) -> bool:
-    """The result is a tensor or several, or nothing is known of it."""
+    """Is the result a tensor or several tensors, or not known?"""
     value = fact(node)
-    made = value if isinstance(value, (list, tuple)) else (value,)
-    return all(v is None or isinstance(v, torch.Tensor) for v in made)
+    results = value if isinstance(value, (list, tuple)) else (value,)
+    return all(v is None or isinstance(v, torch.Tensor) for v in results)
 
 
 def _is_chosen_overload(node: Node) -> bool:
@@ -67,7 +67,7 @@ def require_certain(program: Program, node: Node, wanted: Spelling) -> None:
     for operand in node_operands((node.args, node.kwargs)):
         value = fact(operand)
         if isinstance(value, torch.Tensor) and not _private.is_ordinary(value):
-            raise Refused("{at} is no ordinary tensor", at=operand)
+            raise Refused("{at} is not an ordinary tensor", at=operand)
     if fact(node) is None and not _certain_without_facts(node, program.call(node), wanted):
         raise Refused("shape and dtype are not known")
 

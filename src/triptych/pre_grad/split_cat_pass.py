@@ -17,7 +17,7 @@ from ..rewrite.rule import Rule
 
 
 class SplitCat(PutTogether):
-    """cat or stack of pieces of x, looked at otherwise or not -> a view or a copy of x, or fewer operands"""
+    """cat or stack of pieces of x, or of views of pieces -> a view or a copy of x, or a cat of fewer operands"""
 
     between = SEEING | {"clone", "contiguous"}
 
@@ -55,7 +55,11 @@ RULES: Sequence[Rule] = (SplitCat(),)
 
 @dataclass(frozen=True)
 class SplitCatPass(Pass):
-    """A value whose pieces are put together again, as they are or looked at otherwise, alone or among other tensors."""
+    """Replaces a concatenation of pieces of one value, or of views of them, by a view or a copy of the value; among
+    other operands, by a cat of fewer.
+
+    It handles every case that has no pass of its own.
+    """
 
     name: ClassVar[str] = "split_cat_pass"
 

@@ -42,7 +42,7 @@ RULES: Sequence[Rule] = (SplitCatToSlices(),)
 
 @dataclass(frozen=True)
 class SplitCatToSlicesPass(Pass):
-    """Pieces of splits that stand side by side in a cat, among other tensors, are one slice each."""
+    """Replaces adjacent pieces of a split in a cat, among other operands, by one slice."""
 
     name: ClassVar[str] = "split_cat_to_slices_pass"
 

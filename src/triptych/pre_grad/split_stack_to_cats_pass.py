@@ -16,7 +16,7 @@ from ..rewrite.rule import Rule
 
 
 class SplitStackToCats(PutTogether):
-    """stack(split(x, n, a), b) -> a reshape of x, its dims in another order; or a cat of such"""
+    """stack(split(x, n, a), b) -> a reshape and permute of x, or a cat of fewer operands"""
 
     joins = ("stack",)
     taken = frozenset(["split"])
@@ -39,7 +39,8 @@ RULES: Sequence[Rule] = (SplitStackToCats(),)
 
 @dataclass(frozen=True)
 class SplitStackToCatsPass(Pass):
-    """A stack of the pieces of a split is a reshape of the value; among other tensors, a cat of fewer."""
+    """Replaces a stack of the pieces of a split by one reshape and permute of the value; among other operands, by a cat
+    of fewer."""
 
     name: ClassVar[str] = "split_stack_to_cats_pass"
 

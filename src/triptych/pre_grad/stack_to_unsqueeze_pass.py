@@ -41,7 +41,7 @@ class StackOfOne(Rule):
 
 
 class StackOfRows(PutTogether):
-    """stack(unbind(x, a), b) -> x, its dims in another order, or a copy of it"""
+    """stack(unbind(x, a), b) -> x, a permute of x, or a copy of one of these"""
 
     joins = ("stack",)
     taken = frozenset(["unbind", "select"])
@@ -102,8 +102,8 @@ RULES: Sequence[Rule] = (StackOfOne(), StackOfRows(), StackIntoCat())
 
 @dataclass(frozen=True)
 class StackToUnsqueezePass(Pass):
-    """Stacks of one value, and of all rows of one value, are views of it; a stack that goes into a cat along the
-    same dim is joined there at once."""
+    """Replaces a stack of one value, or of all rows of one value, by a view or a copy of it, and flattens a stack that
+    is concatenated along the same dim."""
 
     name: ClassVar[str] = "stack_to_unsqueeze_pass"
 

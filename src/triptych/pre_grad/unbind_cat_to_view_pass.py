@@ -16,7 +16,7 @@ from ..rewrite.rule import Rule
 
 
 class UnbindCatToView(PutTogether):
-    """cat(unbind(x, a), b) -> a reshape of x, its dims in another order; or fewer operands"""
+    """cat(unbind(x, a), b) -> a reshape and permute of x, or a cat of fewer operands"""
 
     joins = ("cat",)
     taken = frozenset(["unbind"])
@@ -40,7 +40,7 @@ RULES: Sequence[Rule] = (UnbindCatToView(),)
 
 @dataclass(frozen=True)
 class UnbindCatToViewPass(Pass):
-    """A cat of the pieces of an unbind is a reshape of the value, or of a part of it."""
+    """Replaces a cat of the pieces of an unbind by one reshape and permute of the value, or of a part of it."""
 
     name: ClassVar[str] = "unbind_cat_to_view_pass"
 

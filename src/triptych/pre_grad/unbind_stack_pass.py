@@ -16,7 +16,7 @@ from ..rewrite.rule import Rule
 
 
 class UnbindStack(PutTogether):
-    """stack(unbind(x, a), b) -> permute(x), a copy of it, or fewer operands"""
+    """stack(unbind(x, a), b) -> permute(x), a copy of it, or a cat of fewer operands"""
 
     joins = ("stack",)
     taken = frozenset(["unbind"])
@@ -41,7 +41,7 @@ RULES: Sequence[Rule] = (UnbindStack(),)
 
 @dataclass(frozen=True)
 class UnbindStackPass(Pass):
-    """An unbind whose pieces are stacked again is a permute of the value, or a part of it."""
+    """Replaces a stack of the pieces of an unbind by a permute of the value, or of a part of it."""
 
     name: ClassVar[str] = "unbind_stack_pass"
 

@@ -39,7 +39,7 @@ RULES: Sequence[Rule] = (UnbindStackToSlices(),)
 
 @dataclass(frozen=True)
 class UnbindStackToSlicesPass(Pass):
-    """Pieces of an unbind that stand side by side in a stack, among other tensors, are one slice each, in a cat."""
+    """Replaces adjacent pieces of an unbind in a stack, among other operands, by one slice in a cat."""
 
     name: ClassVar[str] = "unbind_stack_to_slices_pass"
 

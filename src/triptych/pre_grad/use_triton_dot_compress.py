@@ -29,8 +29,8 @@ def all_pairs(op: Any, x: Any) -> Any:
 
 
 def check_compression(m: Match, x: Value, scores: Node, width: Any) -> None:
-    m.require_no_other_user(scores, reason="{at} is used elsewhere, by {found}, and would be made all the same")
-    computes = "computes in {found}, of {wanted}"
+    m.require_no_other_user(scores, reason="{at} is used elsewhere, by {found}, and would be computed anyway")
+    computes = "the product computes in {found}, but x is {wanted}"
     m.require(x.is_float and m.root.dtype == x.dtype, computes, at=x, wanted=x.dtype, found=m.root.dtype)
     b, n, d, k = (size_hint(s) for s in (*x.shape, width))
 
@@ -52,8 +52,8 @@ class DotCompress(Rule):
         return op.matmul(all_pairs(op, x), w)
 
     def check(self, m, x, w):
-        m.applies(x.rank == 3 and w.rank in (2, 3), "no batch of matrices")
-        one_for_all = "one w for all of a batch, with a dim of its own"
+        m.applies(x.rank == 3 and w.rank in (2, 3), "not a batch of matrices")
+        one_for_all = "w is broadcast over the batch"
         m.require(w.rank == 2 or known_equal(w.shape[0], x.shape[0]), one_for_all, at=w)
         check_compression(m, x, m.root.call.args["self"], w.shape[-1])
 
@@ -74,7 +74,8 @@ class DotCompress(Rule):
         declines(lambda x, w: x.mT @ x @ w, "f32[2, 16, 4]", "f32[4, 3]", dialects=["torch"]),
         declines(lambda x, w: x @ x.mT @ w, "f32[2, 16, 64]", "f32[16, 64]", dialects=["torch"], because="would cost"),
         declines(lambda x, w: _written_between(x @ x.mT, x, w), *SHARED, dialects=["torch"], because="in between"),
-        declines(lambda x, w: x @ x.mT @ w, "f32[2, 16, 4]", "f32[1, 16, 3]", dialects=["torch"], because="own"),
+        declines(lambda x, w: x @ x.mT @ w, "f32[2, 16, 4]", "f32[1, 16, 3]", dialects=["torch"],
+                 because="w is broadcast"),
     ]  # fmt: skip
 
 
@@ -88,7 +89,7 @@ class DotCompressLinear(Rule):
         return op.linear(all_pairs(op, x), w, bias=b)
 
     def check(self, m, x, w, b):
-        m.applies(x.rank == 3 and w.rank == 2, "no batch of matrices")
+        m.applies(x.rank == 3 and w.rank == 2, "not a batch of matrices")
         check_compression(m, x, NormalizedLinearNode(m.root.node).get_input(), w.shape[0])
 
     def rewrite(self, op, x, w, b):
@@ -116,8 +117,8 @@ def _written_between(scores: Any, x: Any, w: Any) -> Any:
 
 @dataclass(frozen=True)
 class UseTritonDotCompress(Pass):
-    """Dot products of all pairs of rows, compressed, as x (x^T w): two thin products in one Triton kernel instead of
-    one with all pairs in it. Up to rounding."""
+    """Computes compressed dot products of all pairs of rows, x x^T w, as x (x^T w): two thin products in one Triton
+    kernel, without a matrix of all pairs. Up to rounding."""
 
     name: ClassVar[str] = "use_triton_dot_compress"
     default: ClassVar[bool] = False

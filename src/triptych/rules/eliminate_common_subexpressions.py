@@ -36,11 +36,12 @@ ATEN: dict[str, Any] = {"dialects": ("aten",)}
 class MergeEqualValues(Rule):
     """y = f(x), z = f(x) -> y = f(x), z is y
 
-    Right where f only computes, nothing writes x in between, and nothing writes y or z. Two results that are both
-    returned stay two: the caller may write one of them. What gives a size its symbol, such as `nonzero`, stays: sizes
-    of other values are written with it. So do the operands of two such operations. Constructors such as `full` are
-    left: a kernel makes their numbers where they are used, and memory that is filled twice may be written in place
-    twice.
+    The rule fires only if f has no side effects, nothing writes x between the two calls, and nothing writes y or z.
+
+    It declines if both results are returned, because the caller may write one of them. It leaves operations such as
+    `nonzero` alone, which introduce the symbol of a size that other values depend on, and declines equal operands of
+    two such operations, because their symbols would become one. It leaves constructors such as `full` alone: a kernel
+    generates their numbers where they are used, and two buffers can be written in place where one could not.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
@@ -58,8 +59,8 @@ class MergeEqualValues(Rule):
             yield Match.at(program, node, earlier=earlier, problem=problem)
 
     def rewrite(self, op, m, earlier):
-        again = m.root.node
-        return Together([ReadInstead(again, earlier.node, tuple(again.users)), Erase([again])])
+        later = m.root.node
+        return Together([ReadInstead(later, earlier.node, tuple(later.users)), Erase([later])])
 
     examples = [
         fires(lambda x: x.exp().sum() + x.exp().amax(), "f32[4, 8]", **ATEN),
@@ -93,23 +94,23 @@ def _only_computes(program: Program, node: Node) -> bool:
     return program.aliasing.effects(node).pure
 
 
-def _problem(program: Program, earlier: Node, again: Node) -> Refusal | None:
+def _problem(program: Program, earlier: Node, later: Node) -> Refusal | None:
     aliasing = program.aliasing
-    if (barrier := aliasing.barrier_between(earlier, again)) is not None:
-        return Refusal("{at} stands between the two", at=barrier)
-    if (problem := symbols_would_merge(again, earlier)) is not None:
+    if (barrier := aliasing.barrier_between(earlier, later)) is not None:
+        return Refusal("{at} stands between the two calls", at=barrier)
+    if (problem := symbols_would_merge(later, earlier)) is not None:
         return problem
-    seen = aliasing.effects(again)
-    are_views = again.target is operator.getitem or (seen.aliases and not seen.may_copy)
+    effects = aliasing.effects(later)
+    are_views = later.target is operator.getitem or (effects.aliases and not effects.may_copy)
     if are_views:  # views of the same memory, whatever its contents
-        both_returned = all(any(u.op == "output" for u in n.users) for n in (earlier, again))
+        both_returned = all(any(u.op == "output" for u in n.users) for n in (earlier, later))
     else:
-        if (writer := aliasing.first_writer(*_tensors(earlier), *_tensors(again))) is not None:
-            return Refusal("{found} writes one of the two", found=writer)
-        if (writer := aliasing.written_between(again.all_input_nodes, earlier, again)) is not None:
+        if (writer := aliasing.first_writer(*_tensors(earlier), *_tensors(later))) is not None:
+            return Refusal("{found} writes one of the two results", found=writer)
+        if (writer := aliasing.written_between(later.all_input_nodes, earlier, later)) is not None:
             return Refusal("{found} writes an operand in between", found=writer)
-        both_returned = bool(_returned(aliasing, earlier) & _returned(aliasing, again))
-    return Refusal("both are returned, and {at} would be the same tensor", at=again) if both_returned else None
+        both_returned = bool(_returned(aliasing, earlier) & _returned(aliasing, later))
+    return Refusal("both are returned, and {at} would be the same tensor", at=later) if both_returned else None
 
 
 def _tensors(node: Node) -> list[Node]:

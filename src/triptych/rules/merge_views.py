@@ -1,4 +1,4 @@
-"""Two views in a row are one, or none: rules that several stages share."""
+"""Rules, shared by several stages, that merge two views in a row into one view, or drop both."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def keeps_order(call: Call | None) -> bool:
     its shape."""
     if call is None or call.mutates:
         return False
-    if call.op == "permute":  # dims of one element may go anywhere
+    if call.op == "permute":  # the position of a dim of size 1 does not matter
         shape = getattr(tensor_fact(call.args["self"]), "shape", None)
         dims = call.args["dims"]
-        moved = [d for d in dims if shape is not None and not known(shape[d] == 1)]
-        return shape is not None and moved == sorted(moved)
+        longer = [d for d in dims if shape is not None and not known(shape[d] == 1)]
+        return shape is not None and longer == sorted(longer)
     return call.op in ("reshape", "squeeze", "unsqueeze")
 
 
 class MergeReshapes(Rule):
-    """reshape(reshape(x, a), b) -> reshape(x, b), or x where that is its shape; squeeze and unsqueeze likewise"""
+    """reshape(reshape(x, a), b) -> reshape(x, b), or x where it has that shape; squeeze and unsqueeze likewise"""
 
     interior_may_be_used = True
 
@@ -42,16 +42,16 @@ class MergeReshapes(Rule):
         m.applies(keeps_order(outer) and keeps_order(inner))
         m.applies(m.root.known and x.known)
         if not known_equal(m.root.shape, x.shape):
-            m.applies("reshape" in (outer.op, inner.op), "views of one dim each read better as they are")
-            m.applies(len(m.nodes[1].users) == 1, "the inner view stays anyway")
+            m.applies("reshape" in (outer.op, inner.op), "neither view is a reshape: both stay")
+            m.applies(len(m.nodes[1].users) == 1, "the inner view has other users and stays")
 
     def rewrite(self, op, m, x, shape):
         if known_equal(m.root.shape, x.shape):
             return x
-        made = op.reshape(x, m.root.shape if shape is None else shape)
+        result = op.reshape(x, m.root.shape if shape is None else shape)
         copies = any(m.program.call(n).op == "clone" for n in op.made if m.program.call(n) is not None)
-        m.require(not copies, "the memory cannot be seen in this shape at once")
-        return made
+        m.require(not copies, "x cannot be viewed in this shape without a copy")
+        return result
 
     examples = [
         fires(lambda x: x.view(32).view(8, 4) + 1, "f32[4, 8]"),
@@ -88,7 +88,7 @@ class MergePermutes(Rule):
     def check(self, m, a, b):
         m.applies(len(a) == len(b) and min((*a, *b), default=0) >= 0)
         cancel = composed(a, b) == sorted(a)
-        m.applies(cancel or len(m.nodes[1].users) == 1, "the inner permute stays anyway")
+        m.applies(cancel or len(m.nodes[1].users) == 1, "the inner permute has other users and stays")
 
     def rewrite(self, op, x, a, b):
         dims = composed(a, b)

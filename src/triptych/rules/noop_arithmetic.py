@@ -18,21 +18,21 @@ from .noop_views import Noop
 
 INFINITY = math.inf
 SPECIAL = torch.tensor([-0.0, 0.0, INFINITY, -INFINITY, math.nan, 1.5, 1e-45, -3.0])
-"""For examples: the values that real-number algebra forgets."""
+"""For examples: among others, the values for which the rules of real numbers do not hold."""
 
 One = Annotated[Any, Is("one", lambda v: isinstance(v, (int, float)) and v == 1)]
 ZeroOrOne = Annotated[Any, Is("zero or one", lambda v: isinstance(v, (int, float)) and v in (0, 1))]
 
 
 class NeutralOperand(Noop, ABC):
-    """f(x, n) -> x, for the number n that changes nothing: the column `neutral` in the table of operations"""
+    """f(x, n) -> x, for the number n that changes nothing, which is `neutral` in the table of operations"""
 
     @abstractmethod
     def pattern(self, op: Any) -> Any: ...
 
     def check(self, m: Match, x: Any, number: Any) -> None:
         call: Any = m.root.call
-        m.applies(x.known and is_neutral(call, number, x.dtype), "the number changes something")
+        m.applies(x.known and is_neutral(call, number, x.dtype), "the number may change the value")
         super().check(m, x)
         problem = neutral_problem(call.op, number, x.dtype)
         m.require(not problem, problem)
@@ -103,7 +103,7 @@ def _after_no_grad(x: Any) -> Any:
 
 
 class DivideByOne(NeutralOperand):
-    """x / 1 -> x; integers: x // 1 -> x"""
+    """x / 1 -> x, where x is a float; x // 1 -> x, where x is an integer"""
 
     def pattern(self, op, x: Tensor, number: ZeroOrOne, rounding):
         return op.div(x, number, rounding_mode=rounding) | op.floor_divide(x, number)
@@ -180,9 +180,10 @@ class Idempotent(Rule):
 
 
 class ClampToAnything(Noop):
-    """clamp(x, min, max) -> x, where no value of x's dtype lies outside; NaN stays NaN
+    """clamp(x, min, max) -> x, where every value of x's dtype is within the bounds; NaN stays NaN
 
-    Before autograd, floats are left alone: the gradient of a clamped NaN is 0, that of the NaN itself is not.
+    Before autograd the rule declines floats: where x is NaN, clamp passes a gradient of 0 on, and x itself the whole
+    gradient.
     """
 
     def pattern(self, op, x: Tensor, low, high):
@@ -191,10 +192,10 @@ class ClampToAnything(Noop):
     def check(self, m, x, low, high):
         super().check(m, x)
         m.require(x.known, "shape and dtype are not known")
-        m.applies(_is_bound(low) and _is_bound(high), "it limits something")
+        m.applies(_is_bound(low) and _is_bound(high), "the bounds may change a value")
         bounds = -INFINITY if low is None else low, INFINITY if high is None else high
-        m.applies(of_dtype(x.dtype).within(*bounds), "it limits something")
-        m.require(not x.is_float or m.program.dialect == ATEN, "the gradient of a NaN would differ")
+        m.applies(of_dtype(x.dtype).within(*bounds), "the bounds may change a value")
+        m.require(not x.is_float or m.program.dialect == ATEN, "the gradient at NaN would differ")
 
     examples = [
         fires(lambda x: x.clamp(-INFINITY, INFINITY) + 2, SPECIAL, dialects=("aten",)),

@@ -1,4 +1,4 @@
-"""Views, copies and casts that change nothing. Both dialects: `remove_noop_pass` and `remove_noop_ops` share them."""
+"""Views, copies and casts that change nothing: rules that `remove_noop_pass` and `remove_noop_ops` share."""
 
 from __future__ import annotations
 
@@ -20,21 +20,27 @@ channels_last = torch.channels_last
 
 
 class Noop(Rule, ABC):
-    """f(x) -> x. One test for all of them: same shape, dtype, device and strides; the rewriter sees to the memory."""
+    """f(x) -> x, where shape, dtype, device and strides stay the same
+
+    The rewriter checks whether anything can see that x and f(x) share memory now, or no longer do.
+    """
 
     @abstractmethod
     def pattern(self, op: Any) -> Any: ...
 
     def check(self, m: Match, x: Any) -> None:
         old, new = m.root.fact, x.fact
-        m.applies(old is None or new is None or interchangeable(old, new), "the value changes")
+        m.applies(
+            old is None or new is None or interchangeable(old, new),
+            "the result differs in shape, dtype, device or strides",
+        )
 
     def rewrite(self, op: Any, x: Any) -> Any:
         return x
 
 
 def add_in_place(x: Any, y: Any) -> Any:
-    """For examples: a write that must stay visible, or must not become so."""
+    """For examples: a write to y, which x sees only if the two share memory."""
     y.add_(1)
     return x * 2
 
@@ -102,7 +108,7 @@ Zeros = Annotated[Any, Is("zeros", lambda pad: all(isinstance(p, int) and p == 0
 
 
 class NoopSlice(Noop):
-    """slice(x, all of it) -> x"""
+    """slice(x, start, end) -> x, where the slice is all of x"""
 
     def pattern(self, op, x: Tensor, dim, start, end, step, index: Slices):
         return op.slice(x, dim, start, end, step) | op.tensor_getitem(x, index)
@@ -123,7 +129,7 @@ class NoopSlice(Noop):
 
 
 class NoopSqueeze(Noop):
-    """squeeze(x) -> x, where there is nothing to squeeze"""
+    """squeeze(x) -> x, where none of the dims has size 1"""
 
     def pattern(self, op, x: Tensor, dim):
         return op.squeeze(x, dim=dim)
@@ -137,7 +143,7 @@ class NoopSqueeze(Noop):
 
 
 class NoopContiguous(Noop):
-    """contiguous(x, format) -> x, where x lies so already"""
+    """contiguous(x, format) -> x, where x has that memory format already"""
 
     def pattern(self, op, x: Tensor, memory_format):
         return op.contiguous(x, memory_format=memory_format)
@@ -325,7 +331,7 @@ class NoopDropout(Noop):
         return op.one_of(sorted(DROPOUTS), x, p, train)
 
     def check(self, m):
-        m.applies(returned_operand(m.root.call) is not None, "it drops something")
+        m.applies(returned_operand(m.root.call) is not None, "the dropout may drop elements")
 
     examples = [
         fires(lambda x: F.dropout(x, 0.5, training=False) + 1, "f32[4, 8]", dialects=("torch",)),

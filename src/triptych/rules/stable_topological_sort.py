@@ -15,7 +15,7 @@ from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
 
-CYCLE = "no order has every value before its uses and keeps writes, draws and regions where they are"
+CYCLE = "no order puts every value before its uses and keeps the order of writes, random draws and regions"
 
 
 def _add_in_place(x):
@@ -24,7 +24,7 @@ def _add_in_place(x):
 
 
 def _out_of_order(graph: Graph) -> None:
-    """For examples: the first call stands after its first use."""
+    """For examples: moves the first call behind its first use."""
     first = next(n for n in graph.nodes if n.op.startswith("call"))
     next(iter(first.users)).append(first)
 
@@ -32,7 +32,7 @@ def _out_of_order(graph: Graph) -> None:
 class MoveUp(Rule):
     """use(y); y = f(x) -> y = f(x); use(y)
 
-    All values that stand after their first use move in one step: an order is right only as a whole.
+    All values that are computed after their first use move in one edit, because only a complete order is valid.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
@@ -59,7 +59,7 @@ class MoveUp(Rule):
 class StableTopologicalSort(Pass):
     """Moves a value that is used before it is computed up to its first use; everything else stays in place.
 
-    Writes, random draws and regions keep their order, and a read stays on its side of a write.
+    Writes, random draws and regions keep their order, and no read moves across a write.
     """
 
     name = "stable_topological_sort"
