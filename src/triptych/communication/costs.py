@@ -21,7 +21,7 @@ from ..ir.facts import fact, is_static, tensor_fact, tensor_of
 
 
 def ranks_of(found: Collective) -> int:
-    """How many ranks take part; for an all-reduce, the process group says it."""
+    """How many ranks take part; for an all-reduce, the size of its process group."""
     return found.ranks if found.ranks is not None else ranks_of_group(found.group)
 
 
@@ -74,10 +74,10 @@ class FusedCost:
 def fused_cost(node: Node, link: str) -> FusedCost:
     """The cost of an operator that gathers and multiplies, or multiplies and scatters, part by part."""
     target: Any = node.target
-    given = dict(zip((argument.name for argument in target._schema.arguments), node.args))
+    arguments = dict(zip((argument.name for argument in target._schema.arguments), node.args))
     gathers = "all_gather" in target._schema.name
-    left, ranks = tensor_fact(given["A"]), ranks_of_group(str(given["group_name"]))
-    rights = [t for n in (given["Bs"] if gathers else [given["B"]]) if (t := tensor_fact(n)) is not None]
+    left, ranks = tensor_fact(arguments["A"]), ranks_of_group(str(arguments["group_name"]))
+    rights = [t for n in (arguments["Bs"] if gathers else [arguments["B"]]) if (t := tensor_fact(n)) is not None]
     if left is None or not all(is_static(t.shape) for t in (left, *rights)):
         return FusedCost(0.0, 0.0, 0)
     parts = ranks if gathers else 1

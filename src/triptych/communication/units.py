@@ -35,7 +35,7 @@ def _unit(node: Node) -> str:
 
 
 def in_modules(*paths: str) -> Callable[[Graph], None]:
-    """A `prepare` of examples: the collectives of a graph, in order, work for these modules."""
+    """A `prepare` function for examples: the collectives of a graph, in order, work for these modules."""
 
     def note(graph: Graph) -> None:
         for collective, path in zip(collectives(graph), paths):

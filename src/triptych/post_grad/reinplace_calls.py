@@ -1,4 +1,4 @@
-"""Custom operators and user Triton kernels that write their operands: called on the operands, not on copies."""
+"""Calls custom operators and user Triton kernels that write their operands on the operands, not on copies."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _copied(op: Emitter, value: Any) -> Any:
         return [_copied(op, v) for v in value]
     copy = op.call(aten.clone.default, value).node
     if not same_strides(tensor_of(value), tensor_of(copy)):
-        raise Refused("a copy of {at} would have other strides", at=value)
+        raise Refused("a copy of {at} would have different strides", at=value)
     return copy
 
 
@@ -153,7 +153,7 @@ class ReinplaceCustomOperators(Rule):
     """_, y = auto_functionalized(f, x) -> f(x), y is x
 
     An operator that writes x is called on x itself, not on a copy, where x meets the conditions of
-    `reinplace_indexed_writes`. Operands for which this cannot be proved are copied as before. So is a list of tensors.
+    `reinplace_indexed_writes`. Operands for which this cannot be proved, and lists of tensors, are copied as before.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
@@ -165,7 +165,7 @@ class ReinplaceCustomOperators(Rule):
             if not _is_call_of(node, names):
                 continue
             if not isinstance(node.args[0], _private.OpOverload):
-                yield Match.at(program, node, problem="what it calls is no operator")
+                yield Match.at(program, node, problem="it does not call an operator")
                 continue
             yield _functionalised(node).plan(later)
 
@@ -177,7 +177,9 @@ class ReinplaceCustomOperators(Rule):
         if _takes_bases(node):
             del kwargs["_all_bases"]
             bases = list(written.values())
-            views = _private.views_of_bases(function, kwargs)  # takes its own arguments out of `kwargs`
+            views = _private.views_of_bases(
+                function, kwargs
+            )  # removes the arguments that describe the views from `kwargs`
             kwargs.update({name: _regenerated(op, view, bases) for name, view in views.items()})
         else:
             kwargs.update(zip(_written_names(function), written.values()))
