@@ -62,7 +62,7 @@ def register() -> Any:
 
         def __init__(self, communicate: Callable[..., None], *operands: tuple[Any, ...]) -> None:
             super().__init__()
-            self.steps = [functools.partial(communicate, *given) for given in operands]
+            self.steps = [functools.partial(communicate, *arguments) for arguments in operands]
 
         def wait(self, timeout: Any = None) -> bool:
             while self.steps:

@@ -78,12 +78,12 @@ class _Lanes:
         """The operations since the last point of communication, with their seconds."""
 
     def run(self, node: Node) -> None:
-        if (found := collective(node)) is not None:
+        if (started := collective(node)) is not None:
             self._flush()
-            cost = collective_cost(found, self.link)
+            cost = collective_cost(started, self.link)
             # if the size is symbolic, only the part of the cost that does not depend on it
-            seconds = cost.seconds if cost is not None else _without_data(found, self.link)
-            self.done[node] = self._communicate(node, found.kind, seconds, sum(map(_size, found.results)))
+            seconds = cost.seconds if cost is not None else _without_data(started, self.link)
+            self.done[node] = self._communicate(node, started.kind, seconds, sum(map(_size, started.results)))
         elif is_wait(node):
             self._flush()
             source = awaited(node)

@@ -28,7 +28,7 @@ def _unit(node: Node) -> str:
         modules = node.meta.get(stack)
         if isinstance(modules, dict) and modules:
             paths = [str(module[0]) for module in modules.values() if isinstance(module, tuple) and module]
-            in_list = next((found.group() for path in paths if (found := re.match(r".*?\.\d+(?=\.|$)", path))), None)
+            in_list = next((match.group() for path in paths if (match := re.match(r".*?\.\d+(?=\.|$)", path))), None)
             outer = next((path for path in paths if path), "")
             return in_list or outer
     return ""

@@ -78,17 +78,17 @@ def is_region(node: Node) -> bool:
 def extract(gm: GraphModule, inputs: Sequence[Input], values: Values, part: Part) -> tuple[GraphModule, list[Input]]:
     """The part as a graph with the inputs that it needs."""
     known = dict(zip((n for n in gm.graph.nodes if n.op == "placeholder"), inputs))
-    kept = _needed(part, [n for n in effects(gm) if n not in part.left_out])
+    needed = _needed(part, [n for n in effects(gm) if n not in part.left_out])
     graph = Graph()
     copies: dict[Node, Node] = {}
     new_inputs: list[Input] = []
     for node in gm.graph.nodes:  # inputs first, whatever they were
-        if node in kept and (node.op == "placeholder" or node in part.cut):
+        if node in needed and (node.op == "placeholder" or node in part.cut):
             copies[node] = graph.placeholder(node.name)
             copies[node].meta = dict(node.meta)
             new_inputs.append(known[node] if node in known else _as_input(node, values))
     for node in gm.graph.nodes:
-        if node not in kept or node in copies or node.op == "output":
+        if node not in needed or node in copies or node.op == "output":
             continue
         if node in part.stand_ins:
             copies[node] = copies[part.stand_ins[node]]

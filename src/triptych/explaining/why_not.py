@@ -202,7 +202,7 @@ def _refusal(program: Program, rule: CompiledRule, match: Match) -> Refused | No
     op = match.emitter(program, match.before or max(roots), rule.name)
     try:
         rule.check(match)
-        rule.rewrite(op, match, lambda made: rewriter.require_sound(made, roots, op, match.nodes, rule.rule))
+        rule.rewrite(op, match, lambda result: rewriter.require_sound(result, roots, op, match.nodes, rule.rule))
     except Refused as refused:
         return refused
     except Exception as error:

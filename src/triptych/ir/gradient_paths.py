@@ -71,15 +71,19 @@ class GradientPaths:
         for was, now in pairs:
             before, after = self.of(was), self.of(now)
             if bool(before) != bool(after):
-                asks = "the value would ask for a gradient" if after else "the value would ask for no gradient any more"
-                return Refusal(asks, at=was)
+                sentence = (
+                    "the value would start to require a gradient"
+                    if after
+                    else "the value would no longer require a gradient"
+                )
+                return Refusal(sentence, at=was)
             lost |= before & ~after
             added |= after & ~before
         if extra := added & ~self.reaching:
             return self._changed(extra, pairs, wanted="None", found="zeros")
         lost_path = lost & self.reaching
-        if lost_path and (gone := lost_path if is_write else lost_path & ~self._reaching_after(dict(pairs))):
-            return self._changed(gone, pairs, wanted="zeros", found="None")
+        if lost_path and (lost_inputs := lost_path if is_write else lost_path & ~self._reaching_after(dict(pairs))):
+            return self._changed(lost_inputs, pairs, wanted="zeros", found="None")
         self._is_stale |= bool(lost | added)
         return None
 

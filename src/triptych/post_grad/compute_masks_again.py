@@ -47,8 +47,8 @@ class ComputeMasksAgain(Rule):
             elif any(compared in effects(user).writes for user in compared.users):
                 yield Match.at(program, mask, problem="the compared value is written in place")
             else:
-                held = compared if compared in views else views[0]
-                yield Match.at(program, mask, compared=compared, held=held)
+                source = compared if compared in views else views[0]
+                yield Match.at(program, mask, compared=compared, held=source)
 
     def rewrite(self, op, m):
         return KeepInstead(m.bindings["compared"], m.bindings["held"], m.root.node)

@@ -142,8 +142,8 @@ def _functional(traced: GraphModule) -> None:
     write to the memory allocated for it."""
     graph = traced.graph
     for launch in graph.find_nodes(op="call_function", target=_private.triton_kernel_wrapper_mutation):
-        given: Any = launch.kwargs["kwargs"]
-        written = {name: n for name, n in given.items() if isinstance(n, Node) and n.target in NEW_MEMORY}
+        arguments: Any = launch.kwargs["kwargs"]
+        written = {name: n for name, n in arguments.items() if isinstance(n, Node) and n.target in NEW_MEMORY}
         assert written, "a launch whose result is not known would be removed"
         with graph.inserting_before(launch):
             kwargs = {**launch.kwargs, "tensors_to_clone": list(written)}

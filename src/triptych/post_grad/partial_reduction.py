@@ -69,8 +69,8 @@ class PartialReduction(Rule):
     def rewrite(self, op, m):
         partial, whole = m.bindings["partial"], m.bindings["whole"]
         partial_value = m.program.value(partial.node) if len(m.roots) == 1 else op.again(partial.node, {})
-        gone = [] if partial.keepdim else sorted(partial.dims)
-        more = [d - sum(g < d for g in gone) for d in sorted(whole.dims - partial.dims)]
+        reduced_dims = [] if partial.keepdim else sorted(partial.dims)
+        more = [d - sum(g < d for g in reduced_dims) for d in sorted(whole.dims - partial.dims)]
         rest = more if not partial.keepdim or whole.keepdim else sorted(whole.dims)
         how = {"keepdim": True} if whole.keepdim and partial.keepdim else {}
         result = getattr(op, whole.name)(partial_value, rest, **how)
