@@ -265,17 +265,17 @@ def _attempt_command(command: str, limit: int | None, timeout: float | None) -> 
         if limit is not None:
             environment[LIMIT] = str(limit)
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 command, shell=True, env=environment, timeout=timeout, capture_output=True, text=True, check=False
             )
         except subprocess.TimeoutExpired:
             failure: Failure | None = Failure("command", f"it ran for more than {timeout:g} s")
         else:
-            if done.returncode in (126, 127):
-                raise TriptychError(f"the check cannot be run: {done.stderr.strip() or command}")
-            output = (done.stderr or done.stdout).strip().splitlines()
-            said = f": {output[-1]}" if output else ""
-            failure = Failure("command", f"exit code {done.returncode}{said}") if done.returncode else None
+            if process.returncode in (126, 127):
+                raise TriptychError(f"the check cannot be run: {process.stderr.strip() or command}")
+            output = (process.stderr or process.stdout).strip().splitlines()
+            detail = f": {output[-1]}" if output else ""
+            failure = Failure("command", f"exit code {process.returncode}{detail}") if process.returncode else None
         lines = report.read_text("utf-8").splitlines() if report.exists() else []
     steps = _reported(lines)
     if failure is not None and not steps and limit is None:

@@ -195,7 +195,7 @@ def _around(gm: GraphModule, nodes: list[Node], distance: int) -> Part:
     inside = set(nodes)
     for _ in range(distance):
         inside |= {near for n in inside for near in (*n.all_input_nodes, *n.users) if near.op.startswith("call")}
-    inside |= {o for n in inside if _takes_piece(n) for o in n.all_input_nodes if _is_tuple(o)}  # tuples are no inputs
+    inside |= {o for n in inside if _takes_piece(n) for o in n.all_input_nodes if _is_tuple(o)}  # no tuple inputs
     outputs = tuple(n for n in gm.graph.nodes if n in inside and (any(u not in inside for u in n.users) or not n.users))
     outside = frozenset(o for n in inside for o in n.all_input_nodes if o not in inside and o.op != "placeholder")
     left_out = frozenset(n for n in effects(gm) if n not in inside)

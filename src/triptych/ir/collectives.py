@@ -96,7 +96,7 @@ def collective(node: Node) -> Collective | None:
 
 def collectives(graph: torch.fx.Graph) -> Iterator[Collective]:
     """The collectives of a graph, in its order."""
-    return (started for node in graph.nodes if (started := collective(node)) is not None)
+    return (communication for node in graph.nodes if (communication := collective(node)) is not None)
 
 
 def communications(graph: torch.fx.Graph) -> Iterator[tuple[str, str]]:
@@ -104,8 +104,8 @@ def communications(graph: torch.fx.Graph) -> Iterator[tuple[str, str]]:
     ranks must run the same ones in the same order. Operators of symmetric memory, which compute and communicate, are
     included."""
     for node in graph.nodes:
-        if (started := collective(node)) is not None:
-            yield started.group, started.signature()
+        if (communication := collective(node)) is not None:
+            yield communication.group, communication.signature()
         elif is_fused(node):
             names = [argument.name for argument in node.target._schema.arguments]
             group = {**dict(zip(names, node.args)), **node.kwargs}.get("group_name")

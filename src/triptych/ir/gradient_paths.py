@@ -55,17 +55,17 @@ class GradientPaths:
             self._sources, self._written, self.reaching = self._walk({})
 
     def problem(
-        self, pairs: Sequence[tuple[Node, Node]], made: Iterable[Node], is_write: bool = False
+        self, pairs: Sequence[tuple[Node, Node]], new_nodes: Iterable[Node], is_write: bool = False
     ) -> Refusal | None:
         """Why the first of each pair may not be replaced by the second; None if the same inputs keep their gradients.
 
-        `made` are the nodes that the rewrite adds, in order. `is_write`: the first is an in-place write, and the second
-        replaces the contents of the written memory from there on.
+        `new_nodes` are those that the rewrite adds, in order. `is_write`: the first of each pair is an in-place write,
+        and the second replaces the contents of the written memory from there on.
         """
         if not self.active:
             return None
         self._refresh()
-        for node in made:
+        for node in new_nodes:
             self._sources[node] = self._of(node, self._sources, self._written, self._stands_off(node))
         lost = added = 0
         for was, now in pairs:

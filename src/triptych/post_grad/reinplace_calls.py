@@ -108,8 +108,8 @@ class _Call:
     def plan(self, later: LaterUses) -> Match:
         """A match with the operands that can be written in place, or with the reason why there are none."""
         program = later.program
-        taken = {u.args[1]: u for u in self.node.users if u.target is operator.getitem and u.args[0] is self.node}
-        if len(taken) != len(self.node.users):
+        elements = {u.args[1]: u for u in self.node.users if u.target is operator.getitem and u.args[0] is self.node}
+        if len(elements) != len(self.node.users):
             return Match.at(program, self.node, problem="the results are used as a whole")
         plans: dict[Any, Overwrite] = {}
         refusal = Refusal("it writes no tensor")
@@ -117,14 +117,14 @@ class _Call:
         for key, destination in self.written.items():
             if destination is None:
                 continue
-            plan = overwrite(later, taken.get(key), destination, operands)
+            plan = overwrite(later, elements.get(key), destination, operands)
             if isinstance(plan, Refusal):
                 refusal = plan
             else:
                 plans[key] = plan
         if not plans:
             return Match.at(program, self.node, problem=refusal)
-        return Match.at(program, self.node, call=self, plans=plans, taken=taken)
+        return Match.at(program, self.node, call=self, plans=plans, taken=elements)
 
 
 def _operands(op: Emitter, call: _Call, plans: dict[Any, Overwrite]) -> dict[Any, Any]:
@@ -256,8 +256,10 @@ class ReinplaceTritonKernels(Rule):
     def rewrite(self, op, m):
         node, call = m.root.node, m.bindings["call"]
         written = _operands(op, call, m.bindings["plans"])
-        given = {k: v for k, v in node.kwargs.items() if k != "tensors_to_clone"}
-        launch = op.call(_private.triton_kernel_wrapper_mutation, **{**given, "kwargs": {**given["kwargs"], **written}})
+        settings = {k: v for k, v in node.kwargs.items() if k != "tensors_to_clone"}
+        launch = op.call(
+            _private.triton_kernel_wrapper_mutation, **{**settings, "kwargs": {**settings["kwargs"], **written}}
+        )
         if STRIDES_RELIED_ON in node.meta:
             args, kwargs = node.meta[STRIDES_RELIED_ON]
             launch.node.meta[STRIDES_RELIED_ON] = (

@@ -97,7 +97,7 @@ class Checks:
         raise Refused("a rewrite must return {wanted}, not {found}", wanted=wanted, found=type(value).__name__)
 
     def _check_order(
-        self, olds: Sequence[Node], made: list[Node], covered: tuple[Node, ...], op: Emitter, terms: Terms
+        self, olds: Sequence[Node], new_nodes: list[Node], covered: tuple[Node, ...], op: Emitter, terms: Terms
     ) -> None:
         """No node between the first covered node and the position of the new ones may write a value that they read."""
         aliasing = self.program.aliasing
@@ -112,7 +112,7 @@ class Checks:
         if barrier := aliasing.barrier_between(first, place):
             raise Refused("{at} stands between the matched nodes", at=barrier)
         if aliasing.any_write:
-            read = {n for c in covered for n in node_operands((c.args, c.kwargs))} | set(covered) | set(made)
+            read = {n for c in covered for n in node_operands((c.args, c.kwargs))} | set(covered) | set(new_nodes)
             if writer := aliasing.written_between(read, first, place):
                 raise Refused("{at} writes a matched value in between", at=writer)
         for user in (u for o in olds for u in o.users):
@@ -278,14 +278,14 @@ class Checks:
             if node in viewed and output in node.users and self._returned_through(was):
                 raise Refused("the value is a view of {at}, which is returned too", at=node)
 
-    def _check_saved(self, was: Node, now: Node, made: Iterable[Node]) -> None:
+    def _check_saved(self, was: Node, now: Node, new_nodes: Iterable[Node]) -> None:
         """Autograd saves the results of some operations for the backward: an in-place write to such a result, which was
         allowed before the rewrite, would become an error."""
         aliasing = self.program.aliasing
         if not aliasing.written(was) or not self.program.gradient_paths.active:
             return
         call = self.program.call(was)
-        for node in made:
+        for node in new_nodes:
             new = self.program.call(node)
             if new is None or new.op not in SAVED_FOR_BACKWARD or not aliasing.same(node, now):
                 continue

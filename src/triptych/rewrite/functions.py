@@ -161,9 +161,9 @@ def _rewrite_method(replacement: Function) -> Any:
     return _method(parameters, lambda op, **given: _emit(op, replacement, given))
 
 
-def _emit(op: Emitter, function: Function, given: Mapping[str, Any]) -> Any:
+def _emit(op: Emitter, function: Function, values: Mapping[str, Any]) -> Any:
     """Insert the operations of a plain function into the graph, as they are or, in an ATen graph, as ATen operators."""
-    in_order = [given[name] for name in _parameters(function)]
+    in_order = [values[name] for name in _parameters(function)]
     operands = [value.node if isinstance(value, Value) else value for value in in_order]
     traced = in_aten(op, function, operands) if op.program.dialect == ATEN else _traced(function)
     return put(op, traced, operands)
