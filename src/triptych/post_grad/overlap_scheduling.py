@@ -92,9 +92,9 @@ class StartEarly(Rule):
     """f(y); all_gather(x) -> all_gather(x); f(y)
 
     By the cost model, a collective starts just early enough to be done when it is waited for. If its operand is not
-    computed by then, it starts as soon as the operand is. It never starts before an earlier collective, nor while its
-    result, together with earlier results that are still needed, would take more than `megabytes`. Views and pointwise
-    operations that only the collective needs move with it.
+    computed by then, or if its cost is not known, it starts as soon as the operand is computed. It never starts before
+    an earlier collective, nor while its result, together with earlier results that are still needed, would take more
+    than `megabytes`. Views and pointwise operations that only the collective needs move with it.
     """
 
     megabytes: float = IN_FLIGHT
