@@ -65,7 +65,7 @@ class QuantizeByNumbers(Rule):
     examples = [
         fires(lambda x: _quantize(x, torch.full((), 0.1), torch.full((), 3)), "f32[4, 8]", dialects=("aten",)),
         declines(_quantize, "f32[4, 8]", torch.tensor(0.1), torch.tensor(3), because="not known", dialects=("aten",)),
-        declines(lambda x: _quantize(x, torch.full((), 0.1), torch.full((), 3.0)), "f32[4, 8]", because="whole number",
+        declines(lambda x: _quantize(x, torch.full((), 0.1), torch.full((), 3.0)), "f32[4, 8]", because="not an int",
                  dialects=("aten",)),
     ]  # fmt: skip
 

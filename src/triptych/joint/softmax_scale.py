@@ -156,7 +156,7 @@ class MulSoftmaxPattern(_ScaledSoftmax):
         declines(lambda x, s: by_hand(x * s.abs(), 0), "f32[]", "f32[]", because="tiny"),
         declines(lambda x, s: by_hand((x * s.abs()).float()), "f16[4, 8]", "f16[8]"),
         declines(lambda x: (y := x * 0.125, by_hand(y)), "f32[4, 8]", because="used outside"),
-        declines(lambda x: (y := x * 0.125) - y.amax(-1, keepdim=True), "f32[4, 8]", because="otherwise"),
+        declines(lambda x: (y := x * 0.125) - y.amax(-1, keepdim=True), "f32[4, 8]", because="something other"),
         declines(lambda x: by_hand(x), "f32[4, 8]"),
     ]  # fmt: skip
 

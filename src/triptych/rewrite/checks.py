@@ -77,7 +77,7 @@ class Checks:
             return {}
         operands = [fact(n) for n in node_operands((before.args, before.kwargs))]
         if sharing(old, operands) != sharing(new, operands):
-            raise Refused("the result would share memory with other values than before", at=node)
+            raise Refused("the result would share other memory than before", at=node)
         return {} if same_strides(old, new) else {node: new, **follow(self.program, {node: new})}
 
     def _copied_fact(self, node: Node) -> Any:
@@ -167,8 +167,8 @@ class Checks:
         was_shares = aliasing.is_input(was)
         now_leaves = aliasing.is_input(now) or aliasing.is_output(now)
         if aliasing.is_output(was) and (now_leaves or was_shares or self._returned_beside(was)):
-            sentence = "the value is returned, and would share memory with other values than before"
-            raise Refused(sentence, at=was) if is_new else Refused(f"{sentence}: {{found}}", at=was, found=now)
+            sentence = "the value leaves the graph, and would share other memory than before"
+            raise Refused(sentence, at=was) if is_new else Refused(f"{sentence}: that of {{found}}", at=was, found=now)
         if not is_new and aliasing.is_output(was) and self._gradient_needs(now, besides=was):
             raise Refused(
                 "the value is returned, so the caller may write it, and the gradient needs {found}", at=was, found=now

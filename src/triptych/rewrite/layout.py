@@ -168,4 +168,4 @@ def _require_same_sharing(program: Program, node: Node, old: Any, new: Any, fact
     aliasing = program.aliasing
     memories = {aliasing.memory(n): aliasing.output_uses(n) for n in (node, *operands) if n is node or n in facts}
     if sum(memories.values()) > 1 or any(aliasing.written(n) or aliasing.is_input(n) for n in memories):
-        raise Refused("{at} would share memory with other values than before", at=node)
+        raise Refused("{at} would share other memory than before", at=node)
