@@ -102,7 +102,7 @@ def test_what_was_copied_must_stay_as_it_is_while_it_is_read():
     made.call(aten.add_.Tensor, made.g[0], 1)
     y = made.call(aten.mm.default, made.x, made.p[0])
     made.free()
-    assert declined(made.done(y)).startswith("add__tensor writes what was copied")
+    assert declined(made.done(y)).startswith("add__tensor writes the copied tensor")
 
 
 def test_a_write_after_the_last_use_is_no_obstacle():
@@ -131,7 +131,7 @@ def test_a_parameter_that_is_returned_is_left_alone(returned):
     y = made.call(aten.mm.default, made.x, made.p[0])
     view = made.p[0] if returned == "itself" else made.call(aten.t.default, made.p[0])
     made.free()
-    assert "uses the parameter while it has no memory" in declined(made.done(y, view))
+    assert "uses the parameter while the graph has not given it memory" in declined(made.done(y, view))
 
 
 def test_a_parameter_that_gets_another_size_is_left_alone():
@@ -140,7 +140,7 @@ def test_a_parameter_that_gets_another_size_is_left_alone():
     made.call(copy_, made.p[0], made.g[0])
     y = made.call(aten.mm.default, made.x, made.p[0])
     made.free()
-    assert "resizes the parameter otherwise" in declined(made.done(y))
+    assert "resizes the parameter neither to its full size" in declined(made.done(y))
 
 
 def test_nothing_moves_over_memory_that_is_freed():

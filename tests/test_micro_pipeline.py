@@ -175,7 +175,7 @@ def test_a_write_to_what_is_gathered_is_not_overtaken(written, fires):
     assert tally.fired.total() == fires
     if not fires:
         (declined,) = tally.declines.values()
-        assert declined.reason == "add__tensor writes what is gathered before the product"
+        assert declined.reason == "add__tensor writes a gathered operand before the product"
 
 
 def two_products(writes):

@@ -68,10 +68,10 @@ def use_static_launcher(kernel: Any) -> None:
             how = kernel.inductor_meta, kernel.triton_meta, kernel.heuristic_type
             static = results.can_statically_launch(compiled.kernel, *how)
         if static is not None:
-            made = results(static, config, compiled.compile_meta, compiled.inductor_meta)
-            kernel.launchers = [made.make_launcher()]
+            static_result = results(static, config, compiled.compile_meta, compiled.inductor_meta)
+            kernel.launchers = [static_result.make_launcher()]
             kernel._cached_launcher = None  # torch 2.13 and later note here how they launch
-    except Exception as error:  # whatever a release does otherwise: Triton launches the kernel, as before
+    except Exception as error:  # another release may differ here: Triton then launches the kernel, as before
         log.info("%s is launched by Triton: %s", kernel.fn.__name__, error)
 
 

@@ -74,6 +74,6 @@ def _mask(node: Node) -> Node | None:
     if not isinstance(node.target, _private.OpOverload) or "_scaled_dot_product_" not in node.target.name():
         return None
     names = [argument.name for argument in node.target._schema.arguments]
-    given = {**dict(zip(names, node.args)), **node.kwargs}
-    mask = given.get("attn_bias", given.get("attn_mask"))
+    arguments = {**dict(zip(names, node.args)), **node.kwargs}
+    mask = arguments.get("attn_bias", arguments.get("attn_mask"))
     return mask if isinstance(mask, Node) else None

@@ -1,4 +1,4 @@
-"""Calls that eager refuses, such as `ceil` of booleans, or `clamp` with a bound that the dtype cannot hold.
+"""Calls that eager refuses, such as `ceil` of booleans, or `clamp` with a bound that the dtype cannot represent.
 
 Fake tensors take them, and so do many decompositions and kernels: a program that raises in eager would return
 something. Whether eager refuses a call depends on the operator, the dtypes, the device and the numbers it is given, so

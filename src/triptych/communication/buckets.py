@@ -39,7 +39,7 @@ def problem_of(program: Program, collective: Collective) -> Refusal | None:
     """Why a collective cannot be joined with others, whichever they are."""
     wait = collective.wait
     if wait is None:
-        return Refusal("the result of {at} is not only waited for once", at=collective.node)
+        return Refusal("the result of {at} has other uses than one wait", at=collective.node)
     writer = next((w for w in program.aliasing.writers(collective.operands[0]) if w < wait), None)
     if writer is not None:  # the joined collective may start on the other side of the write
         return Refusal("the operand is written before the wait, by {at}", at=writer)
@@ -48,7 +48,7 @@ def problem_of(program: Program, collective: Collective) -> Refusal | None:
         return Refusal("shape and dtype are not known", at=collective.node)
     sizes = [bytes_moved(t) for t in tensors]
     if None in sizes:
-        return Refusal("sizes are symbols, and ranks could decide differently", at=collective.node)
+        return Refusal("sizes are symbolic, so ranks could decide differently", at=collective.node)
     if 0 in sizes:
         return Refusal("nothing is communicated", at=collective.node)
     if not tensor_of(collective.node).is_contiguous():
@@ -93,9 +93,9 @@ def likes(
 ) -> Iterator[tuple[list[Collective], list[tuple[Collective, Refusal]]]]:
     """Groups of collectives of one kind that differ only in their data: those that can be joined, and the others."""
     groups: dict[Any, list[Collective]] = {}
-    for found in collectives(program.graph):
-        if found.kind == kind and not found.is_coalesced:
-            groups.setdefault(found.like(), []).append(found)
+    for member in collectives(program.graph):
+        if member.kind == kind and not member.is_coalesced:
+            groups.setdefault(member.like(), []).append(member)
     for group in groups.values():
         refused = [(c, p) for c in group if (p := problem_of(program, c) or wanted(c)) is not None]
         names = {c.node for c, _ in refused}
@@ -119,7 +119,7 @@ def join(
     edits: list[Edit] = [Move(node, place.launch) for node in moved]
     for member, result in zip(members, results):
         wait = member.wait
-        assert wait is not None  # `problem_of` has asked
+        assert wait is not None  # `problem_of` has checked
         if problem := difference(fact(wait), fact(result.node)):
             raise Refused(problem.blaming(wait))
         edits.append(ReadInstead(wait, result.node, tuple(wait.users)))

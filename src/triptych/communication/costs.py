@@ -20,9 +20,9 @@ from ..ir.collectives import ALL_GATHER, REDUCE_SCATTER, Collective, bytes_moved
 from ..ir.facts import fact, is_static, tensor_fact, tensor_of
 
 
-def ranks_of(found: Collective) -> int:
-    """How many ranks take part; for an all-reduce, the process group says it."""
-    return found.ranks if found.ranks is not None else ranks_of_group(found.group)
+def ranks_of(communication: Collective) -> int:
+    """How many ranks take part; for an all-reduce, the size of its process group."""
+    return communication.ranks if communication.ranks is not None else ranks_of_group(communication.group)
 
 
 def ranks_of_group(name: str) -> int:
@@ -32,22 +32,28 @@ def ranks_of_group(name: str) -> int:
         return 2
 
 
-def bytes_of_collective(found: Collective) -> int | None:
+def bytes_of_collective(communication: Collective) -> int | None:
     """Bytes of the whole tensors that are gathered or reduced; None if sizes are symbolic."""
-    sides = [[bytes_moved(tensor_fact(node)) for node in nodes] for nodes in (found.operands, found.results)]
+    sides = [
+        [bytes_moved(tensor_fact(node)) for node in nodes] for nodes in (communication.operands, communication.results)
+    ]
     if any(size is None for side in sides for size in side):
         return None
     return max(sum(size for size in side if size is not None) for side in sides)
 
 
-def link_for(found: Collective, name: str) -> Link:
-    operand = tensor_fact(found.operands[0])
-    return link_of(name, "cpu" if operand is None else operand.device.type, ranks_of(found))
+def link_for(communication: Collective, name: str) -> Link:
+    operand = tensor_fact(communication.operands[0])
+    return link_of(name, "cpu" if operand is None else operand.device.type, ranks_of(communication))
 
 
-def collective_cost(found: Collective, link: str) -> CommunicationCost | None:
-    size = bytes_of_collective(found)
-    return None if size is None else communication_cost(found.kind, size, ranks_of(found), link_for(found, link))
+def collective_cost(communication: Collective, link: str) -> CommunicationCost | None:
+    size = bytes_of_collective(communication)
+    return (
+        None
+        if size is None
+        else communication_cost(communication.kind, size, ranks_of(communication), link_for(communication, link))
+    )
 
 
 def compute_seconds(node: Node) -> float:
@@ -74,10 +80,10 @@ class FusedCost:
 def fused_cost(node: Node, link: str) -> FusedCost:
     """The cost of an operator that gathers and multiplies, or multiplies and scatters, part by part."""
     target: Any = node.target
-    given = dict(zip((argument.name for argument in target._schema.arguments), node.args))
+    arguments = dict(zip((argument.name for argument in target._schema.arguments), node.args))
     gathers = "all_gather" in target._schema.name
-    left, ranks = tensor_fact(given["A"]), ranks_of_group(str(given["group_name"]))
-    rights = [t for n in (given["Bs"] if gathers else [given["B"]]) if (t := tensor_fact(n)) is not None]
+    left, ranks = tensor_fact(arguments["A"]), ranks_of_group(str(arguments["group_name"]))
+    rights = [t for n in (arguments["Bs"] if gathers else [arguments["B"]]) if (t := tensor_fact(n)) is not None]
     if left is None or not all(is_static(t.shape) for t in (left, *rights)):
         return FusedCost(0.0, 0.0, 0)
     parts = ranks if gathers else 1

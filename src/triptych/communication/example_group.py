@@ -1,9 +1,9 @@
 """A process group for examples: one process plays one rank of several.
 
-Where this rank communicates x, rank r is taken to communicate (r + 1) x; where elements are single bytes, x with its
-elements moved on by r places. So every rank has other data, what arrives is known, and data of the wrong rank or at the
-wrong place shows. The group communicates when it is waited for, and not before: a result that is read too early shows,
-and so does an operand that is written too early.
+If this rank communicates x, rank r is assumed to communicate (r + 1) * x, or, for elements of a single byte, x rolled
+by r elements. So every rank has different data, and all results are known: an example fails if it uses the data of the
+wrong rank or from the wrong position. The group communicates only when it is waited for, so an example also fails if it
+reads a result too early, or overwrites an operand too early.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RANK = 1
 
 @functools.cache
 def register() -> Any:
-    """Make the group known by its names, once; it lives as long as it is referenced."""
+    """Register the group under its names, once; it exists as long as it is referenced."""
     import torch.distributed as dist
 
     reductions = {
@@ -62,7 +62,7 @@ def register() -> Any:
 
         def __init__(self, communicate: Callable[..., None], *operands: tuple[Any, ...]) -> None:
             super().__init__()
-            self.steps = [functools.partial(communicate, *given) for given in operands]
+            self.steps = [functools.partial(communicate, *arguments) for arguments in operands]
 
         def wait(self, timeout: Any = None) -> bool:
             while self.steps:
@@ -106,8 +106,8 @@ def register() -> Any:
 
 @functools.cache
 def register_symmetric() -> Any:
-    """Mark one of the groups as one with symmetric memory. The operators that use such memory have kernels for GPUs
-    alone: on the CPU they are computed as torch itself does it in tests, by plain collectives."""
+    """Mark one of the groups as one with symmetric memory. The operators that use such memory have kernels only for
+    GPUs; on the CPU, plain collectives and products compute them, as in torch's own tests."""
     _private.stores_of_symmetric_groups.setdefault(SYMMETRIC, None)
     library = torch.library.Library("symm_mem", "IMPL", "CPU")
     library.impl("fused_all_gather_matmul", _private.plain_all_gather_matmul)

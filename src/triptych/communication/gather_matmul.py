@@ -82,7 +82,7 @@ def gather_matmul(program: Program, collective: Collective) -> GatherMatmul | Re
     reading = readers(program, arrangement.value, width)
     if not reading.products:
         return None
-    if arrangement.dim == 0:  # whatever the leading dims are, the rows of one rank stand together
+    if arrangement.dim == 0:  # whatever the leading dims are, the rows of one rank are contiguous
         width = int(tensor_of(reading.products[0].left).shape[1])
         if tensor.numel() % width:
             return Refusal("a rank does not have whole rows of the product's operand", at=shard)
@@ -93,7 +93,7 @@ def gather_matmul(program: Program, collective: Collective) -> GatherMatmul | Re
 def _not_waited_once(program: Program, collective: Collective) -> Refusal | None:
     users = [user for wait in collective.waits for user in wait.users]
     if any(product(program, user) is not None for user in users):
-        return Refusal("the result of {at} is not only waited for once", at=collective.node)
+        return Refusal("the result of {at} has other uses than one wait", at=collective.node)
     return None
 
 
@@ -119,28 +119,28 @@ def _plan(
     fused: list[Product] = []
     moved: list[Node] = []
     problem = None
-    for found in reading.products:
-        if found.is_scaled != first.is_scaled or found.left_scale is not first.left_scale:
+    for candidate in reading.products:
+        if candidate.is_scaled != first.is_scaled or candidate.left_scale is not first.left_scale:
             continue
-        operands = found.others
+        operands = candidate.others
         if scales is not None:
             operands = [*(o for o in operands if o is not first.left_scale), scales.collective.operands[0]]
         needed = moved_before(program, operands, anchor, behind)
-        if writer := program.aliasing.written_between(operands, anchor, found.node):
-            needed = Refusal("{at} writes an operand of {found} first", at=writer, found=found.node)
+        if writer := program.aliasing.written_between(operands, anchor, candidate.node):
+            needed = Refusal("{at} writes an operand of {found} before it is computed", at=writer, found=candidate.node)
         if isinstance(needed, Refusal):
             problem = needed
             continue
-        fused.append(found)
+        fused.append(candidate)
         moved += [node for node in needed if node not in moved]
     if not fused:
-        return problem or Refusal("no product can be computed there", at=first.node)
-    if scales is not None and not scales.users <= {found.node for found in fused}:
+        return problem or Refusal("no product can be computed where the gathered tensor is first read", at=first.node)
+    if scales is not None and not scales.users <= {candidate.node for candidate in fused}:
         return Refusal("the gathered scales are used elsewhere", at=scales.arrangement.value)
     read = [collective.operands[0], *(scales.collective.operands if scales is not None else ())]
     started = min(collective.node, *(() if scales is None else (scales.collective.node,)), anchor)
     if writer := program.aliasing.written_between(read, started, anchor):
-        return Refusal("{at} writes what is gathered before the product", at=writer)
+        return Refusal("{at} writes a gathered operand before the product", at=writer)
     plan = GatherMatmul(collective, arrangement, reading, tuple(fused), tuple(sorted(moved)), scales)
     if is_last and arrangement.shape[-1] < LAST_DIM:
         return Refusal(
@@ -148,7 +148,7 @@ def _plan(
             found=arrangement.shape[-1],
         )  # fmt: skip
     if is_last and plan.returns_gathered:
-        return Refusal("gathered along the last dim, and {at} is used elsewhere", at=arrangement.value)
+        return Refusal("{at} is gathered along the last dim and used elsewhere", at=arrangement.value)
     return plan
 
 
@@ -160,14 +160,21 @@ def _scales(
     scale = tensor_fact(scaled.left_scale)
     count = rows(tuple(tensor_of(scaled.left).shape))
     if scale is None or scale.dtype != torch.float32:
-        return Refusal("scales of another kind", at=scaled.left_scale)
+        return Refusal("the scales are not float32, one for all rows or one per row", at=scaled.left_scale)
     if scale.numel() == 1:
         # if a rank has one row, the operator takes a single scale for the scale of that row
         if rows(arrangement.shape) == 1:
-            return Refusal("a rank has one row, and one scale could be that of this row", at=scaled.left_scale)
+            return Refusal(
+                "a rank has one row, and a single scale would be taken for the scale of that row", at=scaled.left_scale
+            )
         return None
     if scale.shape != (count, 1):
-        return Refusal("scales of another kind", at=scaled.left_scale, wanted=(count, 1), found=tuple(scale.shape))
+        return Refusal(
+            "the scales are not float32, one for all rows or one per row",
+            at=scaled.left_scale,
+            wanted=(count, 1),
+            found=tuple(scale.shape),
+        )
     node = scaled.left_scale
     while is_reshape(program, node):
         node = program.call(node).args["self"]  # type: ignore[union-attr]
@@ -179,17 +186,21 @@ def _scales(
     source = awaited(wait)
     if source is None or source.kind != ALL_GATHER or source.group != collective.group or source.wait is None:
         return None
-    own = gathered(program, wait, source.operands[0], collective.ranks or 1)
+    scale_arrangement = gathered(program, wait, source.operands[0], collective.ranks or 1)
     row_shape = (*arrangement.shape[:-1], 1)
-    shape = own.shape if own.dim else row_shape
-    same = own.value is node and own.dim == arrangement.dim and rows((*shape, 1)) == rows(arrangement.shape)
-    if not same or (own.dim and shape[: len(row_shape) - 1] != row_shape[:-1]):
+    shape = scale_arrangement.shape if scale_arrangement.dim else row_shape
+    same = (
+        scale_arrangement.value is node
+        and scale_arrangement.dim == arrangement.dim
+        and rows((*shape, 1)) == rows(arrangement.shape)
+    )
+    if not same or (scale_arrangement.dim and shape[: len(row_shape) - 1] != row_shape[:-1]):
         return None
     views = [node]
     for view in views:
         views += [user for user in view.users if is_reshape(program, user)]
     users = frozenset(user for view in views for user in view.users if user not in views)
-    return RowScales(source, own, tuple(views[1:]), users)
+    return RowScales(source, scale_arrangement, tuple(views[1:]), users)
 
 
 def emit(op: Emitter, program: Program, plan: GatherMatmul) -> Edit:
@@ -244,17 +255,17 @@ def _scale_operand(early: Emitter, plan: GatherMatmul) -> Node | Value:
 
 def _spent(plan: GatherMatmul) -> list[Node]:
     """The nodes that are no longer needed, users before their operands."""
-    gone = dict.fromkeys(fused.node for fused in plan.products)
+    erased = dict.fromkeys(fused.node for fused in plan.products)
     chains = [(plan.readers.views, plan.arrangement, plan.collective)]
     if plan.scales is not None:
         chains.append((plan.scales.views, plan.scales.arrangement, plan.scales.collective))
     for views, arrangement, collective in chains:
         for view in reversed(views):
-            if all(user in gone for user in view.users):
-                gone[view] = None
+            if all(user in erased for user in view.users):
+                erased[view] = None
         nodes = (arrangement.value, *reversed(arrangement.inner), collective.wait, collective.node)
-        gone |= dict.fromkeys(node for node in nodes if node is not None)
-    return list(gone)
+        erased |= dict.fromkeys(node for node in nodes if node is not None)
+    return list(erased)
 
 
 def contiguous_as(op: Emitter, node: Node, shape: Sequence[int], dtype: torch.dtype | None = None) -> Value:

@@ -48,9 +48,9 @@ def matmul_scatter(program: Program, collective: Collective) -> MatmulScatter | 
     if (problem := problem_of_group(collective, name)) is not None:
         return problem
     if collective.reduction not in REDUCTIONS:
-        return Refusal("the operator reduces by {wanted}", wanted="sum or avg", found=collective.reduction)
+        return Refusal("the operator reduces only by {wanted}", wanted="sum or avg", found=collective.reduction)
     if collective.wait is None:
-        return Refusal("the result of {at} is not only waited for once", at=collective.node)
+        return Refusal("the result of {at} has other uses than one wait", at=collective.node)
     if source.bias is not None and not source.is_scaled:
         return Refusal("a bias is added to {at} before it is reduced", at=source.node)
     arrangement = scattered(program, collective.operands[0], collective.ranks)
@@ -62,9 +62,9 @@ def matmul_scatter(program: Program, collective: Collective) -> MatmulScatter | 
 def _product_behind(program: Program, node: Node) -> Product | None:
     """The product that a reduce-scatter's operand comes from, looking through operations that only rearrange it."""
     for _ in range(8):
-        found = product(program, node)
-        if found is not None or not node.all_input_nodes:
-            return found
+        source = product(program, node)
+        if source is not None or not node.all_input_nodes:
+            return source
         call = program.call(node)
         rearranges = is_reshape(program, node) or (
             call is not None and call.op in ("cat", "getitem", "split", "split_with_sizes", "permute", "clone")
@@ -94,9 +94,9 @@ def _plan(
     elif len(shape) > 1 and dim == len(shape) - 2 and shape[-1] * ranks == columns and shape[dim] == ranks:
         shape, dim = (*shape[:dim], columns), dim  # columns, one part after the other
     if shape[-1] != columns or rows(shape) != count:
-        return Refusal("what is scattered are not rows or columns of the product", at=source.node)
+        return Refusal("the scattered parts are not rows or columns of the product", at=source.node)
     if shape[dim] % ranks:
-        return Refusal("the ranks' parts are not of one size", at=source.node, wanted=ranks, found=shape[dim])
+        return Refusal("the parts of the ranks differ in size", at=source.node, wanted=ranks, found=shape[dim])
     is_last = dim == len(shape) - 1
     if is_last and source.is_scaled:
         return Refusal("a scaled product is not computed along the last dim", at=source.node)
@@ -116,7 +116,7 @@ def _problem_of_scales(source: Product, count: int, shape: tuple[int, ...], dim:
     assert source.left_scale is not None
     scale = tensor_fact(source.left_scale)
     if scale is None or scale.dtype != torch.float32 or (scale.numel() > 1 and scale.shape != (count, 1)):
-        return Refusal("scales of another kind", at=source.left_scale)
+        return Refusal("the scales are not float32, one for all rows or one per row", at=source.left_scale)
     if dim > 1:  # the operator reads the dims of its result as if the scattered one were the second
         return Refusal("a scaled product is scattered along the first two dims only", at=source.node, found=dim)
     return None

@@ -70,10 +70,10 @@ def product(program: Program, node: Node) -> Product | None:
             return None
         return Product(node, left, right, node.args[0] if factors else None)  # type: ignore[arg-type]
     names = [a.name for a in SCALED._schema.arguments]
-    given: dict[str, Any] = {**dict(zip(names, node.args)), **node.kwargs}
+    arguments: dict[str, Any] = {**dict(zip(names, node.args)), **node.kwargs}
     return Product(
-        node, given["self"], given["mat2"], given.get("bias"), given["scale_a"], given["scale_b"],
-        given.get("scale_result"), given.get("out_dtype"), bool(given.get("use_fast_accum", False)),
+        node, arguments["self"], arguments["mat2"], arguments.get("bias"), arguments["scale_a"], arguments["scale_b"],
+        arguments.get("scale_result"), arguments.get("out_dtype"), bool(arguments.get("use_fast_accum", False)),
     )  # fmt: skip
 
 
@@ -95,12 +95,12 @@ def readers(program: Program, value: Node, width: int | None) -> Readers:
     products: list[Product] = []
     for view in views:
         for user in view.users:
-            found = product(program, user)
-            if found is not None and found.left is view and view not in found.others:
+            candidate = product(program, user)
+            if candidate is not None and candidate.left is view and view not in candidate.others:
                 columns = tensor_of(view).shape[1]
                 width = columns if width is None else width
                 if columns == width:
-                    products.append(found)
+                    products.append(candidate)
                     continue
             if is_reshape(program, user, other_dtype=True):
                 views.append(user)

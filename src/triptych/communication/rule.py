@@ -1,4 +1,4 @@
-"""The rule that joins like collectives: what the passes that fill buckets have in common."""
+"""The rule that joins similar collectives: the base of the rules of all bucketing passes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEFAULT_MEGABYTES = 25.0
 """As large as the buckets of DistributedDataParallel."""
 
 START_SHARE = 0.05
-"""A bucket is large enough when starting it takes no more than this share of its time: a larger one would gain no more,
+"""A bucket is large enough when starting it takes no more than this share of its time: a larger one would gain little,
 and start later."""
 
 BY_SIZE, BY_MODULE = "size", "module"
@@ -31,7 +31,7 @@ BY_SIZE, BY_MODULE = "size", "module"
 
 @dataclass(frozen=True)
 class JoinCollectives(Rule):
-    """Subclass with a kind of collective and, if not all of them, which."""
+    """Joins collectives of one kind. A subclass sets `kind`, and overrides `wanted` to take only some of them."""
 
     megabytes: float = DEFAULT_MEGABYTES
     by: str = CONCATENATION
@@ -40,11 +40,11 @@ class JoinCollectives(Rule):
     exact = False
     kind: ClassVar[str] = ""
     at_first: ClassVar[bool] = False
-    """Start the bucket where its first member was, not behind its last operand."""
+    """Start the bucket where its first member was, not after its last operand."""
     at_end: ClassVar[bool] = False
     """Wait at the end of the graph."""
     up_to_limit: ClassVar[bool] = False
-    """Fill a bucket up to its limit, although it is large enough before."""
+    """Fill a bucket up to its limit, even if it is large enough before."""
 
     def __post_init__(self) -> None:
         if self.by not in WAYS:

@@ -78,12 +78,14 @@ class _Lanes:
         """The operations since the last point of communication, with their seconds."""
 
     def run(self, node: Node) -> None:
-        if (found := collective(node)) is not None:
+        if (communication := collective(node)) is not None:
             self._flush()
-            cost = collective_cost(found, self.link)
+            cost = collective_cost(communication, self.link)
             # if the size is symbolic, only the part of the cost that does not depend on it
-            seconds = cost.seconds if cost is not None else _without_data(found, self.link)
-            self.done[node] = self._communicate(node, found.kind, seconds, sum(map(_size, found.results)))
+            seconds = cost.seconds if cost is not None else _without_data(communication, self.link)
+            self.done[node] = self._communicate(
+                node, communication.kind, seconds, sum(map(_size, communication.results))
+            )
         elif is_wait(node):
             self._flush()
             source = awaited(node)
@@ -137,5 +139,5 @@ def _size(node: Node) -> int:
     return 0 if tensor is None else bytes_of(tensor)
 
 
-def _without_data(found: Collective, link: str) -> float:
-    return communication_cost(found.kind, 0, ranks_of(found), link_for(found, link)).seconds
+def _without_data(communication: Collective, link: str) -> float:
+    return communication_cost(communication.kind, 0, ranks_of(communication), link_for(communication, link)).seconds

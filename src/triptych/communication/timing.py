@@ -59,12 +59,12 @@ def latest_starts(graph: Graph, clock: Clock, link: str) -> dict[Node, Start]:
     so each must also be done before the next one has to start."""
     starts: dict[Node, Start] = {}
     next_start = float("inf")
-    for found in reversed(list(collectives(graph))):
-        cost = collective_cost(found, link)
-        if cost is None or not found.waits:
+    for collective in reversed(list(collectives(graph))):
+        cost = collective_cost(collective, link)
+        if cost is None or not collective.waits:
             continue
-        needed = min(clock.at(wait) for wait in found.waits)
+        needed = min(clock.at(wait) for wait in collective.waits)
         latest = min(needed, next_start) - MARGIN * cost.seconds
-        starts[found.node] = Start(cost.seconds, latest, needed)
+        starts[collective.node] = Start(cost.seconds, latest, needed)
         next_start = latest
     return starts

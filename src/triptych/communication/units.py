@@ -28,14 +28,14 @@ def _unit(node: Node) -> str:
         modules = node.meta.get(stack)
         if isinstance(modules, dict) and modules:
             paths = [str(module[0]) for module in modules.values() if isinstance(module, tuple) and module]
-            in_list = next((found.group() for path in paths if (found := re.match(r".*?\.\d+(?=\.|$)", path))), None)
+            in_list = next((match.group() for path in paths if (match := re.match(r".*?\.\d+(?=\.|$)", path))), None)
             outer = next((path for path in paths if path), "")
             return in_list or outer
     return ""
 
 
 def in_modules(*paths: str) -> Callable[[Graph], None]:
-    """A `prepare` of examples: the collectives of a graph, in order, work for these modules."""
+    """A `prepare` function for examples: the collectives of a graph, in order, work for these modules."""
 
     def note(graph: Graph) -> None:
         for collective, path in zip(collectives(graph), paths):

@@ -147,14 +147,14 @@ def bisect(
     require_model(model, "bisect")
     if check is not None:
         require_callable(check, "bisect", "as check a function of the compiled model")
-    made = options_for_checks(options)
+    checked_options = options_for_checks(options)
     subject = Subject(model, args, kwargs, train=train, dynamic=dynamic, tolerance=tolerance, verdict=check)
-    bisection = search(lambda limit: _attempt(subject, made, limit), tell)
+    bisection = search(lambda limit: _attempt(subject, checked_options, limit), tell)
     if bisection.verdict == NOT_OURS:
-        _try_other_options(subject, made, bisection, tell)
+        _try_other_options(subject, checked_options, bisection, tell)
     if repro is not None and bisection.verdict in (AT_FAULT, NOT_OURS):
         tell("making the program smaller")
-        _write_repro(subject, made, bisection, Path(repro), tell)
+        _write_repro(subject, checked_options, bisection, Path(repro), tell)
     return bisection
 
 
@@ -196,10 +196,10 @@ def search(check: Check, tell: Tell = lambda message: None) -> Bisection:
 
     def attempt(limit: int | None) -> Attempt:
         bisection.compiles += 1
-        done = check(limit)
+        result = check(limit)
         if limit is not None:
-            attempts[limit] = done
-        return done
+            attempts[limit] = result
+        return result
 
     def is_bad(limit: int) -> bool:
         tell(f"{bisection.compiles} compiles so far, trying {limit} of {bisection.rewrites} rewrites")
@@ -265,17 +265,17 @@ def _attempt_command(command: str, limit: int | None, timeout: float | None) -> 
         if limit is not None:
             environment[LIMIT] = str(limit)
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 command, shell=True, env=environment, timeout=timeout, capture_output=True, text=True, check=False
             )
         except subprocess.TimeoutExpired:
             failure: Failure | None = Failure("command", f"it ran for more than {timeout:g} s")
         else:
-            if done.returncode in (126, 127):
-                raise TriptychError(f"the check cannot be run: {done.stderr.strip() or command}")
-            output = (done.stderr or done.stdout).strip().splitlines()
-            said = f": {output[-1]}" if output else ""
-            failure = Failure("command", f"exit code {done.returncode}{said}") if done.returncode else None
+            if process.returncode in (126, 127):
+                raise TriptychError(f"the check cannot be run: {process.stderr.strip() or command}")
+            output = (process.stderr or process.stdout).strip().splitlines()
+            detail = f": {output[-1]}" if output else ""
+            failure = Failure("command", f"exit code {process.returncode}{detail}") if process.returncode else None
         lines = report.read_text("utf-8").splitlines() if report.exists() else []
     steps = _reported(lines)
     if failure is not None and not steps and limit is None:

@@ -66,7 +66,7 @@ def _settings_of_function(function: Any) -> CompileSettings | None:
 
 def _settings(context: Any) -> CompileSettings:
     backend = _private.innermost_backend(context.callback)
-    given = getattr(backend, "kwargs", {})
+    kwargs = getattr(backend, "kwargs", {})
     compiler: Any = getattr(backend, "compiler_fn", backend)
     if compiler is compile_fx:
         compiler = "triptych"
@@ -75,8 +75,8 @@ def _settings(context: Any) -> CompileSettings:
     return CompileSettings(
         backend=compiler,
         # Inductor's wrapper has turned the mode into options
-        options=given.get("options") or getattr(backend, "config", None),
-        mode=given.get("mode"),
+        options=kwargs.get("options") or getattr(backend, "config", None),
+        mode=kwargs.get("mode"),
         dynamic=getattr(backend, "dynamic", None),
         fullgraph=getattr(context, "fullgraph", None),
     )

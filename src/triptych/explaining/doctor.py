@@ -105,9 +105,9 @@ def _cpp_compiler() -> Finding:
     path = next((found for name in names if (found := shutil.which(name))), None)
     if path is None:
         advice = 'install g++ or set CXX; without it, options={"codegen": "eager"} works'
-        return Finding("C++ compiler", BAD, f"none of {', '.join(names)} is here: no kernels for CPUs", advice)
-    said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
-    return Finding("C++ compiler", GOOD, f"{path}: {said.partition(chr(10))[0]}")
+        return Finding("C++ compiler", BAD, f"none of {', '.join(names)} was found: no kernels for CPUs", advice)
+    version = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
+    return Finding("C++ compiler", GOOD, f"{path}: {version.partition(chr(10))[0]}")
 
 
 def _triton() -> Finding:

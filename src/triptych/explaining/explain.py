@@ -53,8 +53,8 @@ def explain(
     not given here are taken from that call of `torch.compile`: `dynamic` and `fullgraph`, and, if the backend is the
     same, also `mode` and `options`.
     """
-    asked = CompileSettings(backend, options, mode, dynamic, fullgraph)
-    explanation = observed_run(model, args, kwargs, train=train, settings=asked).explanation
+    settings = CompileSettings(backend, options, mode, dynamic, fullgraph)
+    explanation = observed_run(model, args, kwargs, train=train, settings=settings).explanation
     if stock:
         # `mode` is torch.compile's, so Inductor's as well; `options` are not
         same = CompileSettings("inductor", None, mode, dynamic, fullgraph)
@@ -171,8 +171,8 @@ def _compiler(
         with observed_inductor(options, mode) as compiler:
             yield compiler
     elif callable(backend):
-        given = {"options": options, "mode": mode}
-        yield _bound(backend, **{name: value for name, value in given.items() if value})
+        arguments = {"options": options, "mode": mode}
+        yield _bound(backend, **{name: value for name, value in arguments.items() if value})
     else:
         raise UnknownName("backend", str(backend), BACKENDS)
 

@@ -282,8 +282,8 @@ class Explanation:
     def _named(self, part: Any) -> Iterator[tuple[str, Any]]:
         for number, session in enumerate(self.sessions, 1):
             suffix = "" if number == 1 else f"#{number}"
-            held: Mapping[str, Any] = part(session)
-            for name, value in list(held.items()):  # another thread may be adding a backward
+            entries: Mapping[str, Any] = part(session)
+            for name, value in list(entries.items()):  # another thread may be adding a backward
                 # without a gradient the one graph that runs is the forward graph
                 yield ("forward" if name == "inference" else name) + suffix, value
 
@@ -295,13 +295,13 @@ def _last_attempts(sessions: list[Session]) -> list[Session]:
     has a higher attempt number.
     """
     latest: dict[str, int] = {}
-    kept = []
+    final = []
     for session in reversed(sessions):
         following = latest.get(session.compile_id, -1)
         if not session.compile_id or session.attempt >= following:
-            kept.append(session)
+            final.append(session)
         latest[session.compile_id] = session.attempt
-    return kept[::-1]
+    return final[::-1]
 
 
 def write_file(path: str | os.PathLike[str], text: str) -> Path:

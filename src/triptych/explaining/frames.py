@@ -154,9 +154,9 @@ class FrameLog:
         reasons = list(_private.graph_break_reasons)
         seen = len(self._breaks_seen)
         # a reset of Dynamo empties its list
-        kept = seen and len(reasons) >= seen and all(a is b for a, b in zip(reasons, self._breaks_seen))
+        is_continued = seen and len(reasons) >= seen and all(a is b for a, b in zip(reasons, self._breaks_seen))
         self._breaks_seen = reasons
-        return [graph_break(one.reason, one.user_stack) for one in reasons[seen if kept else 0 :]]
+        return [graph_break(one.reason, one.user_stack) for one in reasons[seen if is_continued else 0 :]]
 
     # ---- figures, which Dynamo records when it has finished a frame ----
 

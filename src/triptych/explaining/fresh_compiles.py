@@ -54,8 +54,8 @@ def forgotten(backend: Callable[..., Any]) -> Iterator[None]:
                     _private.reset_code(code)
                     continue
                 for entry in ours:
-                    gone = _private.DeletedGuardManagerWrapper("compiled only to be explained")
-                    entry.guard_manager.extra_state.invalidate(entry, gone)
+                    deleted = _private.DeletedGuardManagerWrapper("compiled only to be explained")
+                    entry.guard_manager.extra_state.invalidate(entry, deleted)
 
 
 def another_thread_compiles() -> bool:

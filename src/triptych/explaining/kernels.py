@@ -69,8 +69,8 @@ def kernel_calls(source: str, nodes: Mapping[str, Sequence[str]] | None = None) 
             inside_call = False
         if not inside_call:
             continue
-        if found := HANDLE.match(line):
-            handle = found.group(1)
+        if handle_line := HANDLE.match(line):
+            handle = handle_line.group(1)
             continue
         called = CALL.match(line)
         if called is None:

@@ -46,7 +46,7 @@ def label_of_source(node: Node) -> str:
     if source is None:
         return ""
     expression = _private.source_name(source)
-    steps = [next(part for part in found if part) for found in STEP.findall(expression)]
+    steps = [next(part for part in parts if part) for parts in STEP.findall(expression)]
     if not steps or not expression.startswith(("L[", "G[")):
         return ""
     # the first step is the local variable; for a parameter it is the module itself, which the label leaves out

@@ -52,7 +52,7 @@ def _parts(reports: list[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
 
 
 def encoded(part: Mapping[str, Any]) -> str:
-    """Compressed JSON in base64: no data can end the script element that it stands in."""
+    """Compressed JSON in base64, so that no data can end the script element that contains it."""
     text = json.dumps(part, separators=(",", ":"), ensure_ascii=False)
     # the time of compression is left out: the same data give the same page
     return base64.b64encode(gzip.compress(text.encode("utf-8", "replace"), 6, mtime=0)).decode("ascii")

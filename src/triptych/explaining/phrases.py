@@ -55,7 +55,7 @@ def summary(explanation: Explanation) -> str:
 
 
 def nothing(explanation: Explanation) -> str:
-    """Said where there is nothing to show."""
+    """The message where there is nothing to show."""
     if explanation.recorded:
         return "Nothing has been compiled yet."
     return "Nothing was captured: Dynamo found no tensor operation to compile in this call."

@@ -124,14 +124,14 @@ class Reducer:
         values = self.values()
         nodes = _calls(self.repro.gm)
         beginnings = {n: self.part(_beginning(self.repro.gm, nodes[:n]), values) for n in range(1, len(nodes))}
-        shortest = first_bad(lambda n: (made := beginnings.get(n)) is not None and self.fails(made), len(nodes))
+        shortest = first_bad(lambda n: (part := beginnings.get(n)) is not None and self.fails(part), len(nodes))
         if shortest < len(nodes):
             self.repro = beginnings[shortest] or self.repro
         values = self.values()
         nodes = _calls(self.repro.gm)
         outputs = _outputs(self.repro.gm)
         ends = {n: self.part(_end(nodes[: len(nodes) - n], outputs), values) for n in range(1, len(nodes))}
-        shortest = first_bad(lambda n: (made := ends.get(n)) is not None and self.fails(made), len(nodes))
+        shortest = first_bad(lambda n: (part := ends.get(n)) is not None and self.fails(part), len(nodes))
         if shortest < len(nodes):
             self.repro = ends[shortest] or self.repro
 
@@ -195,7 +195,7 @@ def _around(gm: GraphModule, nodes: list[Node], distance: int) -> Part:
     inside = set(nodes)
     for _ in range(distance):
         inside |= {near for n in inside for near in (*n.all_input_nodes, *n.users) if near.op.startswith("call")}
-    inside |= {o for n in inside if _takes_piece(n) for o in n.all_input_nodes if _is_tuple(o)}  # tuples are no inputs
+    inside |= {o for n in inside if _takes_piece(n) for o in n.all_input_nodes if _is_tuple(o)}  # no tuple inputs
     outputs = tuple(n for n in gm.graph.nodes if n in inside and (any(u not in inside for u in n.users) or not n.users))
     outside = frozenset(o for n in inside for o in n.all_input_nodes if o not in inside and o.op != "placeholder")
     left_out = frozenset(n for n in effects(gm) if n not in inside)
@@ -211,8 +211,8 @@ def _beginning(gm: GraphModule, nodes: list[Node]) -> Part:
 
 def _end(dropped: list[Node], outputs: tuple[Node, ...]) -> Part:
     """The graph without the operations in `dropped`; their results that other operations need become inputs."""
-    gone = set(dropped)
-    needed = [n for n in dropped if any(u not in gone for u in n.users) and not is_region(n)]
+    all_dropped = set(dropped)
+    needed = [n for n in dropped if any(u not in all_dropped for u in n.users) and not is_region(n)]
     cut = {n for n in needed if not _is_tuple(n)}
     cut |= {u for n in needed if _is_tuple(n) for u in n.users}
     left_out = frozenset(n for n in dropped if not is_region(n))
@@ -269,12 +269,12 @@ def captured(subject: Subject) -> Iterator[tuple[GraphModule, list[Any]]]:
     seen: list[tuple[GraphModule, list[Any]]] = []
 
     def backend(gm: GraphModule, example_inputs: Any) -> Callable[..., Any]:
-        kept = snapshot(gm)
+        captured = snapshot(gm)
 
         def run(*args: Any) -> Any:
-            if all(graph is not kept for graph, _ in seen):
+            if all(graph is not captured for graph, _ in seen):
                 copies = [a.detach().clone().requires_grad_(a.requires_grad) if _is_tensor(a) else a for a in args]
-                seen.append((kept, copies))
+                seen.append((captured, copies))
             return gm(*args)
 
         return run

@@ -41,9 +41,9 @@ class Failure:
 
 def options_for_checks(options: OptionsLike) -> Options:
     """The user's options, with eager's random stream unless they say otherwise, and with errors raised, not handled."""
-    made = Options.make(options)
-    eagers_draws = True if made.fallback_random is None else made.fallback_random
-    return replace(made, fallback_random=eagers_draws, on_error="raise")
+    given_options = Options.make(options)
+    eagers_draws = True if given_options.fallback_random is None else given_options.fallback_random
+    return replace(given_options, fallback_random=eagers_draws, on_error="raise")
 
 
 class Subject:

@@ -65,20 +65,20 @@ def load(spec: str) -> Subject:
     if not callable(model):
         raise TriptychError(f"{path.name}:{name} is a {type(model).__name__}, not a module or a function")
     if inspect.isfunction(model) and not _needs_arguments(model):
-        made = model()
-        if isinstance(made, nn.Module):  # a function that makes the model
-            public[name] = made
-        elif isinstance(made, tuple) and len(made) > 1 and callable(made[0]):  # and its inputs
-            public |= {name: made[0], f"{name}_args": made[1] if len(made) == 2 else made[1:]}
-        elif _is_plain_data(made):
-            returned = f"{path.name}:{name} has no parameters and returned {_described(made)}"
+        result = model()
+        if isinstance(result, nn.Module):  # a function that creates the model
+            public[name] = result
+        elif isinstance(result, tuple) and len(result) > 1 and callable(result[0]):  # and its inputs
+            public |= {name: result[0], f"{name}_args": result[1] if len(result) == 2 else result[1:]}
+        elif _is_plain_data(result):
+            returned = f"{path.name}:{name} has no parameters and returned {_described(result)}"
             raise TriptychError(f"{returned}: return a module, or a module and its inputs (`return model, x`)")
     args, kwargs = _inputs(path, name, public)
     return Subject(name, public[name], args, kwargs, _settings(public))
 
 
 def _is_plain_data(value: Any) -> bool:
-    """Is it numbers, strings or lists of them, without a tensor? Neither a model nor what makes one returns that."""
+    """Is it numbers, strings or lists of them, without a tensor? Such a value is not a model."""
     plain = isinstance(value, (int, float, str, tuple, list, dict))
     return plain and not any(isinstance(leaf, Tensor) for leaf in _private.pytree.tree_leaves(value))
 

@@ -26,7 +26,7 @@ class Part:
     stand_ins: Mapping[Node, Node] = field(default_factory=dict)
     """Values that are replaced by one of their operands."""
     left_out: frozenset[Node] = frozenset()
-    """Calls made for their effect that are dropped."""
+    """Calls with side effects that are dropped."""
 
 
 class Values(Interpreter):
@@ -61,7 +61,7 @@ def _wants_grad(value: torch.Tensor) -> bool:
 
 
 def effects(gm: GraphModule) -> list[Node]:
-    """Calls that are made for their side effect, not for their result: writes, and the borders of regions."""
+    """Calls with side effects: writes, and the borders of regions."""
     aliasing = Aliasing(gm.graph)
     return [n for n in gm.graph.nodes if n.op.startswith("call") and _has_effect(aliasing, n)]
 
@@ -78,17 +78,17 @@ def is_region(node: Node) -> bool:
 def extract(gm: GraphModule, inputs: Sequence[Input], values: Values, part: Part) -> tuple[GraphModule, list[Input]]:
     """The part as a graph with the inputs that it needs."""
     known = dict(zip((n for n in gm.graph.nodes if n.op == "placeholder"), inputs))
-    kept = _needed(part, [n for n in effects(gm) if n not in part.left_out])
+    needed = _needed(part, [n for n in effects(gm) if n not in part.left_out])
     graph = Graph()
     copies: dict[Node, Node] = {}
     new_inputs: list[Input] = []
-    for node in gm.graph.nodes:  # inputs first, whatever they were
-        if node in kept and (node.op == "placeholder" or node in part.cut):
+    for node in gm.graph.nodes:  # inputs first, whatever they were before
+        if node in needed and (node.op == "placeholder" or node in part.cut):
             copies[node] = graph.placeholder(node.name)
             copies[node].meta = dict(node.meta)
             new_inputs.append(known[node] if node in known else _as_input(node, values))
     for node in gm.graph.nodes:
-        if node not in kept or node in copies or node.op == "output":
+        if node not in needed or node in copies or node.op == "output":
             continue
         if node in part.stand_ins:
             copies[node] = copies[part.stand_ins[node]]

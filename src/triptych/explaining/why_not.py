@@ -91,7 +91,7 @@ def why_not(
     fires and where it declined, and once more without this rule, to look for what nearly matched in the graphs that
     it would have seen; with `train` its backward too. A graph is looked at as it is.
     """
-    rules, given = rules_of(rule), Options.make(options)
+    rules, user_options = rules_of(rule), Options.make(options)
     require_model(model_or_gm, "why_not")
     fires: list[Firing] = []
     misses: list[Decline] = []
@@ -101,15 +101,17 @@ def why_not(
     else:
         known = all_rules()
         own = [one for one in rules if one.name not in known]
-        seen = _explained(model_or_gm, args, kwargs, train, given, add_rules=[*given.custom_passes(ADD_RULES), *own])
+        seen = _explained(
+            model_or_gm, args, kwargs, train, user_options, add_rules=[*user_options.custom_passes(ADD_RULES), *own]
+        )
         fires, misses = _seen(rules, seen)
         removable = known.keys() - required_names()
-        removed = (*given.remove_passes, *(one.name for one in rules if one.name in removable))
-        without = _explained(model_or_gm, args, kwargs, train, given, remove_passes=removed)
+        removed = (*user_options.remove_passes, *(one.name for one in rules if one.name in removable))
+        without = _explained(model_or_gm, args, kwargs, train, user_options, remove_passes=removed)
         graphs = {name: gm for name, gm in without.graphs.items() if name.partition("#")[0] in LOOKED_AT}
     for one in rules:
         for name, gm in graphs.items():
-            would_fire, refused = _look(one, Program(gm, options=given, is_inference=not train), name)
+            would_fire, refused = _look(one, Program(gm, options=user_options, is_inference=not train), name)
             fires += would_fire if is_graph else []
             misses += refused
     distinct = {(m.rule, m.node, m.at, m.reason, m.source): m for m in reversed(misses)}
@@ -196,13 +198,13 @@ def _look_at_sites(rule: CompiledRule, program: Program, graph: str) -> tuple[li
 
 
 def _refusal(program: Program, rule: CompiledRule, match: Match) -> Refused | None:
-    """Why a complete match is not rewritten: the rewrite is built, checked, and taken back."""
+    """Why a complete match is not rewritten: the rewrite is built, checked, and undone."""
     rewriter = Rewriter(program, rule.name)
     roots = [r.node for r in match.roots]
     op = match.emitter(program, match.before or max(roots), rule.name)
     try:
         rule.check(match)
-        rule.rewrite(op, match, lambda made: rewriter.require_sound(made, roots, op, match.nodes, rule.rule))
+        rule.rewrite(op, match, lambda result: rewriter.require_sound(result, roots, op, match.nodes, rule.rule))
     except Refused as refused:
         return refused
     except Exception as error:

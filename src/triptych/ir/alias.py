@@ -148,7 +148,7 @@ class Aliasing:
     def is_dead(self, node: Node, draws_may_go: bool = False) -> bool:
         """Does nobody use the value, and would nobody notice if its node were erased?
 
-        A random draw stays, because it advances a generator that later draws and the user see, unless the caller's
+        A random draw stays, because it advances a generator, which changes later draws, unless the caller's
         rewrite does the work of the draw (`draws_may_go`).
         """
         if node.users or node.op in ("placeholder", "output"):

@@ -196,27 +196,27 @@ def _is_number(value: Any) -> bool:
 
 @spelled("to", "to", "_to_copy", "prims.convert_element_type", "prims.device_put", "type_as")
 def _to(node: Node, args: Args) -> tuple[str, Args]:
-    kept = {k: v for k, v in args.items() if v is not None and k not in ("a", "other")}
+    arguments = {k: v for k, v in args.items() if v is not None and k not in ("a", "other")}
     if "a" in args:
-        kept["self"] = args["a"]
+        arguments["self"] = args["a"]
     other = tensor_fact(args.get("other"))
     if other is not None:
-        kept |= {"dtype": other.dtype, "device": other.device}
+        arguments |= {"dtype": other.dtype, "device": other.device}
     elif "other" in args:
         return "to_like", args
-    if isinstance(kept.get("dtype"), (torch.device, str)):  # `x.to(x.device)`: the type selects the overload
-        kept["device"] = kept.pop("dtype")
-    if isinstance(kept.get("device"), str):
-        kept["device"] = torch.device(kept["device"])
-    source, result = tensor_fact(kept.get("self")), tensor_fact(node)
+    if isinstance(arguments.get("dtype"), (torch.device, str)):  # `x.to(x.device)`: the type selects the overload
+        arguments["device"] = arguments.pop("dtype")
+    if isinstance(arguments.get("device"), str):
+        arguments["device"] = torch.device(arguments["device"])
+    source, result = tensor_fact(arguments.get("self")), tensor_fact(node)
     if source is not None and result is not None:  # drop arguments that change nothing
         if source.device == result.device:
-            kept.pop("device", None)
+            arguments.pop("device", None)
         if source.layout == result.layout:
-            kept.pop("layout", None)
-    if kept.get("pin_memory") is False:
-        del kept["pin_memory"]
-    return "to", kept
+            arguments.pop("layout", None)
+    if arguments.get("pin_memory") is False:
+        del arguments["pin_memory"]
+    return "to", arguments
 
 
 @spelled("to", "cpu", "cuda")
@@ -328,12 +328,12 @@ def index_steps(rank: int, index: Any) -> list[tuple[int, Any]] | None:
     entries = list(index) if isinstance(index, tuple) else [index]
     if not all(e is None or e is Ellipsis or isinstance(e, slice) or type(e) is int for e in entries):
         return None
-    taken = sum(e is not None and e is not Ellipsis for e in entries)
+    indexed_dims = sum(e is not None and e is not Ellipsis for e in entries)
     steps: list[tuple[int, Any]] = []
     dim = 0
     for entry in entries:
         if entry is Ellipsis:
-            dim += rank - taken
+            dim += rank - indexed_dims
             continue
         whole = isinstance(entry, slice) and (entry.start, entry.stop, entry.step) == (None, None, None)
         if not whole:

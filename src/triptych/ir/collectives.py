@@ -85,18 +85,18 @@ def collective(node: Node) -> Collective | None:
     name = target.name().partition("::")[2].partition(".")[0]
     kind = KINDS.get(name.removesuffix(COALESCED))
     names = [a.name for a in target._schema.arguments]
-    given = {**dict(zip(names, node.args)), **node.kwargs}
-    operands = given.get("inputs", [given.get("input")])
-    group = given.get("group_name")
+    arguments = {**dict(zip(names, node.args)), **node.kwargs}
+    operands = arguments.get("inputs", [arguments.get("input")])
+    group = arguments.get("group_name")
     if kind is None or not isinstance(group, str) or not all(isinstance(o, Node) for o in operands):
         return None
-    ranks, reduction = given.get("group_size"), str(given.get("reduce_op", ""))
+    ranks, reduction = arguments.get("group_size"), str(arguments.get("reduce_op", ""))
     return Collective(node, kind, tuple(operands), group, ranks, reduction, name.endswith(COALESCED))
 
 
 def collectives(graph: torch.fx.Graph) -> Iterator[Collective]:
     """The collectives of a graph, in its order."""
-    return (found for node in graph.nodes if (found := collective(node)) is not None)
+    return (communication for node in graph.nodes if (communication := collective(node)) is not None)
 
 
 def communications(graph: torch.fx.Graph) -> Iterator[tuple[str, str]]:
@@ -104,8 +104,8 @@ def communications(graph: torch.fx.Graph) -> Iterator[tuple[str, str]]:
     ranks must run the same ones in the same order. Operators of symmetric memory, which compute and communicate, are
     included."""
     for node in graph.nodes:
-        if (found := collective(node)) is not None:
-            yield found.group, found.signature()
+        if (communication := collective(node)) is not None:
+            yield communication.group, communication.signature()
         elif is_fused(node):
             names = [argument.name for argument in node.target._schema.arguments]
             group = {**dict(zip(names, node.args)), **node.kwargs}.get("group_name")

@@ -25,7 +25,7 @@ def not_taken_over(call: Call, user: Node, operand: Node) -> Refusal | None:
         return None
     value = tensor_fact(operand)
     if value is None or value.dim() or not is_pointwise(call.op):
-        return Refusal("{at} takes it from the CPU", at=user)
+        return Refusal("{at} reads it from the CPU", at=user)
     operands = [
         v for n in user.all_input_nodes if (v := tensor_fact(n)) is not None and v.dtype != torch.bool
     ]
@@ -47,12 +47,12 @@ def computes_alike(program: Program, node: Node, call: Call, result: torch.Tenso
 def unlike_elsewhere(call: Call, result: torch.Tensor) -> str | None:
     """Why a constructor gives something else on a GPU; None if it gives the same."""
     if call.args.get("pin_memory"):
-        return "it is made in pinned memory"
+        return "it is in pinned memory"
     if call.op == "arange" and result.dtype.is_floating_point:
         # the CPU accumulates steps in double, the GPU in float: equal as long as all of them are whole numbers
         bounds = [number(call.args.get(name, 0)) for name in ("start", "end", "step")]
         if not all(isinstance(b, (int, float)) and float(b).is_integer() and abs(b) < 2**24 for b in bounds):
-            return "its steps round otherwise on a GPU"
+            return "its steps are rounded differently on a GPU"
         if result.dtype != torch.float32 and result.dtype != torch.float64:
-            return "its steps round otherwise on a GPU"
+            return "its steps are rounded differently on a GPU"
     return None

@@ -63,9 +63,9 @@ _PARTS = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.
 
 @functools.cache
 def lossless(source: torch.dtype, target: torch.dtype) -> bool:
-    """Does `target` hold every value of `source`: infinities, NaN and the sign of zero too?
+    """Can `target` represent every value of `source`: infinities, NaN and the sign of zero too?
 
-    Dtypes whose values we do not know (quantized ones, bits, several numbers in a byte) hold only their own.
+    Dtypes whose values we do not know (quantized ones, bits, several numbers in a byte) represent only their own.
     """
     if source == target:
         return True

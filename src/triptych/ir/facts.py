@@ -186,14 +186,14 @@ def difference(old: Any, new: Any, strides: bool = True) -> Refusal | None:
     """Why `new` cannot replace `old`; None if it can."""
     if isinstance(old, (list, tuple)):
         if not isinstance(new, (list, tuple)) or len(old) != len(new):
-            return Refusal("another number of results")
+            return Refusal("the number of results would change")
         return next((d for a, b in zip(old, new) if (d := difference(a, b, strides))), None)
     if not isinstance(old, torch.Tensor):
         if isinstance(new, torch.Tensor):
-            return Refusal("a tensor for a number")
+            return Refusal("a tensor would replace a number")
         return None if known_equal(old, new) else _would_become("", old, new)
     if not isinstance(new, torch.Tensor):
-        return Refusal("a number for a tensor")
+        return Refusal("a number would replace a tensor")
     if old.dtype != new.dtype:
         return _would_become("dtype ", old.dtype, new.dtype)
     if old.device != new.device:
@@ -201,7 +201,7 @@ def difference(old: Any, new: Any, strides: bool = True) -> Refusal | None:
     if not known_equal(old.shape, new.shape):
         return _would_become("shape ", old.shape, new.shape)
     if not same_bits_read(old, new):
-        return Refusal("a lazily conjugated or negated view for a plain tensor, or the other way round")
+        return Refusal("only one of the two is a lazily conjugated or negated view")
     if strides and not same_layout(old, new):
         return _would_become("stride ", old.stride(), new.stride())
     return None
@@ -234,7 +234,7 @@ def symbols_would_merge(was: Node, now: Node) -> Refusal | None:
     other = next((user for user in now.users if user is not reader and gives_symbols(user)), None) if reader else None
     if reader is None or other is None:
         return None
-    sentence = "{at} and {found} each give a size a symbol, and would read the same value"
+    sentence = "{at} and {found} each create a symbol for a size, and would read the same value"
     return Refusal(sentence, at=reader, found=other)
 
 
@@ -254,8 +254,8 @@ def storage(value: Any) -> int | None:
 def sharing(value: Any, operands: Sequence[Any]) -> list[list[str]]:
     """For each result and each operand: are they the same tensor ("itself"), in the same memory ("shared") or neither
     ("apart")?"""
-    made = value if isinstance(value, (list, tuple)) else (value,)
-    given = [o for operand in operands for o in (operand if isinstance(operand, (list, tuple)) else (operand,))]
+    results = value if isinstance(value, (list, tuple)) else (value,)
+    tensors = [o for operand in operands for o in (operand if isinstance(operand, (list, tuple)) else (operand,))]
 
     def relation(left: Any, right: Any) -> str:
         if left is right:
@@ -263,4 +263,4 @@ def sharing(value: Any, operands: Sequence[Any]) -> list[list[str]]:
         place = storage(left)
         return "shared" if place is not None and place == storage(right) else "apart"
 
-    return [[relation(m, g) for g in given if isinstance(g, torch.Tensor)] for m in made]
+    return [[relation(m, g) for g in tensors if isinstance(g, torch.Tensor)] for m in results]

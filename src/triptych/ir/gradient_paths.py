@@ -55,31 +55,35 @@ class GradientPaths:
             self._sources, self._written, self.reaching = self._walk({})
 
     def problem(
-        self, pairs: Sequence[tuple[Node, Node]], made: Iterable[Node], is_write: bool = False
+        self, pairs: Sequence[tuple[Node, Node]], new_nodes: Iterable[Node], is_write: bool = False
     ) -> Refusal | None:
         """Why the first of each pair may not be replaced by the second; None if the same inputs keep their gradients.
 
-        `made` are the nodes that the rewrite adds, in order. `is_write`: the first is an in-place write, and the second
-        replaces the contents of the written memory from there on.
+        `new_nodes` are those that the rewrite adds, in order. `is_write`: the first of each pair is an in-place write,
+        and the second replaces the contents of the written memory from there on.
         """
         if not self.active:
             return None
         self._refresh()
-        for node in made:
+        for node in new_nodes:
             self._sources[node] = self._of(node, self._sources, self._written, self._stands_off(node))
         lost = added = 0
         for was, now in pairs:
             before, after = self.of(was), self.of(now)
             if bool(before) != bool(after):
-                asks = "the value would ask for a gradient" if after else "the value would ask for no gradient any more"
-                return Refusal(asks, at=was)
+                sentence = (
+                    "the value would start to require a gradient"
+                    if after
+                    else "the value would no longer require a gradient"
+                )
+                return Refusal(sentence, at=was)
             lost |= before & ~after
             added |= after & ~before
         if extra := added & ~self.reaching:
             return self._changed(extra, pairs, wanted="None", found="zeros")
         lost_path = lost & self.reaching
-        if lost_path and (gone := lost_path if is_write else lost_path & ~self._reaching_after(dict(pairs))):
-            return self._changed(gone, pairs, wanted="zeros", found="None")
+        if lost_path and (lost_inputs := lost_path if is_write else lost_path & ~self._reaching_after(dict(pairs))):
+            return self._changed(lost_inputs, pairs, wanted="zeros", found="None")
         self._is_stale |= bool(lost | added)
         return None
 

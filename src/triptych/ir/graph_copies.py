@@ -39,10 +39,10 @@ class GraphState:
     def graph(self) -> Graph:
         """A new graph equal to the recorded one; the values in the meta of its nodes are shared."""
         graph = Graph(owning_module=self.gm)
-        made: dict[Node, Node] = {}
+        copies: dict[Node, Node] = {}
         for old, (op, target, args, kwargs, name, kind), meta, source in self.nodes:
-            args, kwargs = map_arg(args, made.__getitem__), map_arg(kwargs, made.__getitem__)
-            made[old] = new = graph.create_node(op, target, args, kwargs, name, kind)
+            args, kwargs = map_arg(args, copies.__getitem__), map_arg(kwargs, copies.__getitem__)
+            copies[old] = new = graph.create_node(op, target, args, kwargs, name, kind)
             new.name = name  # torch.fx appends a number to the name of a builtin, such as `input`
             new.meta = dict(meta)
             if source is not None:

@@ -1,4 +1,4 @@
-"""Where a value lies in the memory of its base: computed anew from the operations, since recorded facts may be old."""
+"""The place of a value in the memory of its base, recomputed from the operations, since recorded facts may be old."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ def overwrite(later: LaterUses, value: Node | None, destination: Any, operands: 
     program, aliasing = later.program, later.program.aliasing
     there = place(program, destination) if isinstance(destination, Node) else None
     if there is None or not _is_plain(there.tensor):
-        return Refusal("where {at} lies in memory is not known", at=destination)
+        return Refusal("the place of {at} in memory is not known", at=destination)
     if later.inductor and there.tensor.is_complex():
         return Refusal("{at} is complex: Inductor does not know which views share its memory", at=destination)
     if overlaps_itself(there.tensor):
@@ -244,13 +244,13 @@ def overwrite(later: LaterUses, value: Node | None, destination: Any, operands: 
     if result is None or not _is_plain(result) or result.dtype != there.tensor.dtype:
         return Refusal("shape and dtype are not known", at=value)
     if not known_equal(result.shape, there.tensor.shape) or result.device != there.tensor.device:
-        return Refusal("another shape than that of {at}", at=destination)
+        return Refusal("the new value has another shape or device than {at}", at=destination)
     if not same_strides(result, there.tensor) and not (goes and list(value.users) == [first]):
         return Refusal("strides {wanted} would become {found}", wanted=result.stride(), found=there.tensor.stride())
     if aliasing.is_output(value) and (there.base is not destination or aliasing.is_input(destination)):
-        return Refusal("the new value of {at} is returned, and would be part of other memory", at=destination)
+        return Refusal("the new value of {at} is returned, and would share other memory", at=destination)
     if not known_equal(result.storage_offset(), there.tensor.storage_offset()) and _offset_matters(program, value):
-        return Refusal("the storage offset of {at} is another one, and is used", at=destination)
+        return Refusal("{at} has another storage offset than the new value, whose offset is used", at=destination)
     if first is None:
         return Overwrite(value, destination)
     users = later.of(value)
@@ -261,10 +261,12 @@ def overwrite(later: LaterUses, value: Node | None, destination: Any, operands: 
         return Refusal("{at} is overwritten before {found} reads the new value", at=destination, found=behind)
     if behind is not None:
         if aliasing.is_output(value) and aliasing.is_output(destination):
-            return Refusal("{at} is returned beside its new value, and both would be one memory", at=destination)
+            return Refusal("{at} is returned beside its new value, and both would share memory", at=destination)
         writers = itertools.chain(aliasing.writers(destination), aliasing.writers(value))
         if (writer := next((w for w in writers if first < w), None)) is not None:
-            return Refusal("{found} writes what was one of two copies", at=destination, found=writer)
+            return Refusal(
+                "{found} writes {at} or its new value later, and both would share memory", at=destination, found=writer
+            )
     return Overwrite(value, destination, first if goes else None)
 
 

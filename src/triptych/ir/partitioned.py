@@ -80,5 +80,5 @@ def results(graph: Graph) -> list[Node]:
     """The values that a graph returns to the program: all but those that a forward saves for its backward."""
     output = graph.output_node()
     returned: Any = output.args[0]
-    given = returned[: output.meta.get(RESULTS)] if isinstance(returned, (tuple, list)) else (returned,)
-    return list(dict.fromkeys(node for node in given if isinstance(node, Node)))
+    values = returned[: output.meta.get(RESULTS)] if isinstance(returned, (tuple, list)) else (returned,)
+    return list(dict.fromkeys(node for node in values if isinstance(node, Node)))

@@ -35,11 +35,11 @@ class Refusal:
     def reason(self) -> str:
         """The sentence, followed by what was wanted and found unless the sentence mentions them."""
         compared = {"wanted": self.wanted, "found": self.found}
-        said = {name: words(value) for name, value in compared.items() if value is not None}
-        sentence, is_compared = self.sentence, any(f"{{{name}}}" in self.sentence for name in said)
-        for name, text in {"at": words(self.at), **said}.items():
+        texts = {name: words(value) for name, value in compared.items() if value is not None}
+        sentence, is_compared = self.sentence, any(f"{{{name}}}" in self.sentence for name in texts)
+        for name, text in {"at": words(self.at), **texts}.items():
             sentence = sentence.replace(f"{{{name}}}", text)
-        added = "" if is_compared else ", ".join(f"{name} {text}" for name, text in said.items())
+        added = "" if is_compared else ", ".join(f"{name} {text}" for name, text in texts.items())
         return ": ".join(part for part in (sentence, added) if part)
 
     def __str__(self) -> str:

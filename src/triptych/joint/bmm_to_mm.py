@@ -15,9 +15,9 @@ from ..rewrite.rule import Rule
 class BmmToMm(Rule):
     """bmm(a, b) -> unsqueeze(mm(squeeze(a), squeeze(b))), where both are batches of one; up to rounding
 
-    The views cost nothing. What is gained: the plain product has more and better kernels on a GPU, it is what bias
-    and padding rules look for, and views beside it that added the batch cancel. On a CPU the product itself costs
-    the same either way.
+    The views cost nothing. A plain product has more and better kernels on a GPU, the rules for biases and padding look
+    for plain products, and views around the product that added the batch dim cancel. On a CPU the product itself costs
+    the same in both forms.
     """
 
     exact = False

@@ -65,7 +65,7 @@ class ScalarOverload(_Spelling):
 
     def respelled(self, program: Program, node: Node) -> SetArguments | None:
         args, kwargs = node.args, dict(node.kwargs)
-        if len(args) > 2:  # alpha goes by keyword there
+        if len(args) > 2:  # the overload for tensors takes alpha by keyword
             kwargs["alpha"] = args[2]
         return SetArguments(node, args[:2], kwargs, TAKES_NUMBERS[node.target])
 
@@ -188,12 +188,12 @@ class NegativeDims(_Spelling):
         changed = False
         for name, position in _dim_parameters(node.target):
             by_position = position is not None and position < len(args)
-            given: Any = args if by_position else kwargs
+            arguments: Any = args if by_position else kwargs
             key: Any = position if by_position else name
             value = args[key] if by_position else kwargs.get(key)
             front = from_front(node, value)
             if front is not value:
-                given[key] = front
+                arguments[key] = front
                 changed = True
         return SetArguments(node, tuple(args), kwargs) if changed else None
 
@@ -252,7 +252,7 @@ class SqueezeOneDim(_Spelling):
 
 
 class UnsafeView(_Spelling):
-    """_unsafe_view(x, s) -> view(x, s), where x is an intermediate of which nobody outside hears"""
+    """_unsafe_view(x, s) -> view(x, s), where x is neither an input nor an output, and not written"""
 
     overloads = (aten._unsafe_view.default,)
 

@@ -1,8 +1,8 @@
 """Replaces tensors that hold one value by `full`, and drops operations whose result follows from known operands.
 
 `ir/values` knows the contents of values: one number, a pattern of the index, or a range. Integers and booleans fold
-freely. Floats fold as IEEE allows: x*0 stays (NaN and infinity give NaN), x+0.0 goes only where no element can be -0.0
-(-0.0 + 0.0 is 0.0), a clamp goes only where no bound is a zero whose sign could show.
+freely. Floats fold as IEEE allows: x*0 stays (NaN and infinity give NaN), x+0.0 is dropped only where no element can be
+-0.0 (-0.0 + 0.0 is 0.0), and a clamp only where no bound is a zero whose sign could be seen in the result.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class FoldToFull(Rule):
 
 
 class FoldViewToFull(Rule):
-    """view(full(...)) -> full(shape, number), where somebody still uses the view and it is not expanded
+    """view(full(...)) -> full(shape, number), where the view is used and is not expanded
 
     Operations on the view are folded before it, so most views are unused by then.
     """
@@ -122,7 +122,7 @@ class FoldViewToFull(Rule):
         _require_number(m)
         dims = zip(m.root.tensor.shape, m.root.tensor.stride())
         expanded = any(known_equal(stride, 0) and not known_equal(size, 1) for size, stride in dims)
-        m.require(not expanded, "the view is expanded, with a stride of 0: in full it would take more memory")
+        m.require(not expanded, "the view is expanded, with a stride of 0: a full tensor would take more memory")
 
     def rewrite(self, op, m):
         return full_like(op, m, m.bindings["number"])
@@ -169,20 +169,20 @@ class FoldToArange(DecidedOperation):
 def _counted(op, result: torch.Tensor, start: int, step: int, dim: int):
     size = result.shape[dim]
     if isinstance(size, int):
-        counted = op.arange(start, start + size * step, step, dtype=result.dtype, device=result.device)
+        positions = op.arange(start, start + size * step, step, dtype=result.dtype, device=result.device)
     else:
-        counted = op.arange(size, dtype=result.dtype, device=result.device)
-        counted = counted if step == 1 else op.mul(counted, step)
-        counted = counted if start == 0 else op.add(counted, start)
+        positions = op.arange(size, dtype=result.dtype, device=result.device)
+        positions = positions if step == 1 else op.mul(positions, step)
+        positions = positions if start == 0 else op.add(positions, start)
     if result.dim() == 1:
-        return counted
+        return positions
     shape = [size if d == dim else 1 for d in range(result.dim())]
-    return op.expand(op.reshape(counted, shape), list(result.shape))
+    return op.expand(op.reshape(positions, shape), list(result.shape))
 
 
 @dataclass(frozen=True)
 class ConstantFoldUniformValue(Pass):
-    """Computes tensors that hold one value at compile time; x*1, x+0, x/1 and x*0 go where IEEE allows.
+    """Computes tensors that hold one value at compile time; x*1, x+0, x/1 and x*0 are folded where IEEE allows.
 
     Torch itself computes the number, in the tensor's dtype, and only by operations whose rounding is fixed.
     """

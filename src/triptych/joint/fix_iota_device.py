@@ -1,4 +1,4 @@
-"""`fix_iota_device`: an iota that is built on the CPU and used on another device is built on that device."""
+"""`fix_iota_device`: builds an iota on the device where it is used, instead of on the CPU."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class FixIotaDevice(Rule):
 
     def check(self, m, x, indices, values):
         m.applies(m.root.known and m.root.is_tensor and m.root.device.type != "cpu")
-        given = [x.node] if isinstance(x, Value) else [n for n in _nodes(indices) if n is not values.node]
-        on_cpu = [n for n in given if (t := tensor_fact(n)) is not None and t.device.type == "cpu"]
+        sources = [x.node] if isinstance(x, Value) else [n for n in _nodes(indices) if n is not values.node]
+        on_cpu = [n for n in sources if (t := tensor_fact(n)) is not None and t.device.type == "cpu"]
         m.applies(on_cpu)
         chains = [chain for n in on_cpu if (chain := counted_from_iota(m.program, n)) is not None]
-        m.applies(chains, "it is not counted in the graph")
+        m.applies(chains, "it is not computed from an iota")
         counted = sorted({n for chain in chains for n in chain})
         for node in counted:
             problem = unlike_elsewhere(m.program.call(node), tensor_of(node))

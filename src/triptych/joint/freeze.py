@@ -1,4 +1,4 @@
-"""`freeze`: what is computed from weights alone is computed once, before the graph is called."""
+"""`freeze`: computes values that depend on weights alone once, before the graph is called."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DETERMINISTIC = frozenset(["aten", "prims", "triptych", "quantized_decomposed"])
 
 LARGE = 16 * 2**20
 GROWTH = 8
-"""A value of more bytes than LARGE, and GROWTH times those of the weights it comes from, is not kept."""
+"""A value of more than LARGE bytes, and of more than GROWTH times its weights' bytes, is not computed in advance."""
 
 
 FROZEN: dict[str, Any] = {"dialects": ("aten",), "prepare": others_are_weights, "options": {"freeze": True}}
@@ -34,9 +34,9 @@ FROZEN: dict[str, Any] = {"dialects": ("aten",), "prepare": others_are_weights, 
 class ComputeOnce(Rule):
     """f(x, g(w)) -> f(x, c), where w are weights and c = g(w) is computed before the first call
 
-    Views of weights stay: they cost nothing. So does what is computed from no weight at all (masks, positions): the
-    passes that follow know better what to do with it. A value that the graph returns is made on every call, for the
-    caller may write to it.
+    Views of weights stay in the graph: they cost nothing. Values that depend on no weight, such as masks and positions,
+    stay too: the passes that follow can simplify them. A value that the graph returns is computed on every call,
+    because the caller may write to it.
     """
 
     @classmethod
@@ -105,11 +105,11 @@ class Steady:
     def _is_plain(self, node: Node) -> bool:
         known = tensor_fact(node)
         if known is None or not _private.is_ordinary(known) or not is_static(known.shape):
-            self.declined.append((node, "no plain tensor of fixed shape"))
+            self.declined.append((node, "it is not a plain tensor of fixed shape"))
             return False
         tensor = self.program.origins.tensor(node) if self.program.origins is not None else None
         if tensor is not None and tensor.is_inference():
-            self.declined.append((node, "an inference tensor: nobody could tell that it has changed"))
+            self.declined.append((node, "it is an inference tensor, and a change of it could not be detected"))
             return False
         return True
 
@@ -117,8 +117,8 @@ class Steady:
         if node.op != "call_function" or not all(n in self._steady for n in node.all_input_nodes):
             return False
         value = fact(node)
-        made = value if isinstance(value, (list, tuple)) else (value,)
-        if not all(isinstance(v, torch.Tensor) and v.layout == torch.strided and is_static(v.shape) for v in made):
+        results = value if isinstance(value, (list, tuple)) else (value,)
+        if not all(isinstance(v, torch.Tensor) and v.layout == torch.strided and is_static(v.shape) for v in results):
             return False
         if node.target is operator.getitem:
             return True
@@ -165,7 +165,7 @@ class Steady:
     def _is_too_large(self, node: Node) -> bool:
         if _bytes(node) <= LARGE or _bytes(node) <= GROWTH * sum(map(_bytes, _weights_behind(node))):
             return False
-        self.declined.append((node, f"{_bytes(node)} bytes, far more than the weights it comes from"))
+        self.declined.append((node, f"it has {_bytes(node)} bytes, far more than the weights that it depends on"))
         return True
 
 

@@ -1,4 +1,4 @@
-"""`keep_overwritten`: where the forward writes an input that the backward needs, the old value is saved."""
+"""`keep_overwritten`: saves the old value of an input that the forward writes and the backward needs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ JOINT: dict[str, Any] = {"dialects": ("joint",)}
 class KeepOverwritten(Rule):
     """f(x), copy_(x, y) -> f(clone(x)), copy_(x, y), where the backward needs f(x), or x itself
 
-    The backward runs after the write: a value that it reads or recomputes from the input would be a wrong one.
+    The backward runs after the write, so a value that it reads or recomputes from the input would be wrong.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
@@ -92,7 +92,7 @@ def _needed_for(late: set[Node], nodes: Sequence[Node]) -> set[Node]:
 
 @dataclass(frozen=True)
 class KeepOverwrittenPass(Pass):
-    """Keeps what the backward needs of an input as it was before the forward writes it."""
+    """Saves the old value of an input that the forward writes, if the backward needs it."""
 
     name = "keep_overwritten"
     required = True

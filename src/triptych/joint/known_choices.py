@@ -110,7 +110,7 @@ class ChooseTruth(DecidedOperation):
 class WithinBounds(DecidedOperation):
     """clamp(x, low, high), relu(x), abs(x), maximum(x, y), minimum(x, y) -> x, where x is always within the bounds
 
-    A bound of zero counts for floats only where its sign cannot show; of floats, maximum and minimum stay for NaN.
+    For floats, a bound of zero counts only where its sign cannot be seen; maximum and minimum stay, because of NaN.
     """
 
     ops = frozenset("clamp relu abs maximum minimum".split())
@@ -124,8 +124,8 @@ class WithinBounds(DecidedOperation):
             return _one_side_wins(site)
         bounds: dict[str, Any] = {"min": 0}
         if site.call.op == "clamp":
-            given = ((k, v) for k, v in site.call.args.items() if k in ("min", "max") and v is not None)
-            bounds = {name: site.number(bound) for name, bound in given}
+            limits = ((k, v) for k, v in site.call.args.items() if k in ("min", "max") and v is not None)
+            bounds = {name: site.number(bound) for name, bound in limits}
         inside = all(_respects(site, operand, name, bound) for name, bound in bounds.items())
         return site.is_operand(operand) if inside else None
 

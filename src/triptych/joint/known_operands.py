@@ -47,21 +47,25 @@ def number_of(program: Program, node: Node) -> torch.Tensor | None:
 
 def numbers_used_here_alone(program: Program, node: Node) -> list[Node]:
     """Direct and indirect operands that hold one number and that nobody uses once this node is gone."""
-    gone = {node: None}
+    unused = {node: None}
     work = list(node.all_input_nodes)
     while work:
         operand = work.pop()
-        if operand not in gone and all(u in gone for u in operand.users) and number_of(program, operand) is not None:
-            gone[operand] = None
+        if (
+            operand not in unused
+            and all(u in unused for u in operand.users)
+            and number_of(program, operand) is not None
+        ):
+            unused[operand] = None
             work += operand.all_input_nodes
-    return list(gone)[1:]
+    return list(unused)[1:]
 
 
 def full_like(op: Emitter, m: Match, number: bool | int | float) -> Any:
     """The value of a match as `full`."""
     like = m.root.tensor
     assert like is not None
-    m.require(not like.requires_grad, "its gradient is asked for")
+    m.require(not like.requires_grad, "its gradient is requested")
     return op.full(list(like.shape), number, dtype=like.dtype, device=like.device)
 
 
@@ -119,7 +123,7 @@ class Site:
         lost = tensor_fact(dropped)
         zeros = self.program.dialect == TORCH and lost is not None and lost.requires_grad
         at = dropped if isinstance(dropped, Node) else None
-        self.match.require(not zeros, "a gradient of zeros would become none at all", at=at)
+        self.match.require(not zeros, "its gradient of zeros would become None", at=at)
 
     def _as_result(self, op: Emitter, operand: Node) -> Any:
         """The operand in the dtype and shape of the result. In place of an operation on two tensors it is cloned if the

@@ -1,8 +1,8 @@
-"""`pad_mm`: products of sizes that are not aligned for tensor cores use padded operands, where that is quicker.
+"""`pad_mm`: pads the operands of products whose sizes are not aligned for tensor cores, where that is quicker.
 
-Rows and columns added to the result are computed from zeros and cut off again: nothing else sees them. Along the summed
-dim both operands are padded, so each added term is 0 * 0 = 0, whatever infinities and NaN the operands hold elsewhere;
-adding 0 changes no sum but one that is -0.0, which becomes 0.0. Another kernel computes the product, so sums may round
+Rows and columns added to the result are computed from zeros and cut off again, so nothing reads them. Along the summed
+dim both operands are padded, so each added term is 0 * 0 = 0, even if the operands contain infinities or NaN elsewhere;
+adding 0 changes only a sum of -0.0, which becomes 0.0. Another kernel computes the product, so sums may round
 differently.
 
 The layout decides which sizes must be aligned: the innermost dim of each operand and of the result, because these are
@@ -38,7 +38,7 @@ class PadMm(Rule):
     """a @ b -> (pad(a) @ pad(b))[:m, :n], where sizes are not aligned and it is quicker; up to rounding"""
 
     always: bool = False
-    """On every device, whatever it costs: for tests of the rewrite itself."""
+    """Rewrite on every device and without asking the cost model: for tests of the rewrite itself."""
     measure: bool = True
     """Time the products on the device; otherwise, and where there is no device, the cost model decides."""
 
@@ -61,7 +61,7 @@ class PadMm(Rule):
         if c is not None:
             aligned = c.rank <= m.root.rank
             fits = aligned and _is_broadcast(c.shape, m.root.shape)
-            m.require(fits, "the bias has another shape", at=c, wanted=m.root.shape, found=c.shape)
+            m.require(fits, "the bias does not broadcast to the product", at=c, wanted=m.root.shape, found=c.shape)
         if not self.always:
             site = product_site(m, a, b, padding)
             measure = (lambda: timed(site)) if self.measure else None
@@ -76,9 +76,9 @@ class PadMm(Rule):
         else:
             rows = padding.m if c.rank >= 2 and not known(c.shape[-2] == 1) else 0
             columns = padding.n if c.rank >= 1 and not known(c.shape[-1] == 1) else 0
-            given = _padded(op, c, rows, columns)
+            bias = _padded(op, c, rows, columns)
             how = {name: value for name, value in (("beta", beta), ("alpha", alpha)) if value not in (None, 1)}
-            product = getattr(op, m.root.op)(given, left, right, **how)
+            product = getattr(op, m.root.op)(bias, left, right, **how)
         return _cut(op, product, m.root, padding)
 
     examples = [
@@ -111,7 +111,7 @@ class PadMm(Rule):
 
 @dataclass(frozen=True)
 class PadMmPass(Pass):
-    """Products whose sizes tensor cores cannot load whole are computed on padded operands, or by a kernel that stores
+    """Computes products whose sizes are not aligned for tensor cores on padded operands, or by a kernel that stores
     rows of any length, where that is quicker."""
 
     name = "pad_mm"

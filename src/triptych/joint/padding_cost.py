@@ -67,7 +67,7 @@ class Site:
     device: torch.device
     padding: Padding
     free: tuple[bool, bool, bool]
-    """Padding a, padding b and cutting the result cost nothing."""
+    """Whether padding a, padding b and cutting the result cost nothing."""
 
     @property
     def bytes(self) -> int:
@@ -109,19 +109,19 @@ def _read_through(program: Program, node: Node) -> bool:
 
 
 def seconds_of(site: Site, what: str, work: Callable[[Site], Callable[[], Any]]) -> float | None:
-    lies = f"{list(site.batch)} {site.m}x{site.k}x{site.n} {site.strides} {site.dtype}"
+    sizes = f"{list(site.batch)} {site.m}x{site.k}x{site.n} {site.strides} {site.dtype}"
     precise = f" tf32={tf32_is_allowed()}" if site.dtype == torch.float32 else ""
     how = f" {site.padding}" if what == "padded" else ""
-    return measured(f"pad_mm {what} {lies}{precise}{how}", site.device, lambda: work(site))
+    return measured(f"pad_mm {what} {sizes}{precise}{how}", site.device, lambda: work(site))
 
 
 def operands(site: Site) -> tuple[torch.Tensor, torch.Tensor]:
     shapes = (*site.batch, site.m, site.k), (*site.batch, site.k, site.n)
-    made = [
+    matrices = [
         torch.empty_strided(shape, stride, dtype=site.dtype, device=site.device).normal_()
         for shape, stride in zip(shapes, site.strides)
     ]
-    return made[0], made[1]
+    return matrices[0], matrices[1]
 
 
 def _plain_work(site: Site) -> Callable[[], Any]:

@@ -28,7 +28,7 @@ i8, i32, i64 = torch.int8, torch.int32, torch.int64
 
 
 class PointlessConvert(Rule):
-    """to(to(x, a), b) -> to(x, b), or x where that is its dtype, where a holds every value of x"""
+    """to(to(x, a), b) -> to(x, b), or x if that is its dtype, where a can represent every value of x"""
 
     interior_may_be_used = True
 
@@ -41,7 +41,9 @@ class PointlessConvert(Rule):
         m.require(lossless(x.dtype, a), "{wanted} -> {found} loses values", at=m.nodes[1], wanted=x.dtype, found=a)
         to_integer = not (b.is_floating_point or b.is_complex or b == torch.bool)
         out_of_range = (x.is_float or a.is_floating_point) and to_integer and not lossless(x.dtype, b)
-        m.require(not out_of_range, "what a float out of range becomes depends on its width", at=m.nodes[1])
+        m.require(
+            not out_of_range, "the result of casting a float that is out of range depends on its dtype", at=m.nodes[1]
+        )
 
     def rewrite(self, op, x, b):
         return x if b == x.dtype else op.to(x, dtype=b)
@@ -75,7 +77,7 @@ class PointlessView(NoopReshape):
 
 
 class PointlessViewPair(MergeReshapes):
-    """view(view(x, a), b) -> view(x, b), or x where that is its shape"""
+    """view(view(x, a), b) -> view(x, b), or x if that is its shape"""
 
     examples = [
         fires(lambda x: x.view(32).view(8, 4) + 1, "f32[4, 8]"),
@@ -85,7 +87,7 @@ class PointlessViewPair(MergeReshapes):
 
 
 class PointlessPermutePair(MergePermutes):
-    """permute(permute(x, a), b) -> permute(x, a[b]), or x where they cancel"""
+    """permute(permute(x, a), b) -> permute(x, a[b]), or x if they cancel"""
 
     examples = [
         fires(lambda x: x.permute(1, 2, 0).permute(1, 2, 0) + 1, "f32[4, 8, 2]"),
@@ -95,7 +97,7 @@ class PointlessPermutePair(MergePermutes):
 
 
 class RemoveRedundantViews(Rule):
-    """v(x), v(x) -> v(x) once, for views v"""
+    """v(x), v(x) -> one v(x), for a view v"""
 
     FIRST_USERS = 64
     """Search budget: how many users of x are examined. Without it, n users of one tensor would take n * n steps."""
@@ -144,8 +146,8 @@ class RemoveRedundantViews(Rule):
 
 @dataclass(frozen=True)
 class PassPatterns(Pass):
-    """Small rewrites on the joint graph: casts, views and permutes that are one too many, products of one batch,
-    scales inside a softmax, scatters into constants, positions counted on the wrong device."""
+    """Small rewrites on the joint graph: redundant casts, views and permutes, products with a batch of one, scales
+    inside a softmax, scatters into constants, iotas on the wrong device."""
 
     name = "pass_patterns"
 

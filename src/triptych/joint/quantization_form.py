@@ -1,4 +1,4 @@
-"""Canonical forms of quantization: of functions that `invoke_quant` keeps whole, and of quantize and dequantize."""
+"""Canonical forms of quantization: of calls of `invoke_quant`, and of quantize and dequantize operators."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ def _quantize(x, scale, zero_point):
 class QuantizeByNumbers(Rule):
     """quantize_per_tensor.tensor(x, scale, zero_point, ...) -> quantize_per_tensor(x, 0.1, 3, ...), of known tensors
 
-    The overload for tensors reads their numbers and goes on as the one for numbers, which is what kernels and patterns
-    know. `dequantize_per_tensor` likewise. Where the tensors come in from outside the two are different operations.
+    The overload for tensors reads the numbers and then does the same as the overload for numbers, which is the one that
+    kernels and patterns know. The same holds for `dequantize_per_tensor`. The rule declines if the numbers are not
+    known when the graph is compiled.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
@@ -52,7 +53,7 @@ class QuantizeByNumbers(Rule):
             at = operand if isinstance(operand, Node) else None
             m.require(number is not None, "scale and zero point are not known", at=at)
         fraction = next((n for n in numbers[1:] if not isinstance(n, int)), None)
-        m.require(fraction is None, "a zero point that is no whole number", found=fraction)
+        m.require(fraction is None, "a zero point or bound is {found}, which is not an integer", found=fraction)
         m.bindings["numbers"] = numbers
 
     def rewrite(self, op, m, count):
@@ -64,7 +65,7 @@ class QuantizeByNumbers(Rule):
     examples = [
         fires(lambda x: _quantize(x, torch.full((), 0.1), torch.full((), 3)), "f32[4, 8]", dialects=("aten",)),
         declines(_quantize, "f32[4, 8]", torch.tensor(0.1), torch.tensor(3), because="not known", dialects=("aten",)),
-        declines(lambda x: _quantize(x, torch.full((), 0.1), torch.full((), 3.0)), "f32[4, 8]", because="whole number",
+        declines(lambda x: _quantize(x, torch.full((), 0.1), torch.full((), 3.0)), "f32[4, 8]", because="not an int",
                  dialects=("aten",)),
     ]  # fmt: skip
 
@@ -77,7 +78,7 @@ def _kept_whole(x, w, s):
 
 
 class QuantizationForm(Rule):
-    """invoke_quant_packed(f, x, options) -> invoke_quant(f, x), its options beside it, its result not in a tuple
+    """invoke_quant_packed(f, x, options) -> invoke_quant(f, x), its options as metadata, its result not in a tuple
 
     Code generation knows only the second form.
     """
@@ -89,16 +90,16 @@ class QuantizationForm(Rule):
     def rewrite(self, op, m):
         node = m.root.node
         options = node.kwargs.get("quant_options")
-        given = (options.args, options.kwargs) if isinstance(options, Node) else ((), {})
+        settings = (options.args, options.kwargs) if isinstance(options, Node) else ((), {})
         kwargs = {k: v for k, v in node.kwargs.items() if k != "quant_options"}
         edits: list[Edit] = [
             SetArguments(node, node.args, kwargs, target=_private.invoke_quant),
-            Annotate(node, "quant_options", _private.InvokeQuant(*given[0], **given[1])),
+            Annotate(node, "quant_options", _private.InvokeQuant(*settings[0], **settings[1])),
         ]
         if isinstance(options, Node):
             edits.append(EraseUnused([options]))
-        if (taken := _only_result(m.program, node)) is not None:
-            edits.append(TakeOutOfTuple(node, *taken))
+        if (only_result := _only_result(m.program, node)) is not None:
+            edits.append(TakeOutOfTuple(node, *only_result))
         return Together(edits)
 
     examples = [

@@ -49,7 +49,7 @@ def why_eager(options: Options) -> str | None:
     """Why the options leave draws to torch's own generator; None if they do not."""
     if options.fallback_random:
         return "fallback_random keeps eager's stream"
-    return None if options.codegen == "inductor" else "the code generator has no generator of its own"
+    return None if options.codegen == "inductor" else "the code generator has no random generator"
 
 
 class Draw(Rule, ABC):
@@ -61,14 +61,14 @@ class Draw(Rule, ABC):
     """The name of the operation, where the rule has another name."""
 
     def pattern(self, op):
-        drawn = self.drawn or self.name
-        return op.call_of(drawn, f"{drawn}_", writes=True)
+        op_name = self.drawn or self.name
+        return op.call_of(op_name, f"{op_name}_", writes=True)
 
     def check(self, m):
         m.applies(m.program.aliasing.effects(m.root.node).random)
         reason = why_eager(m.program.options)
         m.require(reason is None, str(reason))
-        m.require(not m.root.call.mutates, "the draw is written in place")
+        m.require(not m.root.call.mutates, "the draw writes in place")
 
     def rewrite(self, op, m):
         source, node = Source(op), m.root.node
@@ -96,7 +96,7 @@ def _floats_without_facts(op: Emitter, source: Source, call: Call, mode: str) ->
     if dtype == f32:
         return value
     value = op.to(value, dtype=dtype or op.call(getattr, like, "dtype"))
-    # the dtype is not known: what rounded up to 1 in it can only be replaced (by 0) afterwards
+    # the dtype is not known: a draw that was rounded up to 1 can only be replaced (by 0) afterwards
     return op.remainder(value, 1) if mode == "rand" else value
 
 
@@ -206,9 +206,9 @@ class Bernoulli(Draw):
         if like.dtype == f64:
             _require_dtype(like.dtype)
         if chance is not None and not _is_probability(chance) and tensor_fact(chance) is None:
-            raise Refused("{found} is no probability", found=chance)
-        drawn = source.floats(like, "rand")
-        return op.to(op.lt(drawn, call.args["self"] if chance is None else chance), dtype=like.dtype)
+            raise Refused("{found} is not a probability", found=chance)
+        uniform = source.floats(like, "rand")
+        return op.to(op.lt(uniform, call.args["self"] if chance is None else chance), dtype=like.dtype)
 
     examples = [
         _draw(lambda x: torch.bernoulli(x.sigmoid()) + x.bernoulli(0.3), "f32[4, 8]"),
@@ -229,7 +229,7 @@ class Dropout(Draw):
         elements."""
         operand, p = call.args["input"], call.args.get("p", 0.5)
         if not _is_probability(p):
-            raise Refused("{found} is no probability", found=p)
+            raise Refused("{found} is not a probability", found=p)
         like = tensor_fact(operand)
         if like is not None:
             _require_dtype(like.dtype)
@@ -248,7 +248,7 @@ class NativeDropout(Dropout):
 
     def draw(self, op: Emitter, source: Source, node: Node, call: Call) -> Any:
         if not node.users or any(u.target is not operator.getitem for u in node.users):
-            raise Refused("its results are not taken apart")
+            raise Refused("its results are used as a tuple")
         return self._value_and_mask(op, source, call)
 
     def replacement(self, op: Emitter, node: Node, value: Any) -> Replacement:
@@ -274,7 +274,7 @@ class Uniform(Draw):
         like = _plain_floats(node, call)
         low, high = call.args.get("from", 0.0), call.args.get("to", 1.0)
         if not (_is_number(low) and _is_number(high) and low <= high):
-            raise Refused("{found} is no known range", found=f"{low} to {high}")
+            raise Refused("{found} is not a known range", found=f"{low} to {high}")
         value = op.add(op.mul(source.floats(like, "rand"), high - low), low)
         value = value if like.dtype == f32 else op.to(value, dtype=like.dtype)
         first = op.full([], low, dtype=like.dtype, device=like.device)
@@ -294,7 +294,7 @@ class Normal(Draw):
         like = _plain_floats(node, call)
         mean, std = call.args.get("mean", 0.0), call.args.get("std", 1.0)
         if _is_number(std) and std < 0:
-            raise Refused("a negative deviation")
+            raise Refused("the standard deviation is negative")
         value = op.add(op.mul(source.floats(like, "randn"), std), mean)
         return value if value.dtype == like.dtype else op.to(value, dtype=like.dtype)
 
@@ -332,14 +332,14 @@ class PrimsNormal(Normal):
 class Exponential(Draw):
     """exponential(x, rate) -> -log(1 - inductor_random(shape of x, seed, "rand")) / rate
 
-    Never infinite, since the draw is below 1; the least positive number takes the place of 0.
+    The result is never infinite, since the draw is below 1. A result of 0 becomes the least positive normal number.
     """
 
     def draw(self, op: Emitter, source: Source, node: Node, call: Call) -> Any:
         like = _plain_floats(node, call)
         rate = call.args.get("lambd", 1.0)
         if not _is_number(rate) or rate <= 0:
-            raise Refused("{found} is no known rate", found=rate)
+            raise Refused("{found} is not a known positive rate", found=rate)
         value = op.div(op.neg(op.log1p(op.neg(source.floats(like, "rand")))), rate)
         value = value if like.dtype == f32 else op.to(value, dtype=like.dtype)
         return op.clamp(value, min=torch.finfo(like.dtype).tiny)
@@ -361,9 +361,9 @@ def _plain_floats(node: Node, call: Call) -> torch.Tensor:
 
 def _require_plain(call: Call) -> None:
     if call.args.get("generator") is not None:
-        raise Refused("it has a generator of its own")
+        raise Refused("it uses a generator of the user")
     if call.args.get("pin_memory"):
-        raise Refused("it is made in pinned memory")
+        raise Refused("its result is in pinned memory")
     if call.args.get("layout") not in (None, torch.strided):
         raise Refused("its layout is {found}", wanted=torch.strided, found=call.args["layout"])
 
@@ -372,7 +372,7 @@ def _require_dtype(dtype: Any) -> None:
     if dtype == f64:
         raise Refused("32-bit draws would lose resolution in float64")
     if dtype not in DTYPES:
-        raise Refused("no such draw in {found}", found=dtype)
+        raise Refused("the backend's generator does not draw {found}", found=dtype)
 
 
 def _is_probability(value: Any) -> bool:

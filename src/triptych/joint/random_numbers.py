@@ -65,8 +65,8 @@ class Source:
         order = memory_order(like)
         if order is None:
             return self.op.call(self.prims.random, list(like.shape), seed, mode)
-        laid = self.op.call(self.prims.random, [like.shape[d] for d in order], seed, mode)
-        return self.op.permute(laid, [order.index(d) for d in range(len(order))])
+        dense = self.op.call(self.prims.random, [like.shape[d] for d in order], seed, mode)
+        return self.op.permute(dense, [order.index(d) for d in range(len(order))])
 
     def integers(self, like: torch.Tensor, low: Any, high: Any) -> Value:
         """64-bit integers in [low, high), with the shape and layout of `like`."""

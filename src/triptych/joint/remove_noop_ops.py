@@ -1,4 +1,4 @@
-"""`remove_noop_ops`: operations that change nothing, dropped after autograd; stages 2 and 3 share it."""
+"""`remove_noop_ops`: drops operations that change nothing, after autograd; it runs in stages 2 and 3."""
 
 from __future__ import annotations
 
@@ -28,12 +28,16 @@ class NoopDetach(Noop):
     def check(self, m, x):
         super().check(m, x)
         if m.program.aliasing.is_output(m.root.node):
-            m.require(not _is_returned(m.program, m.root.node), "the value is returned, and requires no gradient")
+            m.require(
+                not _is_returned(m.program, m.root.node), "the value is returned, and must not require a gradient"
+            )
 
     examples = [
         fires(lambda x: x.detach() + 1, "f32[4, 8]", dialects=("aten",)),
-        declines(lambda x: x.detach(), "f32[4, 8]", because="requires no gradient", dialects=("aten",)),
-        declines(lambda x: (y := x.exp(), y.detach()), "f32[4]", because="requires no gradient", dialects=("aten",)),
+        declines(lambda x: x.detach(), "f32[4, 8]", because="must not require a gradient", dialects=("aten",)),
+        declines(
+            lambda x: (y := x.exp(), y.detach()), "f32[4]", because="must not require a gradient", dialects=("aten",)
+        ),
     ]
 
 
@@ -50,7 +54,7 @@ def _is_returned(program: Program, node: Node) -> bool:
 
 @dataclass(frozen=True)
 class RemoveNoopOps(Pass):
-    """Drops views, aliases, copies, casts and arithmetic that change nothing; what is returned shares memory with
+    """Drops views, aliases, copies, casts and arithmetic that change nothing; the results share memory with
     the inputs exactly as before."""
 
     name = "remove_noop_ops"

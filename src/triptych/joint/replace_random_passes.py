@@ -1,5 +1,5 @@
-"""Random draws use the backend's counter-based generator: they are fused, reproducible, and the same in forward and
-backward."""
+"""Makes random draws use the backend's counter-based generator: they are then fused, reproducible, and the same in
+forward and backward."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KNOWN = frozenset(name for draw in DRAWS for name in (draw.drawn or draw.name, f
 
 
 class OtherDraw(Rule):
-    """randperm, multinomial, poisson and all other draws stay torch's own: the backend's generator has none such"""
+    """randperm, multinomial, poisson and other draws stay as they are: the backend's generator does not have them"""
 
     only_explains = True
 
@@ -40,10 +40,11 @@ class OtherDraw(Rule):
 
 @dataclass(frozen=True)
 class ReplaceRandomPasses(Pass):
-    """Draws of rand, randn, randint, uniform, normal, exponential, bernoulli and dropout come from the backend's own
-    generator, which torch.manual_seed governs: one load of seeds for each device, one seed for each draw, in order.
+    """Makes rand, randn, randint, uniform, normal, exponential, bernoulli and dropout draw from the backend's own
+    generator, which torch.manual_seed seeds: one load of seeds for each device, one seed for each draw, in order.
 
-    The stream is another than eager's, the distribution the same; `fallback_random` keeps eager's stream.
+    The random numbers differ from those of eager, and have the same distribution; `fallback_random` keeps those of
+    eager.
     """
 
     name = "replace_random_passes"

@@ -1,4 +1,4 @@
-"""`scatter_upon_const_tensor`: replaces a scatter into a tensor of one value by a comparison with the index."""
+"""`scatter_upon_const_tensor`: replaces a scatter into a constant tensor by a comparison with the index."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ FIRST_USERS = 64
 """Search budget: how many users of a value are examined for a proof."""
 
 DEEPEST = 8
-"""Search budget: how many operations back two indices are compared."""
+"""Search budget: how many operations back to compare how two indices are computed."""
 
 
 class ScatterUponConstTensor(Rule):
     """scatter(full(shape, fill), dim, index, value) -> where(index == iota, value, fill), index of size 1 along dim
 
-    Such an index names one place for each position, so nothing is written twice. Instead of a buffer that is filled,
-    written here and there, and read again, each element is computed where it is used. An index out of range raises:
-    where the same index is known to be checked by a `gather` over the same size (the forward of a cross-entropy),
-    that one raises; else the index is taken through a `gather` from the iota, which raises just so.
+    With such an index, no element is written twice. Each element is then computed where it is used, instead of filling
+    a buffer, writing to it and reading it again. An index out of range must still raise. If a `gather` uses the same
+    index over the same size, as in the forward of a cross-entropy, it raises; otherwise the rule takes the index
+    through a `gather` from the iota, which raises in the same way.
     """
 
     interior_may_be_used = True
@@ -46,20 +46,22 @@ class ScatterUponConstTensor(Rule):
 
     def check(self, m, fill, pinned, dim, index, value, source):
         m.applies(m.root.known and index.known and index.rank == m.root.rank > 0)
-        m.require(not pinned, "it is made in pinned memory")
-        m.require(isinstance(fill, (bool, int, float)), "the fill is no number")
-        several = "several places of one position are written"
+        m.require(not pinned, "its result is in pinned memory")
+        m.require(isinstance(fill, (bool, int, float)), "the fill is not a known number")
+        several = "the index is not known to have size 1 along the dim"
         m.require(known(index.shape[dim] == 1), several, at=index, wanted=f"size 1 in dim {dim}", found=index.shape)
         others = [d for d in range(m.root.rank) if d != dim]
         is_whole = all(known_equal(index.shape[d], m.root.shape[d]) for d in others)
-        m.require(is_whole, "only a part is written", at=index, wanted=m.root.shape, found=index.shape)
+        m.require(
+            is_whole, "the index covers only a part of the result", at=index, wanted=m.root.shape, found=index.shape
+        )
         if source is not None:
             larger = "the source is larger than the index"
             m.require(known_equal(source.shape, index.shape), larger, at=source, wanted=index.shape, found=source.shape)
             converted = "{found} would be written into {wanted}"
             m.require(source.dtype == m.root.dtype, converted, at=source, wanted=m.root.dtype, found=source.dtype)
         else:
-            m.require(isinstance(value, (bool, int, float)), "the value is no number", found=value)
+            m.require(isinstance(value, (bool, int, float)), "the value is not a known number", found=value)
             m.require(
                 _fits(value, m.root.dtype), "{found} is not a value of {wanted}", wanted=m.root.dtype, found=value
             )
@@ -76,7 +78,7 @@ class ScatterUponConstTensor(Rule):
         if source is None:
             source = op.full([], value, dtype=like.dtype, device=like.device)
         elif m.root.op == "scatter_add":
-            source = op.add(source, background)  # which also turns -0.0 into the 0.0 that adding makes of it
+            source = op.add(source, background)  # like scatter_add, it turns -0.0 into 0.0
         return op.where(op.eq(index, places), source, background)
 
     examples = [
@@ -91,8 +93,8 @@ class ScatterUponConstTensor(Rule):
         fires(lambda x, i: torch.zeros(x.shape[0], 10).scatter(1, i, 1.0), "f32[4, 10]", "i64[4, 1]", dynamic=True),
         fires(lambda i: torch.full((4, 10), float("nan")).scatter(1, i, float("inf")), "i64[4, 1]"),
         fires(lambda i: torch.zeros(0, 10).scatter(1, i, 1.0), "i64[0, 1]"),
-        declines(lambda i: torch.zeros(4, 10).scatter(1, i, 1.0), "i64[4, 2]", because="several places"),
-        declines(lambda i: torch.zeros(4, 10).scatter(1, i, 1.0), "i64[3, 1]", because="only a part"),
+        declines(lambda i: torch.zeros(4, 10).scatter(1, i, 1.0), "i64[4, 2]", because="size 1 along the dim"),
+        declines(lambda i: torch.zeros(4, 10).scatter(1, i, 1.0), "i64[3, 1]", because="covers only a part"),
         declines(lambda i, x: torch.zeros(4, 10).scatter(1, i, x), "i64[4, 1]", "f32[4, 2]", because="larger"),
         declines(lambda i: torch.ones(4, 10).scatter(1, i, 2.0, reduce="multiply"), "i64[4, 1]"),
         declines(lambda x, i: x.scatter(1, i, 2.0), "f32[4, 10]", "i64[4, 1]"),

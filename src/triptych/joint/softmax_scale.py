@@ -1,4 +1,4 @@
-"""`mul_softmax_pattern`, `div_softmax_pattern`: the maximum of a softmax is subtracted before the scale is applied.
+"""`mul_softmax_pattern`, `div_softmax_pattern`: subtract the maximum of a softmax before they apply the scale.
 
 A softmax of x * s computes x * s - max(x * s). Compilers may contract a product and a difference into one rounding, and
 then an element may exceed the maximum: for large scores exp() of that excess overflows, which subtracting the maximum
@@ -15,7 +15,7 @@ Why it is right, at the level of the whole softmax, for every s that is constant
   where s times it is not finite (0 * inf is NaN, 0 * finite adds nothing).
 - x - max(x) may overflow to -inf, whose exp() is 0. That is right if exp() of minus |s| times the largest number of the
   dtype is far below the smallest number above 0. This can be checked where s is a number, but not where it is a tensor;
-  and a log_softmax shows the difference itself. So these two cases need x in a narrower dtype than that of the softmax
+  and a log_softmax returns the difference. So these two cases need x in a narrower dtype than that of the softmax
   (half scores, float softmax), where nothing overflows.
 - s = 0 is left alone: 0 * -inf is NaN.
 - Where half scores are scaled before they are widened, eager rounds the product to half; the new form does not.
@@ -70,11 +70,13 @@ class _ScaledSoftmax(Rule, ABC):
     def check(self, m, x, s, dim):
         m.applies(m.root.known and x.known and x.is_float)
         wider = m.root.dtype.itemsize > x.dtype.itemsize
-        m.require(_inside_softmax(m.program, m.root.node, dim), "the difference is used otherwise than in a softmax")
+        m.require(
+            _inside_softmax(m.program, m.root.node, dim), "the difference is used by something other than a softmax"
+        )
         log = next((u for u in m.root.node.users if m.program.call(u).op == "sub"), None)
-        m.require(wider or log is None, "log_softmax shows a difference that overflows", at=log)
+        m.require(wider or log is None, "a log_softmax returns the difference, which may overflow", at=log)
         if isinstance(s, (int, float)):
-            m.require(s != 0 and math.isfinite(s), "{found} is no plain scale", found=s)
+            m.require(s != 0 and math.isfinite(s), "the scale is {found}", found=s)
             least = 2 * -math.log(torch.finfo(m.root.dtype).tiny) / torch.finfo(m.root.dtype).max
             small = "the scale is so small that x - max(x) may overflow"
             m.require(wider or abs(self.factor(s)) > least, small, wanted=f"more than {least:.1g}", found=s)
@@ -85,7 +87,7 @@ class _ScaledSoftmax(Rule, ABC):
         m.require(wider, tiny, at=s, wanted=f"a wider dtype than {x.dtype}", found=m.root.dtype)
         m.require(
             knowledge(m.program).never_negative(s.node) or x.device.type in self.CONTRACTS,
-            "the sign of the scale is not known, and nothing is gained by finding it out",
+            "the sign of the scale is not known, and nothing is gained by computing it",
             at=s,
         )
 
@@ -145,8 +147,8 @@ class MulSoftmaxPattern(_ScaledSoftmax):
         fires(lambda x, s: by_hand((x * s.abs()).double()), HUGE, SCALES),
         fires(lambda x, s: by_hand((x * s.abs()).double()), INFINITE, torch.tensor([[2.0], [0.0], [1.0], [1e30]])),
         declines(lambda x: by_hand(x * 1e-37), HUGE, because="so small"),
-        declines(lambda x: by_hand(x * 0.0), INFINITE, because="no plain scale"),
-        declines(lambda x: by_hand(x * math.inf), "f32[4, 8]", because="no plain scale"),
+        declines(lambda x: by_hand(x * 0.0), INFINITE, because="the scale is"),
+        declines(lambda x: by_hand(x * math.inf), "f32[4, 8]", because="the scale is"),
         declines(lambda x: by_hand(x * math.nan), "f32[4, 8]"),
         declines(lambda x: log_by_hand(x * 0.125), HUGE, because="log_softmax"),
         declines(lambda x, s: by_hand((x * s).float()), "f16[4, 8]", "f16[]", because="sign"),
@@ -154,7 +156,7 @@ class MulSoftmaxPattern(_ScaledSoftmax):
         declines(lambda x, s: by_hand(x * s.abs(), 0), "f32[]", "f32[]", because="tiny"),
         declines(lambda x, s: by_hand((x * s.abs()).float()), "f16[4, 8]", "f16[8]"),
         declines(lambda x: (y := x * 0.125, by_hand(y)), "f32[4, 8]", because="used outside"),
-        declines(lambda x: (y := x * 0.125) - y.amax(-1, keepdim=True), "f32[4, 8]", because="otherwise"),
+        declines(lambda x: (y := x * 0.125) - y.amax(-1, keepdim=True), "f32[4, 8]", because="something other"),
         declines(lambda x: by_hand(x), "f32[4, 8]"),
     ]  # fmt: skip
 
@@ -178,7 +180,7 @@ class DivSoftmaxPattern(_ScaledSoftmax):
         *(fires(lambda x: (by_hand(x / 0.5), by_hand(x / -0.5)), x) for x in (INFINITE, HUGE)),
         fires(lambda x, s: by_hand((x / s.abs()).double()), HUGE, SCALES),
         fires(lambda x, s: by_hand((x / s.abs()).double()), INFINITE, torch.tensor([[2.0], [math.inf], [1.0], [1e30]])),
-        declines(lambda x: by_hand(x / math.inf), "f32[4, 8]", because="no plain scale"),
+        declines(lambda x: by_hand(x / math.inf), "f32[4, 8]", because="the scale is"),
         declines(lambda x: by_hand(x / 1e37), HUGE, because="so small"),
         declines(lambda x: by_hand(4 / x), "f32[4, 8]"),
         declines(lambda x: by_hand(torch.div(x, 4, rounding_mode="floor")), "f32[4, 8]"),

@@ -30,12 +30,13 @@ ALWAYS = {"always": True}
 class UnalignedLinear(Rule):
     """x @ w.t() -> triptych::parallel_linear(x, [w]), where rows of the result are not aligned; up to rounding
 
-    The scores of a language model whose vocabulary has an odd size, such as 50257: operands can be loaded whole, only
-    the rows of the result begin anywhere. The library stores those slowly, or padded, and then all of it is copied.
+    An example is the logits of a language model whose vocabulary has an odd size, such as 50257: the operands are
+    aligned, but the rows of the result are not. The library stores such rows slowly, or pads them, and then the whole
+    result must be copied.
     """
 
     always: bool = False
-    """On every device, whatever it costs: for tests of the rewrite itself."""
+    """Rewrite on every device and without asking the cost model: for tests of the rewrite itself."""
     measure: bool = True
     """Time the kernels on the device; otherwise the cost model decides."""
 
@@ -49,9 +50,9 @@ class UnalignedLinear(Rule):
         m.applies(self.always or (x.device.type == "cuda" and triton_is_there()))
         m.applies(known(x.stride[1] == 1) and known(w.stride[0] == 1))
         m.applies(b is None or (b.rank == 1 and known_equal(b.shape, m.root.shape[1:])))
-        given = [value.tensor for value in (x, w, b) if value is not None]
+        tensors = [value.tensor for value in (x, w, b) if value is not None]
         if not self.always:
-            m.applies(is_launched(m.program.options, given))
+            m.applies(is_launched(m.program.options, tensors))
         padding = needed_padding(m, x.tensor, w.tensor)
         m.applies(padding == Padding(n=padding.n) and padding.n > 0)
         m.applies(all(not isinstance(s, int) or s > 0 for s in (*x.shape, *w.shape)))

@@ -303,8 +303,8 @@ def build_pattern(method: Callable[..., Any]) -> tuple[Pattern, ...]:
         if wanted is None:
             raise TriptychError(f"{method.__qualname__}: cannot restrict {name!r} to {param.annotation!r}")
         arguments.append(Capture(name, wanted))
-    made = method(*arguments)
-    roots = made if isinstance(made, tuple) else (made,)
+    result = method(*arguments)
+    roots = result if isinstance(result, tuple) else (result,)
     if not all(isinstance(r, Pattern) for r in roots):
         raise TriptychError(f"{method.__qualname__} must return a pattern built with `op`")
     return roots

@@ -111,7 +111,7 @@ def all_rules() -> dict[str, Rule]:
 
 
 def all_passes() -> dict[str, list[type[Pass]]]:
-    """Every pass of the pipeline by name. A step that two stages have in forms of their own is one name."""
+    """Every pass of the pipeline by name. A step that has a separate form in each of two stages is one name."""
     passes: dict[str, list[type[Pass]]] = {}
     for entry in (entry for entries in STAGES.values() for entry in entries):
         if not isinstance(entry, Hook) and entry not in passes.setdefault(entry.name, []):

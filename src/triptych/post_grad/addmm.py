@@ -31,9 +31,10 @@ EAGER: dict[str, Any] = {"options": {"codegen": "eager"}}
 class Addmm(Rule):
     """add(mm(a, b), c) -> addmm(c, a, b), where no other kernel can do the sum; up to rounding
 
-    The sum is rounded once instead of twice. `alpha` becomes that of `addmm` if it scales the product, and its `beta`
-    if it scales c, except 0, inf and NaN: `addmm` does not read what it scales by 0, and 0 * NaN is NaN; and it may
-    scale before it adds up, where inf times a sum is not the sum of infinities.
+    The result is rounded once instead of twice. The `alpha` of the sum becomes the `alpha` of `addmm` if it scales the
+    product, and its `beta` if it scales c. The rule declines if it is 0, infinite or NaN: `addmm` does not read an
+    operand that it scales by 0, where 0 * NaN would be NaN; and it may scale the terms of the product before it adds
+    them up, which can give NaN where the scaled sum is infinite.
     """
 
     exact = False
@@ -52,8 +53,8 @@ class Addmm(Rule):
                   "{at} is larger than the product", at=c)  # fmt: skip
         if shape is not None:
             row = m.root.rank > 0 and known_equal(m.root.shape[-1], columns) and c.rank <= 1
-            m.require(row, "{at} is no row of the product", at=c)
-        m.applies(not _has_reader(m), "the kernel that reads the sum adds as well")
+            m.require(row, "{at} is not one row of the product", at=c)
+        m.applies(not _has_reader(m), "a kernel that reads the sum can add the bias")
         moved = 2 * bytes_of(m.root.tensor) + bytes_of(c.tensor)
 
         def costs(model: DeviceModel) -> tuple[float, float]:
@@ -65,8 +66,8 @@ class Addmm(Rule):
     def rewrite(self, op, m, a, b, c, scale, shape):
         scales_bias = m.root.call.args["other"] is c.node
         how = {} if scale == 1 else {"beta": scale} if scales_bias else {"alpha": scale}
-        made = op.addmm(c, a, b, **how)
-        return made if shape is None else op.reshape(made, list(m.bindings["shape"]))
+        result = op.addmm(c, a, b, **how)
+        return result if shape is None else op.reshape(result, list(m.bindings["shape"]))
 
     examples = [
         fires(lambda a, b, c: a @ b + c, "f32[4, 5]", "f32[5, 6]", "f32[6]"),
@@ -89,7 +90,7 @@ class Addmm(Rule):
         declines(lambda a, b, c: a @ b + c, "f32[4, 5]", "f32[5, 6]", "f64[6]", because="different dtypes"),
         declines(lambda a, b, c: a @ b + c, "f32[1, 5]", "f32[5, 6]", "f32[4, 6]", because="larger than the product"),
         declines(lambda a, b, c: (a @ b).view(2, 2, 6) + c, "f32[4, 5]", "f32[5, 6]", "f32[2, 1, 6]",
-                 because="no row", **ATEN),
+                 because="not one row", **ATEN),
         declines(lambda a, b, c: (y := a @ b, y + c), "f32[4, 5]", "f32[5, 6]", "f32[6]",
                  because="outside the pattern"),
         declines(lambda a, b: a @ b + 1, "f32[4, 5]", "f32[5, 6]"),
@@ -103,12 +104,12 @@ class Addmm(Rule):
 class UnfuseBiasAddToPointwise(Rule):
     """addmm(c, a, b) -> mm(a, b) + c, where a pointwise kernel reads the sum and adds for less; up to rounding
 
-    With `beta=0` nothing is added: c is not read, whatever NaN it holds. In half precision the product would be rounded
-    before the sum, so it stays whole; and so on a CPU, where neither form is quicker.
+    With `beta=0` nothing is added: c is not read, even if it contains NaN. Otherwise the rule declines in half
+    precision, because the product would be rounded before the sum, and on a CPU, where neither form is quicker.
     """
 
     always: bool = False
-    """On every device, whatever it costs: for tests of the rewrite itself."""
+    """Rewrite on every device and without asking the cost model: for tests of the rewrite itself."""
 
     exact = False
 
@@ -121,7 +122,7 @@ class UnfuseBiasAddToPointwise(Rule):
         m.require(numbers and alpha == 1, "the product is scaled by {found}", found=alpha)
         if beta == 0:
             return  # the same product; c is not read
-        m.applies(_has_reader(m), "no kernel that reads the sum could add it")
+        m.applies(_has_reader(m), "no kernel that reads the sum could add the bias")
         m.applies(self.always or a.device.type == "cuda")
         m.require(a.dtype not in HALF, "the product would be rounded to {found} before the sum", found=a.dtype)
         m.applies(known_equal(m.root.shape, (a.shape[0], b.shape[1])))

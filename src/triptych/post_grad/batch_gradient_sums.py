@@ -1,4 +1,4 @@
-"""`batch_gradient_sums`: gradients that are sums over many rows, those of biases and norms, end in few kernels."""
+"""`batch_gradient_sums`: finishes gradients that are sums over many rows, as of biases and norms, in few kernels."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROWS_OF_A_PART = 128
 persistent reduction, which took at least twice as long on an H200."""
 MOST_PARTS = 128
 ENOUGH_RESULTS = 64
-"""Per core of a GPU: Inductor does not split a reduction that has at least so many results."""
+"""Inductor does not split a reduction that has at least this many results per core of the GPU."""
 MOST_ELEMENTS = 1 << 25
 """Larger operands do not fit into a GPU's L2 cache. Inductor fuses their sums with reductions along the other dim that
 read the same operand (mix-order reduction), and the time of the second kernel is negligible."""
@@ -44,11 +44,11 @@ class _GradientSum:
 
     x: Node
     chain: tuple[Node, ...]
-    """The sum, and what casts and reshapes make of it."""
+    """The sum, followed by the casts and reshapes of it."""
     views: tuple[Node, ...]
-    """Views of the last one, and of each other."""
+    """Views of the last node of `chain`, and views of these views."""
     dtypes: tuple[torch.dtype, ...]
-    """What the sum, added up in float32, is rounded to, in this order."""
+    """The dtypes to which the sum, added up in float32, is rounded, in this order."""
     parts: int
 
     @property
@@ -70,7 +70,10 @@ class BatchGradientSums(Rule):
 
     Inductor computes a sum of many rows in two kernels, as a split reduction: partial sums, and the sum of these. The
     second kernel is tiny, and there is one for each bias and for each weight of a norm. Here the first kernels write
-    their partial sums side by side, and one kernel adds up those of many gradients, each into a tensor of its own.
+    their partial sums side by side into one tensor, and one kernel computes many gradients from it.
+
+    The rule takes sums that the backward graph returns, whose operands are contiguous, of static shape, and in float32,
+    float16 or bfloat16, if Inductor would split them.
     """
 
     device: str = "cuda"
@@ -82,8 +85,10 @@ class BatchGradientSums(Rule):
             return
         groups: dict[Any, list[_GradientSum]] = {}
         for node in program.graph.nodes:
-            if (found := self._read(program, node)) is not None:
-                groups.setdefault((tensor_of(node).device, found.dtypes, found.parts), []).append(found)
+            if (gradient_sum := self._read(program, node)) is not None:
+                groups.setdefault((tensor_of(node).device, gradient_sum.dtypes, gradient_sum.parts), []).append(
+                    gradient_sum
+                )
         for sums in groups.values():
             yield Match.at(
                 program, *(node for s in sums for node in s.returned), before=program.graph.output_node(),
@@ -114,22 +119,22 @@ class BatchGradientSums(Rule):
         m.require(len(sums) > 1, "no other gradient is such a sum")
         device = tensor_of(sums[0].x).device
         quicker = m.program.options.tune == "off" or is_quicker(device)
-        m.require(quicker, "on {found} a kernel for each sum is as quick", found=device)
+        m.require(quicker, "on {found}, a separate kernel for each sum is as quick", found=device)
         model, ends = device_model(device), [_last_step(s) for s in sums]
         launches = math.ceil(len(sums) / MOST)
         m.pays(sum(map(model.copy, ends)), launches * model.copy(sum(ends) / launches), sure=True)
 
     def rewrite(self, op, m, sums):
-        begun = []
-        for s in sums:  # where the sum stands: what it reads may not be needed any longer
-            there, x = op.at(s.chain[0]), tensor_of(s.x)
-            rows = there.reshape(s.x, [s.parts, math.prod(x.shape[:-1]) // s.parts, s.columns])
+        partial_sums = []
+        for s in sums:  # at the sum, so that its operand need not stay in memory
+            emitter, x = op.at(s.chain[0]), tensor_of(s.x)
+            rows = emitter.reshape(s.x, [s.parts, math.prod(x.shape[:-1]) // s.parts, s.columns])
             how = {} if x.dtype == torch.float32 else {"dtype": torch.float32}
-            begun.append(there.sum(rows, [1], **how))
-        made = op.call(SUM_PARTS, op.cat(begun, 1), [s.columns for s in sums], *_rounding(sums[0].dtypes))
+            partial_sums.append(emitter.sum(rows, [1], **how))
+        totals = op.call(SUM_PARTS, op.cat(partial_sums, 1), [s.columns for s in sums], *_rounding(sums[0].dtypes))
         gradients: dict[Node, Any] = {}
         for i, s in enumerate(sums):
-            gradient, shape = op.getitem(made, i), list(tensor_of(s.result).shape)
+            gradient, shape = op.getitem(totals, i), list(tensor_of(s.result).shape)
             gradients[s.result] = (gradient if len(shape) == 1 else op.reshape(gradient, shape)).node
             for view in s.views:
                 gradients[view] = op.again(view, gradients).node
@@ -181,7 +186,7 @@ def _adds_rows(call: Call, x: torch.Tensor) -> bool:
 
 
 def _casts_and_reshapes(program: Program, node: Node) -> tuple[Node, ...]:
-    """The node and what casts and reshapes make of it, as long as nobody else uses any of it."""
+    """The node, followed by the casts and reshapes of it, as long as each value in the chain has no other user."""
     chain = [node]
     while len(chain[-1].users) == 1:
         (user,) = chain[-1].users
@@ -211,7 +216,7 @@ def _views_that_are_returned(program: Program, node: Node) -> tuple[Node, ...] |
 
 
 def _rounding(dtypes: tuple[torch.dtype, ...]) -> tuple[torch.dtype, torch.dtype | None]:
-    """What sums in float32 become, and what they are rounded to before that."""
+    """The dtype of the results, and the dtype to which sums in float32 are rounded before that, if any."""
     *through, dtype = dtypes or (torch.float32,)
     return dtype, through[0] if through else None
 
@@ -222,8 +227,8 @@ def _last_step(s: _GradientSum) -> float:
 
 
 def is_quicker(device: torch.device) -> bool:
-    """Do many sums take a GPU less time by the operator than by a kernel for each? Measured once, with usual sizes. Of
-    a device that cannot be measured, the cost model is trusted."""
+    """Is one launch of the operator faster on a GPU than a separate kernel for each of many sums? This is measured
+    once, with typical sizes. On a device that cannot be measured, the cost model alone decides."""
     parts, columns, count = 32, 1024, MOST
     if not can_measure(device, 8 * parts * columns * count):
         return True
@@ -243,7 +248,7 @@ def is_quicker(device: torch.device) -> bool:
 
 @dataclass(frozen=True)
 class BatchGradientSumsPass(Pass):
-    """Adds up the parts of gradients that are sums over rows, such as those of biases, many in one kernel on a GPU."""
+    """On a GPU, computes the last step of many gradients that are sums over rows, as of biases, in one kernel."""
 
     name = "batch_gradient_sums"
 

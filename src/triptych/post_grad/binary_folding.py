@@ -28,10 +28,10 @@ FROZEN: dict[str, Any] = {**ATEN, "options": {"freeze": True}}
 
 
 class BinaryFolding(Rule):
-    """(x @ W + b) * c -> x @ (W * c) + b * c, and + c -> x @ W + (b + c), for frozen W, b and c; so convolutions
+    """(x @ W + b) * c -> x @ (W * c) + b * c, and + c -> x @ W + (b + c), for frozen W, b, c; also for convolutions
 
-    Up to rounding, for finite factors: the new weights are computed once, in float32 if they are of half precision. A
-    sum alone becomes no bias of a product that has none: that is for `addmm` to decide.
+    Up to rounding, for finite factors: the new weights are computed once, in float32 if they are in half precision. If
+    a product has no bias, a constant that is added to it does not become one: `addmm` decides whether it should.
     """
 
     exact = False
@@ -51,17 +51,20 @@ class BinaryFolding(Rule):
         m.applies(m.program.computed_once(*weights), "its weights are not frozen")
         unscaled = not any(call.get(key) not in (None, 1) for key in ("alpha", "beta") if key in call.args)
         m.require(unscaled, "the product is scaled by alpha or beta")
-        m.require(not call.args.get("transposed"), "a transposed convolution has its channels elsewhere")
+        m.require(
+            not call.args.get("transposed"),
+            "a transposed convolution has its output channels in another dim of the weight",
+        )
         m.require(m.root.dtype == y.dtype, "{found} becomes {wanted}", wanted=m.root.dtype, found=y.dtype)
         if isinstance(c, Value):
             m.require(m.program.computed_once(c.node), "{at} is not frozen", at=c)
             m.require(c.device == y.device, "the operands are on different devices", at=c)
             m.require(m.root.op != "div", "a divisor may be 0", at=c)
             m.require(c.dtype == y.dtype, "different dtypes {wanted} and {found}", at=c, wanted=y.dtype, found=c.dtype)
-            m.require(_channels(linear, y, c) is not None, "{at} is not one number a channel", at=c)
+            m.require(_channels(linear, y, c) is not None, "{at} is not one number per channel", at=c)
         else:
-            m.require(isinstance(c, (int, float)) and not isinstance(c, bool), "no number is known")
-            m.require(m.root.op != "div" or c != 0, "a division by 0")
+            m.require(isinstance(c, (int, float)) and not isinstance(c, bool), "the constant is not a known number")
+            m.require(m.root.op != "div" or c != 0, "it divides by 0")
             m.require(math.isfinite(c), "the constant is {found}", found=c)
         m.require(known_equal(m.root.shape, y.shape), "the constant is larger than the product")
         m.require_no_other_user(y)
@@ -84,10 +87,10 @@ class BinaryFolding(Rule):
         elif not scales:
             args[BIAS[call.op]] = _new_bias(op, m, linear, constant)
         if call.op == "convolution":  # by position: its bias must be given, and may be None
-            made = op.call(torch.ops.aten.convolution.default, *(args.get(name) for name in op_parameters(call.op)))
+            result = op.call(torch.ops.aten.convolution.default, *(args.get(name) for name in op_parameters(call.op)))
         else:
-            made = getattr(op, call.op)(**args)
-        return made if linear.node is y.node else op.reshape(made, list(y.call.args["shape"]))
+            result = getattr(op, call.op)(**args)
+        return result if linear.node is y.node else op.reshape(result, list(y.call.args["shape"]))
 
     examples = [
         fires(lambda x, w, c: (x @ w) * c, "f32[4, 8]", "f32[8, 6]", "f32[6]", **FROZEN),
@@ -103,8 +106,8 @@ class BinaryFolding(Rule):
         declines(lambda x, w, c: (x @ w) + c, "f32[4, 8]", "f32[8, 6]", "f32[6]", **FROZEN),
         declines(lambda x, w: (x @ w) * torch.inf, "f32[4, 8]", "f32[8, 6]", because="constant is inf", **FROZEN),
         declines(lambda x, w, c: (x @ w) / c, "f32[4, 8]", "f32[8, 6]", "f32[6]", because="may be 0", **FROZEN),
-        declines(lambda x, w, c: (x @ w) * c, "f32[4, 8]", "f32[8, 6]", "f32[4, 1]", because="a channel", **FROZEN),
-        declines(lambda x, w, c: (x @ w) * c, "f32[1, 8]", "f32[8, 6]", "f32[4, 6]", because="a channel", **FROZEN),
+        declines(lambda x, w, c: (x @ w) * c, "f32[4, 8]", "f32[8, 6]", "f32[4, 1]", because="per channel", **FROZEN),
+        declines(lambda x, w, c: (x @ w) * c, "f32[1, 8]", "f32[8, 6]", "f32[4, 6]", because="per channel", **FROZEN),
         declines(lambda x, w, c: (x @ w) * c, "f32[4, 8]", "f32[8, 6]", "f64[6]", because="becomes torch", **FROZEN),
         declines(lambda x, w: (y := x @ w, y * 2), "f32[4, 8]", "f32[8, 6]", because="used elsewhere", **FROZEN),
         declines(lambda x, w: (x @ w) * x[:, :1], "f32[4, 8]", "f32[8, 6]", because="not frozen", **FROZEN),
@@ -159,5 +162,5 @@ def _new_bias(op: Emitter, m: Match, linear: Value, constant: Any) -> Value:
     """A bias for a convolution that has none: per channel, the added constant or the negated subtracted one."""
     how = {"dtype": linear.dtype, "device": linear.device}
     zeros = op.full([linear.shape[1]], 0, **how)
-    made = op.add(zeros, constant) if m.root.op == "add" else op.sub(zeros, constant)
-    return op.to(made, dtype=linear.dtype) if made.dtype != linear.dtype else made
+    bias = op.add(zeros, constant) if m.root.op == "add" else op.sub(zeros, constant)
+    return op.to(bias, dtype=linear.dtype) if bias.dtype != linear.dtype else bias

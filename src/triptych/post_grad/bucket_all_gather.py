@@ -1,4 +1,4 @@
-"""`bucket_all_gather`: several all-gathers become one."""
+"""`bucket_all_gather`: joins several all-gathers into one."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def _gather_and_reduce(x: Any, y: Any) -> Any:
 
 @dataclass(frozen=True)
 class JoinAllGathers(JoinCollectives):
-    """all_gather(x), all_gather(y), ... -> all_gather(cat(x, y, ...)), a part of each rank's row for each
+    """all_gather(x), all_gather(y), ... -> all_gather(cat(x, y, ...)), each result a part of every rank's row
 
-    The joined one starts where the first was, so that what needs the first one is not held up; what computes the
-    operands of the others moves before it.
+    The joined all-gather starts where the first one did, so that users of the first result do not wait longer. The
+    operations that compute the operands of the others move before it.
     """
 
     exact = True
@@ -64,7 +64,7 @@ class JoinAllGathers(JoinCollectives):
         declines(_two_layers, *LAYERS, settings={"megabytes": 1e-5}, **ATEN),
         declines(_one_needs_the_other, "f32[4]", **ATEN),
         declines(_gather_and_reduce, "f32[4]", "f32[4]", **ATEN),
-        declines(_two_layers, *LAYERS, dynamic=True, because="sizes are symbols", **ATEN),
+        declines(_two_layers, *LAYERS, dynamic=True, because="sizes are symbolic", **ATEN),
     ]
     # fmt: on
 
@@ -73,10 +73,10 @@ class JoinAllGathers(JoinCollectives):
 class BucketAllGather(Pass):
     """Joins all-gathers of one process group and dtype into buckets.
 
-    `megabytes` limits what a bucket gathers; one that is large enough is closed before. `by` says how tensors are
-    joined: "concatenation" copies them into one, "coalesced" hands them to the process group as a list.
-    `group_by="module"` makes one bucket of each unit of FSDP: of a module in a list, such as `layers.3`, or else of a
-    child of the model.
+    `megabytes` limits the size of a bucket; a bucket is closed earlier once it is so large that its start-up time is
+    negligible. `by` says how tensors are joined: "concatenation" copies them into one tensor, "coalesced" hands them to
+    the process group as a list. `group_by="module"` makes one bucket for each unit of FSDP: for each module in a list,
+    such as `layers.3`, and otherwise for each child of the model.
     """
 
     name = "bucket_all_gather"

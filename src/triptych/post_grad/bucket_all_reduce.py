@@ -1,4 +1,4 @@
-"""`bucket_all_reduce`: several all-reduces become one, whatever is computed with their results."""
+"""`bucket_all_reduce`: joins several all-reduces into one, however their results are used."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def _two_groups(x: Any, y: Any) -> Any:
 class JoinAllReduces(JoinCollectives):
     """all_reduce(x), all_reduce(y), ... -> all_reduce(cat(x, y, ...)), up to the order of sums over ranks
 
-    The joined one starts behind the last operand; what needs one of the first results moves behind its wait.
+    The joined all-reduce starts once the last operand is computed. Operations that use one of the earlier results move
+    after its wait.
     """
 
     exact = False
@@ -52,10 +53,11 @@ class JoinAllReduces(JoinCollectives):
 
 @dataclass(frozen=True)
 class BucketAllReduce(Pass):
-    """Joins all-reduces of one process group, reduction and dtype into buckets, gradients or not.
+    """Joins all-reduces of one process group, reduction and dtype into buckets, of gradients and of other values.
 
-    `megabytes` limits a bucket; one that is large enough is closed before. `by` says how tensors are joined:
-    "concatenation" copies them into one, "coalesced" hands them to the process group as a list.
+    `megabytes` limits the size of a bucket; a bucket is closed earlier once it is so large that its start-up time is
+    negligible. `by` says how tensors are joined: "concatenation" copies them into one tensor, "coalesced" hands them to
+    the process group as a list.
     """
 
     name = "bucket_all_reduce"

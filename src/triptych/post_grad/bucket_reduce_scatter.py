@@ -1,4 +1,4 @@
-"""`bucket_reduce_scatter`: several reduce-scatters become one."""
+"""`bucket_reduce_scatter`: joins several reduce-scatters into one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def _one_needs_the_other(x: Any) -> Any:
 class JoinReduceScatters(JoinCollectives):
     """reduce_scatter(x), reduce_scatter(y), ... -> reduce_scatter(cat(x, y, ...)), by rank; up to the order of sums
 
-    The joined one starts behind the last operand; what needs one of the first results moves behind its wait.
+    The joined reduce-scatter starts once the last operand is computed. Operations that use one of the earlier results
+    move after its wait.
     """
 
     exact = False
@@ -63,10 +64,10 @@ class JoinReduceScatters(JoinCollectives):
 class BucketReduceScatter(Pass):
     """Joins reduce-scatters of one process group, reduction and dtype into buckets.
 
-    `megabytes` limits what a bucket reduces; one that is large enough is closed before. `by` says how tensors are
-    joined: "concatenation" copies them into one, "coalesced" hands them to the process group as a list.
-    `group_by="module"` makes one bucket of each unit of FSDP: of a module in a list, such as `layers.3`, or else of a
-    child of the model.
+    `megabytes` limits the size of a bucket; a bucket is closed earlier once it is so large that its start-up time is
+    negligible. `by` says how tensors are joined: "concatenation" copies them into one tensor, "coalesced" hands them to
+    the process group as a list. `group_by="module"` makes one bucket for each unit of FSDP: for each module in a list,
+    such as `layers.3`, and otherwise for each child of the model.
     """
 
     name = "bucket_reduce_scatter"

@@ -1,4 +1,4 @@
-"""`cast_by_aten`: casts by the operator that PyTorch itself runs."""
+"""`cast_by_aten`: writes casts with the operator that PyTorch itself uses."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _convert(x: Any) -> Any:
 class CastByAten(Rule):
     """prims.convert_element_type(x, dtype) -> _to_copy(x, dtype=dtype), where PyTorch runs the graph
 
-    The prim, which decompositions leave, is made for kernels: run on a parameter, its result requires a gradient even
-    under `no_grad`.
+    Decompositions emit this prim, which is meant for code generation. When PyTorch runs it on a parameter, the result
+    requires a gradient even under `no_grad`.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
@@ -47,7 +47,7 @@ class CastByAten(Rule):
 
 @dataclass(frozen=True)
 class CastByAtenPass(Pass):
-    """Writes casts as PyTorch's own operator where no kernels are made of them."""
+    """Writes casts with PyTorch's own operator where PyTorch runs the graph, without a code generator."""
 
     name = "cast_by_aten"
     required = True

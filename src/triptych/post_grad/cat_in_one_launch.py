@@ -1,4 +1,4 @@
-"""`cat_in_one_launch`: a cat of many large inputs is left to torch's own kernel."""
+"""`cat_in_one_launch`: computes a cat of many large inputs by torch's own kernel."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ ON_CPU: dict[str, Any] = {"dialects": ("aten",), "settings": {"device": "cpu", "
 class CatInOneLaunch(Rule):
     """cat([x, y, ...]) -> triptych::cat([x, y, ...]), for many large inputs of the graph on a GPU
 
-    What the graph computes is left to Inductor: it writes each result where it belongs in the cat.
+    The rule declines if the graph computes an operand: the kernel that Inductor generates for the operand can write it
+    to its part of the result directly.
     """
 
     device: str = "cuda"
@@ -46,11 +47,18 @@ class CatInOneLaunch(Rule):
         facts = [fact(n) for n in tensors]
         m.applies(len(tensors) > FEW_OPERANDS and all(f.device.type == self.device for f in facts))
         m.require(all(f.dtype == facts[0].dtype for f in facts), "operands of several dtypes")
-        m.require(sum(map(bytes_of, facts)) >= self.least_bytes, "so few bytes are quicker in a kernel with the rest")
+        m.require(
+            sum(map(bytes_of, facts)) >= self.least_bytes,
+            "so few bytes are copied faster by a kernel fused with other operations",
+        )
         views = (aten.unsqueeze.default, aten.view.default)
         sources = [n.args[0] if n.target in views else n for n in tensors]
         computed = next((s for s in sources if s.op not in ("placeholder", "get_attr")), None)
-        m.require(computed is None, "computed in the graph: its kernel writes it where it belongs", at=computed)
+        m.require(
+            computed is None,
+            "an operand is computed in the graph: its kernel can write to the result directly",
+            at=computed,
+        )
 
     def rewrite(self, op, m):
         node = m.root.node
@@ -69,7 +77,7 @@ class CatInOneLaunch(Rule):
 
 @dataclass(frozen=True)
 class CatInOneLaunchPass(Pass):
-    """Puts many large inputs together on a GPU by one launch of torch's own kernel."""
+    """On a GPU, concatenates many large inputs of the graph by one launch of torch's own kernel."""
 
     name = "cat_in_one_launch"
 

@@ -25,10 +25,11 @@ STACKED = [torch.linspace(-1, 1, 24).view(2, 3, 4).requires_grad_(), torch.ones(
 
 
 class ComputeMasksAgain(Rule):
-    """kept for the backward: x.t(), x <= 0 -> x; the backward computes x.t() and x <= 0 of it
+    """saved for the backward: x.t(), x <= 0 -> x; the backward computes x.t() and x <= 0 from it
 
-    The partitioner takes a view for another value, and then keeps both. A comparison costs nothing in a kernel that
-    reads its operand anyway; written to memory and read again it takes longer than all the rest.
+    The partitioner treats x and a view of x as different values, and then saves the mask although x is saved anyway. A
+    comparison costs nothing in a kernel that reads its operand, whereas the mask must be written to memory and read
+    again.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
@@ -36,18 +37,18 @@ class ComputeMasksAgain(Rule):
         if backward is None:
             return
         for mask in [n for n in kept_values(program.gm, backward) if _is_comparison(n)]:
-            kept, inputs = kept_values(program.gm, backward), backward.inputs
+            saved, inputs = kept_values(program.gm, backward), backward.inputs
             (compared,) = mask.all_input_nodes
-            views = [n for n in kept if compared in behind_views(n) and n.name in inputs]
+            views = [n for n in saved if compared in behind_views(n) and n.name in inputs]
             if mask.name not in inputs:
                 continue
             if not views:
-                yield Match.at(program, mask, problem="what it compares is not kept")
+                yield Match.at(program, mask, problem="the compared value is not saved for the backward")
             elif any(compared in effects(user).writes for user in compared.users):
-                yield Match.at(program, mask, problem="what it compares is written")
+                yield Match.at(program, mask, problem="the compared value is written in place")
             else:
-                held = compared if compared in views else views[0]
-                yield Match.at(program, mask, compared=compared, held=held)
+                source = compared if compared in views else views[0]
+                yield Match.at(program, mask, compared=compared, held=source)
 
     def rewrite(self, op, m):
         return KeepInstead(m.bindings["compared"], m.bindings["held"], m.root.node)
@@ -66,7 +67,7 @@ def _is_comparison(node: Node) -> bool:
 
 @dataclass(frozen=True)
 class ComputeMasksAgainPass(Pass):
-    """Computes a comparison in the backward where the value that it compares is kept anyway."""
+    """Recomputes a comparison in the backward if the compared value is saved for the backward anyway."""
 
     name = "compute_masks_again"
     changes_interface = True

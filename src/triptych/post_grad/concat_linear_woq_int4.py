@@ -82,8 +82,8 @@ FROZEN: dict[str, Any] = {**ATEN, "options": {"freeze": True}}
 class ConcatLinearWoqInt4(Rule):
     """int4_mm(x, w, s), int4_mm(x, v, t) -> split(int4_mm(x, cat([w, v]), cat([s, t], 1)), 1), for frozen w, s, v, t
 
-    The bits of the results are the same: all packed weights but the last must have a multiple of 64 rows, see above.
-    One that has not is put last; a second one is left as it is.
+    The results have the same bits, because all weights but the last have a multiple of 64 rows, which is a whole number
+    of packed blocks on every CPU. A weight with another number of rows is put last; a second such weight is left out.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
@@ -95,16 +95,18 @@ class ConcatLinearWoqInt4(Rule):
             broken = [m for m in run.members if isinstance(m, Int4Product) and not m.has_whole_blocks]
             members = [m for m in run.members if m not in broken[1:]]
             for member in broken[1:]:
-                problem = Refusal("{found} rows are no whole number of packed blocks", found=member.out, wanted=BLOCK)
+                problem = Refusal(
+                    "{found} rows are not a whole number of packed blocks", found=member.out, wanted=BLOCK
+                )
                 yield Match.at(program, member.node, problem=problem)
             group = placed(members) if len(members) > 1 else None
             if group is not None:
-                # a stable sort: the one without whole blocks goes to the end
+                # a stable sort: the member without whole blocks goes to the end
                 group = replace(group, members=tuple(sorted(group.members, key=lambda m: m in broken)))
                 rows = tensor_of(group.members[0].node).shape[0]
                 yield group.site(program, copied=copied_pieces(program, group, [rows, sum(group.sizes)], 1))
             elif len(members) > 1:
-                problem = Refusal("a result is used before the weights of the next layer are there")
+                problem = Refusal("a result is used before the weights of the next layer are computed")
                 yield Match.at(program, members[0].node, problem=problem)
 
     def check(self, m, group, copied):
@@ -138,7 +140,7 @@ class ConcatLinearWoqInt4(Rule):
         declines(_two, "bf16[4, 32]", *_of(64, 64), because="not frozen", **ATEN),
         declines(lambda x, w, s, v, t: (r := t * x[0, 0], _linear(x, w, s).sum() + _linear(x, v, r).sum())[1],
                  "bf16[4, 32]", *_of(64, 64), because="not frozen", **FROZEN),
-        declines(_two, "bf16[4, 32]", *_of(48, 48), because="no whole number of packed blocks", **FROZEN),
+        declines(_two, "bf16[4, 32]", *_of(48, 48), because="not a whole number of packed blocks", **FROZEN),
         declines(lambda x, w, s, v, t: _linear(x, w, s).sum() + _linear(x, v, t, 64).sum(), "bf16[4, 64]",
                  "u8[64, 32]", "bf16[2, 64, 2]", "u8[64, 32]", "bf16[1, 64, 2]", **FROZEN),
         declines(lambda x, w, s, v, t: _linear(x, w, s).sum() + _linear(x.float(), v, t).sum(), "bf16[4, 32]",

@@ -45,12 +45,12 @@ def _write_in_place(graph: Graph) -> None:
 
 
 class CopyOperandsOfCat(Rule):
-    """cat([x, y]) -> cat([clone(x), y]), where a write to one of cat and x would show in the other
+    """cat([x, y]) -> cat([clone(x), y]), where a write to one of x and the result would be visible in the other
 
     Inductor computes an operand right into the memory of the concatenation, unless it knows that the operand needs
     memory of its own. It knows that of a value that is returned. It does not know it of a value that is written after
-    the concatenation, or that is read after a write to the concatenation. Nor of a value of which a view is returned:
-    two results would share memory, and the view would have the strides of the concatenation.
+    the concatenation, or that is read after a write to the concatenation, or of which a view is returned. In the last
+    case two results would share memory, and the view would have the strides of the concatenation.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:

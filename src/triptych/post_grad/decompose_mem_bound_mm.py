@@ -39,7 +39,7 @@ class DecomposeMemBoundMm(Rule):
     """mm(a, b) -> sum(a[:, :, None] * b[None], 1), where a has a few columns and it is quicker; up to rounding"""
 
     always: bool = False
-    """Whatever it costs: for tests of the rewrite itself."""
+    """Rewrite without asking the cost model: for tests of the rewrite itself."""
 
     exact = False
 

@@ -1,4 +1,4 @@
-"""`dedup_reduce_scatters`: the same tensor is reduced and scattered once."""
+"""`dedup_reduce_scatters`: reduces and scatters the same tensor once."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def _waited_for_later(x: Any) -> Any:
 
 
 class ScatterOnce(Rule):
-    """reduce_scatter(x), ..., reduce_scatter(x) -> reduce_scatter(x), for both
+    """reduce_scatter(x), ..., reduce_scatter(x) -> one reduce_scatter(x), used for both
 
-    All ranks have the same graph and leave out the same one.
+    All ranks compile the same graph, so all of them drop the same collective.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
@@ -55,14 +55,14 @@ class ScatterOnce(Rule):
     def _problem(self, program: Program, earlier: Collective, again: Collective) -> Refusal | None:
         first, second = earlier.wait, again.wait
         if first is None or second is None:
-            return Refusal("a result is not only waited for once", at=again.node)
+            return Refusal("a result has other uses than one wait", at=again.node)
         if second < first:
-            return Refusal("{at} is waited for later", at=earlier.node)
+            return Refusal("{at}, which is the first, is waited for after the second", at=earlier.node)
         aliasing = program.aliasing
         if writer := aliasing.first_writer(again.operands[0], first, second):
-            return Refusal("memory of the values is written, by {at}", at=writer)
+            return Refusal("{at} writes to memory of the operand between the two", at=writer)
         if aliasing.is_output(first) and aliasing.is_output(second):
-            return Refusal("both results leave the graph, and would be one tensor", at=second)
+            return Refusal("the graph returns both results, which would become one tensor", at=second)
         return None
 
     def rewrite(self, op, m):
@@ -73,8 +73,8 @@ class ScatterOnce(Rule):
     examples = [
         fires(_scattered_twice, "f32[4, 8]", **ATEN),
         declines(_other_reduction, "f32[4, 8]", **ATEN),
-        declines(_both_returned, "f32[4, 8]", because="both results leave the graph", **ATEN),
-        declines(_waited_for_later, "f32[4, 8]", because="is waited for later", **ATEN),
+        declines(_both_returned, "f32[4, 8]", because="the graph returns both results", **ATEN),
+        declines(_waited_for_later, "f32[4, 8]", because="is waited for after the second", **ATEN),
     ]
 
 

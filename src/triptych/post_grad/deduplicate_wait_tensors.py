@@ -1,4 +1,4 @@
-"""`deduplicate_wait_tensors`: a collective is waited for once."""
+"""`deduplicate_wait_tensors`: waits for a collective once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _two_collectives(x: Any) -> Any:
 
 
 class WaitOnce(Rule):
-    """wait(x), ..., wait(x) -> wait(x), for both
+    """wait(x), ..., wait(x) -> one wait(x), used for both
 
     A wait returns its operand itself, so both are one tensor in any case.
     """

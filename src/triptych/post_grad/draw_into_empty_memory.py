@@ -1,4 +1,4 @@
-"""`draw_into_empty_memory`: random draws in the form that Inductor can always lower."""
+"""`draw_into_empty_memory`: writes random draws in a form that Inductor can always lower."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ ATEN: dict[str, Any] = {"dialects": ("aten",)}
 class DrawIntoEmptyMemory(Rule):
     """rand(size) -> uniform(empty(size)), randn(size) -> normal(empty(size))
 
-    Inductor lowers `rand` and `randn` only under `fallback_random`, a setting under which the generator of its own that
-    the joint stage emits cannot be lowered. These forms always can be; like `rand` in eager, they draw from PyTorch's
-    generator. What the joint stage did not reach (graphs inside control flow) takes this way.
+    Inductor lowers `rand` and `randn` only under `fallback_random`, and under that setting it cannot lower its own
+    random operators, which the joint stage emits. It can always lower the forms used here; like `rand` in eager, they
+    draw from PyTorch's generator. The rule is for draws that the joint stage does not reach: those in graphs inside
+    control flow.
     """
 
     takes_random = True
@@ -57,7 +58,7 @@ class DrawIntoEmptyMemory(Rule):
 
 @dataclass(frozen=True)
 class DrawIntoEmptyMemoryPass(Pass):
-    """Writes the random draws that are left in the graph as ones that Inductor can lower."""
+    """Writes the random draws that are left in the graph in a form that Inductor can lower."""
 
     name = "draw_into_empty_memory"
     required = True

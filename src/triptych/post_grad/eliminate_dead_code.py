@@ -14,7 +14,7 @@ from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
 
-VISIBLE_STREAM = "the draw advances a generator that later draws and the user see"
+VISIBLE_STREAM = "the draw advances a random generator, which changes later draws"
 
 
 def _unused_sum(x):
@@ -69,7 +69,7 @@ class DropUnused(Rule):
         fires(_unused_chain, "f32[4]"),
         fires(_unused_attention, "f32[2, 4, 8]"),
         declines(_written, "f32[4]", dialects=("torch",)),
-        declines(_unused_draw, "f32[4]", because="advances a generator"),
+        declines(_unused_draw, "f32[4]", because="advances a random generator"),
         declines(_checked, "f32[4]", dialects=("torch",)),
         declines(lambda x: x + 1, "f32[4]"),
     ]

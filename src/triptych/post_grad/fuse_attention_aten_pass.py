@@ -133,17 +133,18 @@ class FuseAttentionAtenPass(Pass):
     """softmax(scale * Q K^T + bias) V after autograd -> the attention kernel that torch chooses for its device, such as
     `_scaled_dot_product_flash_attention_for_cpu`. Where torch has none, nothing changes.
 
-    It reads what `fuse_attention` reads, and keeps to its conditions, but for the spellings that are rewritten first
-    there. A softmax may be one call or written out, its scale may be applied after its maximum was taken away, and
-    the batch axes may be merged around the products, as they all are after autograd. Only in inference: the backward
-    of a training step needs the probabilities. Dropout is a product with random numbers by then, and is not fused.
+    It recognises what `fuse_attention` recognises, under the same conditions, except for the spellings that other rules
+    of that pass rewrite first. A softmax may be one call or written out, its scale may be applied after its maximum is
+    subtracted, and the batch axes may be merged around the products, as they all are after autograd. The pass works
+    only in inference: the backward of a training step needs the probabilities. Dropout is a product with random numbers
+    after autograd, and is not fused.
     """
 
     name: ClassVar[str] = "fuse_attention_aten_pass"
     default: ClassVar[bool] = False
 
     lowest_score: float = -1e8
-    """As in `fuse_attention`: scores that no mask covers lie above this number."""
+    """As in `fuse_attention`: scores that are not masked are above this number."""
 
     def rules(self) -> Sequence[Rule]:
         return (

@@ -1,4 +1,4 @@
-"""`fuse_ddp_communication`: all-reduces of gradients in buckets, as DistributedDataParallel does it outside of a graph.
+"""`fuse_ddp_communication`: joins all-reduces of gradients into buckets, as DistributedDataParallel does in eager.
 
 With `torch._dynamo.config.optimize_ddp = "python_reducer"` and compiled autograd, DistributedDataParallel puts one
 all-reduce for each parameter into the backward graph. Each costs a start-up on every rank, whatever its size, and each
@@ -31,7 +31,7 @@ ATEN: dict[str, Any] = {"dialects": ("aten",)}
 COPIES = frozenset(("clone", "copy", "copy_", "getitem"))
 
 MOST_USERS = 32
-"""Search budget: how many nodes are looked at to see that a reduced value only leaves the graph."""
+"""Search budget: how many users of a reduced value to examine before assuming that the graph computes with it."""
 
 
 def _two_gradients(x: Any, dy: Any) -> Any:
@@ -128,8 +128,8 @@ class FuseGradientAllReduces(JoinCollectives):
     """all_reduce(g), all_reduce(h), ... -> all_reduce(cat(g, h, ...)), up to the order of sums over ranks
 
     Gradients are joined in the order of the graph, up to a number of bytes, where process group, reduction, dtype and
-    device are the same. A bucket is started as soon as its last gradient is there, and waited for at the end. What
-    scales a gradient before or after it is reduced stays as it is.
+    device are the same. A bucket starts as soon as its last gradient is computed, and is waited for at the end.
+    Operations that scale a gradient before or after the reduction stay as they are.
 
     With more than two ranks the sum over ranks of an element may be taken in another order, as it is in buckets of
     DistributedDataParallel.
@@ -152,7 +152,7 @@ class FuseGradientAllReduces(JoinCollectives):
         declines(_result_multiplied, "f32[4, 8]", "f32[4, 2]", because="computes with the result", **ATEN),
         declines(_two_gradients, "f32[4, 8]", "f32[4, 2]", settings={"megabytes": 1e-6}, **ATEN),
         declines(_returned_as_they_are, "f32[2048, 1024]", "f32[2048, 1024]", because="would cost", **ATEN),
-        declines(_two_gradients, "f32[4, 8]", "f32[4, 2]", dynamic=True, because="sizes are symbols", **ATEN),
+        declines(_two_gradients, "f32[4, 8]", "f32[4, 2]", dynamic=True, because="sizes are symbolic", **ATEN),
     ]
 
 

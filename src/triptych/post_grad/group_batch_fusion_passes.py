@@ -60,8 +60,8 @@ class AtenPointwise(BatchPointwise):
 
 @dataclass(frozen=True)
 class BatchAten(BatchRule):
-    """addmm(b_0, x_0, W_0^T), addmm(b_1, x_1, W_1^T), ... -> baddbmm of the stacks, and on with the stack for tanh,
-    sigmoid, relu, add, sub, mul and div; up to rounding"""
+    """addmm(b_0, x_0, W_0^T), addmm(b_1, x_1, W_1^T), ... -> baddbmm of the stacks, then tanh, sigmoid, relu, add,
+    sub, mul and div of the stacked result; up to rounding"""
 
     def counts_as(self, name: str) -> bool:
         return name in PARTS and name != GROUP or name == self.name
@@ -87,13 +87,13 @@ class GroupAtenLinears(BatchRule):
 
 @dataclass(frozen=True)
 class BatchFusionOnAten(Pass):
-    """Many small like operations of an ATen graph become one, as in stage 1; added whole, or each kind by its name."""
+    """Batches many small operations of one kind in ATen graphs, as in stage 1; added whole, or each kind by name."""
 
     name: ClassVar[str] = NAME
     default: ClassVar[bool] = False
     parts: ClassVar[tuple[str, ...]] = PARTS
     min_group: int = 4
-    """Fewer like operations than this stay as they are."""
+    """Groups of fewer operations than this stay as they are."""
 
     def rules(self) -> Sequence[Rule]:
         return (BatchAten(self.min_group), GroupAtenLinears(self.min_group))
@@ -103,7 +103,7 @@ class BatchFusionOnAten(Pass):
 
 
 def _linears(*values: Any) -> Any:
-    """Eight linears, each of its own input and weight."""
+    """Eight linears, each with a different input and weight."""
     return torch.cat([F.linear(x, w) for x, w in zip(values[:8], values[8:16])])
 
 

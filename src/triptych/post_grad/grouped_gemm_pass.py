@@ -1,4 +1,4 @@
-"""`grouped_gemm_pass`: on a CPU, matrix products that share their left operand are computed as one.
+"""`grouped_gemm_pass`: on a CPU, computes matrix products that share their left operand as one product.
 
 Stage 1 joins the linear layers that a program writes (`fuse_parallel_linear_pass`). This pass joins the products that
 only ATen shows: of `einsum` and other decomposed operations, of the backward, of the user's own post-grad passes.
@@ -62,11 +62,11 @@ class ProductOfViews(Product):
 
 
 class GroupedGemm(JoinedWeights):
-    """mm(x, w), mm(x, v) -> split(mm(x, cat([w, v], 1)), 1), on a CPU where it is quicker; so addmm; up to rounding
+    """mm(x, w), mm(x, v) -> split(mm(x, cat([w, v], 1)), 1), on a CPU where it is quicker; also addmm; up to rounding
 
-    With `freeze`, weights are concatenated once. Otherwise each call concatenates them, which pays for products of a
-    few columns and many rows alone. A product with a bias is not joined with one without. Where the user has added
-    `batch_linear_post_grad`, products are left to it: it batches what is computed from their results, too.
+    With `freeze`, weights are concatenated once. Otherwise each call concatenates them, which pays only for products of
+    a few columns and many rows. A product with a bias is not joined with one without. The rule declines if the user has
+    added `batch_linear_post_grad`, which also batches the operations on the results of the products.
     """
 
     def read(self, program: Program, node: Node) -> Product | None:
@@ -83,7 +83,7 @@ class GroupedGemm(JoinedWeights):
     def check(self, m, group, copied):
         options = m.program.options
         wanted = not BATCHED.isdisjoint(options.add_passes) and BATCHED.isdisjoint(options.remove_passes)
-        m.require(not wanted, "{wanted} was added, which batches what follows too", wanted=LINEAR)
+        m.require(not wanted, "{wanted} was added, which also batches the operations on the results", wanted=LINEAR)
         x = group.members[0].x
         model = device_model(tensor_of(x).device)
         moved = joining_cost(model, m.program, group) + pieces_cost(model, m.program, group, copied)
@@ -138,7 +138,7 @@ class GroupedGemm(JoinedWeights):
 
 
 def _views(program: Program, node: Node) -> list[Node]:
-    """The node, what it is a view of, and so on, up to a value that is no view."""
+    """The node, the value that it is a view of, and so on, up to a value that is not a view."""
     chain = [node]
     while isinstance(chain[-1].target, _private.OpOverload) and len(operands := chain[-1].all_input_nodes) == 1:
         effects = program.aliasing.effects(chain[-1])
@@ -153,8 +153,8 @@ def _taken_again(op: Emitter, node: Node, anchor: Node) -> Node:
     if node < anchor:
         return node
     source = _taken_again(op, node.all_input_nodes[0], anchor)
-    given = [source if arg is node.all_input_nodes[0] else arg for arg in node.args]
-    return op.call(node.target, *given, **node.kwargs).node
+    args = [source if arg is node.all_input_nodes[0] else arg for arg in node.args]
+    return op.call(node.target, *args, **node.kwargs).node
 
 
 def _seconds(x: Node, outs: Iterable[Any]) -> float:

@@ -1,4 +1,4 @@
-"""`launch_triton_kernels`: the Triton kernels of our operators are launched by the code that Inductor generates."""
+"""`launch_triton_kernels`: lets the code that Inductor generates launch the Triton kernels of our operators."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class LaunchedKernel(Rule):
     """y = triptych::f(x, w) -> y = kernel(x, w, empty), for an operator f that is a Triton kernel
 
     A registered operator goes through torch's dispatcher and Python on every call: for a small kernel, the host takes
-    longer than the GPU. Launched by generated code it takes the host less than half of that time.
+    longer than the GPU. A launch from generated code takes the host less than half of that time.
     """
 
     device: str = "cuda"
@@ -91,10 +91,13 @@ class LaunchedKernel(Rule):
 
     def check(self, m):
         node = m.node
-        given = [tensor_of(n) for n in node_operands((node.args, node.kwargs))]
-        m.applies(all(t.device.type == self.device for t in given))
-        m.require(has_known_grid(given), "sizes are not known: a grid is a number")
-        m.require(all(n.target is operator.getitem for n in node.users) or m.root.node is node, "is used whole")
+        operands = [tensor_of(n) for n in node_operands((node.args, node.kwargs))]
+        m.applies(all(t.device.type == self.device for t in operands))
+        m.require(has_known_grid(operands), "the launch grid needs sizes that are known at compile time")
+        m.require(
+            all(n.target is operator.getitem for n in node.users) or m.root.node is node,
+            "its results are used as a list",
+        )
 
     def rewrite(self, op, m):
         node = m.node
@@ -128,7 +131,7 @@ class LaunchedKernel(Rule):
         declines(lambda x: torch.ops.triptych.dot_compress(x, x), "f32[2, 4, 4]", dialects=("aten",)),
         declines(
             lambda x: torch.ops.triptych.dot_compress(x, x), "f32[2, 4, 4]", **ON_CPU, dynamic=True,
-            because="sizes are not known",
+            because="sizes that are known",
         ),
         declines(lambda x: torch.ops.triptych.lce(x, x[0]), "f32[2, 4, 4]", **ON_CPU, because="no kernel"),
     ]  # fmt: skip
@@ -139,8 +142,8 @@ def _functional(traced: GraphModule) -> None:
     write to the memory allocated for it."""
     graph = traced.graph
     for launch in graph.find_nodes(op="call_function", target=_private.triton_kernel_wrapper_mutation):
-        given: Any = launch.kwargs["kwargs"]
-        written = {name: n for name, n in given.items() if isinstance(n, Node) and n.target in NEW_MEMORY}
+        arguments: Any = launch.kwargs["kwargs"]
+        written = {name: n for name, n in arguments.items() if isinstance(n, Node) and n.target in NEW_MEMORY}
         assert written, "a launch whose result is not known would be removed"
         with graph.inserting_before(launch):
             kwargs = {**launch.kwargs, "tensors_to_clone": list(written)}
@@ -155,7 +158,7 @@ def _functional(traced: GraphModule) -> None:
 
 @dataclass(frozen=True)
 class LaunchTritonKernels(Pass):
-    """Lets generated code launch the Triton kernels of our operators, without Python in between."""
+    """Lets generated code launch the Triton kernels of our operators directly, without a call of the operator."""
 
     name = "launch_triton_kernels"
 

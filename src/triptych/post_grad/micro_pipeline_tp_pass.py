@@ -1,4 +1,4 @@
-"""`micro_pipeline_tp_pass`: products that are computed while their operand arrives, or while their result leaves.
+"""`micro_pipeline_tp_pass`: overlaps products with the communication of their operand, or of their result.
 
 A tensor parallel layer gathers its input before a product, or reduces and scatters the result of one. The operators
 of symmetric memory compute the product part by part: the parts of ranks that have arrived are multiplied while others
@@ -136,17 +136,17 @@ def _gathered_twice_waited(x: Any, w: Any) -> Any:
 
 def _planned(program: Program, plan_for: Callable[[Program, Collective], Any]) -> Iterator[Match]:
     """A match for each collective for which `plan_for` returns a plan, or a refusal that says why there is none."""
-    for found in list(collectives(program.graph)):
-        plan = None if found.node._erased else plan_for(program, found)
+    for collective in list(collectives(program.graph)):
+        plan = None if collective.node._erased else plan_for(program, collective)
         if plan is not None:
-            yield Match.at(program, found.node, problem=plan if isinstance(plan, Refusal) else None, plan=plan)
+            yield Match.at(program, collective.node, problem=plan if isinstance(plan, Refusal) else None, plan=plan)
 
 
 class FuseAllGatherMatmul(Rule):
     """all_gather(x) @ w, all_gather(x) @ v, ... -> fused_all_gather_matmul(x, [w, v, ...]), up to rounding
 
-    Along dim 0 and other dims, with leading dims or without, with a bias, and of scaled 8-bit floats. Whoever else
-    reads the gathered tensor gets it from the operator.
+    The gather may be along any dim; the products may have leading dims, a bias, or scaled 8-bit floats. Other users of
+    the gathered tensor read it from the results of the operator.
     """
 
     exact = False
@@ -172,7 +172,7 @@ class FuseAllGatherMatmul(Rule):
         declines(_scaled_sum, "f32[3, 8]", "f32[8, 5]", "f32[5]", **ATEN),
         declines(_read_before, "f32[3, 8]", "f32[8, 5]", because="is needed first", **ATEN),
         declines(_right_operand, "f32[3, 8]", "f32[5, 6]", **ATEN),
-        declines(_gathered_twice_waited, "f32[3, 8]", "f32[8, 5]", because="not only waited for once", **ATEN),
+        declines(_gathered_twice_waited, "f32[3, 8]", "f32[8, 5]", because="has other uses than one wait", **ATEN),
         declines(_column_parallel, "f32[3, 8]", "f32[8, 5]", dynamic=True, **ATEN),
     ]
 
@@ -180,7 +180,7 @@ class FuseAllGatherMatmul(Rule):
 class FuseMatmulReduceScatter(Rule):
     """reduce_scatter(x @ w) -> fused_matmul_reduce_scatter(x, w), up to rounding
 
-    Sums and averages, along dim 0 and other dims, of scaled 8-bit floats too.
+    It takes sums and averages, scattered along any dim, and products of scaled 8-bit floats too.
     """
 
     exact = False
@@ -198,10 +198,10 @@ class FuseMatmulReduceScatter(Rule):
         fires(_scatter_the_sequence, "f32[3, 8]", f"f32[8, {1024 * RANKS}]", **ATEN),
         fires(_fp8_scattered, "bf16[16, 32]", "bf16[16, 32]", **ATEN),
         declines(_product_used_before, "f32[6, 8]", "f32[8, 5]", because="is used elsewhere", **ATEN),
-        declines(_largest, "f32[6, 8]", "f32[8, 5]", because="the operator reduces by sum or avg", **ATEN),
+        declines(_largest, "f32[6, 8]", "f32[8, 5]", because="the operator reduces only by sum or avg", **ATEN),
         declines(_bias_reduced, "f32[6, 8]", "f32[8, 5]", "f32[5]", because="a bias is added", **ATEN),
         declines(_activated, "f32[6, 8]", "f32[8, 5]", **ATEN),
-        declines(_half_rows, "f32[3, 8]", "f32[8, 4]", because="parts are not of one size", **ATEN),
+        declines(_half_rows, "f32[3, 8]", "f32[8, 4]", because="parts of the ranks differ in size", **ATEN),
         declines(_no_memory_to_scatter, "f32[6, 8]", "f32[8, 5]", because="symmetric memory is not enabled", **ATEN),
         declines(_scatter_the_sequence, "f32[3, 8]", "f32[8, 6]", because="too few columns", **ATEN),
         declines(_row_parallel, "f32[6, 8]", "f32[8, 5]", dynamic=True, **ATEN),
@@ -210,9 +210,9 @@ class FuseMatmulReduceScatter(Rule):
 
 @dataclass(frozen=True)
 class MicroPipelineTpPass(Pass):
-    """Computes products while the parts of their operand, or of their result, are under way between the ranks.
+    """Computes products while parts of their operand, or of their result, are being sent between the ranks.
 
-    It takes process groups with symmetric memory, on GPUs; elsewhere it declines.
+    It takes only process groups with symmetric memory, on GPUs; otherwise it declines.
     """
 
     name = "micro_pipeline_tp_pass"

@@ -1,4 +1,4 @@
-"""`mm_plus_mm`: a sum of two products is one product of longer rows."""
+"""`mm_plus_mm`: computes a sum of two products as one product of concatenated operands."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ LONG, WIDE = ("f32[2048, 8]", "f32[8, 2048]"), ("f32[2048, 4]", "f32[4, 2048]")
 class MmPlusMm(Rule):
     """mm(a, b) + mm(c, d) -> mm(cat([a, c], 1), cat([b, d], 0)), where it is quicker; up to rounding
 
-    One result is written instead of three, and the sum is rounded once. The operands are copied for it, so the rows
-    must be short against the columns of the result. Weights that stay are put together once.
+    One result is written instead of three, and the sum is rounded once. The operands are copied to concatenate them,
+    which pays only if the rows of a and c are short compared with those of the result. Frozen weights are concatenated
+    once.
     """
 
     exact = False

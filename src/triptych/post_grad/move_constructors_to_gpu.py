@@ -33,8 +33,8 @@ META: dict[str, Any] = {"same_values": False, "dialects": ("aten",)}
 class BuildOnGpu(Rule):
     """to(f(full(...)), gpu), x[f(arange(...))] -> the same with the constructor, and f, on the GPU
 
-    Constructors and what is computed from them move together, where nothing on the CPU uses any of it and f gives the
-    same bits on the GPU.
+    Constructors move together with the values that are computed from them. The rule declines if an operation on the CPU
+    uses one of these values, if one is written or returned, or if the GPU could compute other bits.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
@@ -74,7 +74,7 @@ class BuildOnGpu(Rule):
 
 @dataclass(frozen=True)
 class MoveConstructorsToGpu(Pass):
-    """Builds a tensor on the GPU, with what is computed from it, where nothing on the CPU uses it."""
+    """Builds a tensor, and the values computed from it, on the GPU if nothing on the CPU uses them."""
 
     name = "move_constructors_to_gpu"
 

@@ -91,10 +91,10 @@ class WaitLate(Rule):
 class StartEarly(Rule):
     """f(y); all_gather(x) -> all_gather(x); f(y)
 
-    A collective starts early enough to be done when it is waited for, by the cost model, or else as soon as its operand
-    is there; but not before those that stand before it, and not while its result together with earlier ones that are
-    still needed takes more than a number of bytes. Views and pointwise operations that only the collective needs move
-    with it.
+    By the cost model, a collective starts just early enough to be done when it is waited for. If its operand is not
+    computed by then, or if its cost is not known, it starts as soon as the operand is computed. It never starts before
+    an earlier collective, nor while its result, together with earlier results that are still needed, would take more
+    than `megabytes`. Views and pointwise operations that only the collective needs move with it.
     """
 
     megabytes: float = IN_FLIGHT
@@ -106,29 +106,29 @@ class StartEarly(Rule):
         needed_until: list[tuple[Node, int]] = []
         """For each collective so far: the last node that needs its result, and how many bytes it receives."""
         previous: Node | None = None
-        for found in list(collectives(program.graph)):
-            size = _received(found)
-            unit = _unit_of(program, found)
+        for collective in list(collectives(program.graph)):
+            size = _received(collective)
+            unit = _unit_of(program, collective)
             needed = {n for node in unit for n in order.before[node] if n not in unit}
             anchor = after(max(n for n in (*needed, previous) if n is not None)) if needed or previous else unit[0]
-            if size is None or not found.waits:
-                anchor = found.node
+            if size is None or not collective.waits:
+                anchor = collective.node
             else:
                 anchor = _with_room(anchor, needed_until, self.megabytes * MEGABYTE - size)
-            start = wanted.get(found.node)
+            start = wanted.get(collective.node)
             if start is not None:
                 anchor = max(anchor, clock.place(start.latest))
-            if anchor < unit[0] and _others_between(anchor, found.node, unit):
-                places = (found.node, anchor)
+            if anchor < unit[0] and _others_between(anchor, collective.node, unit):
+                places = (collective.node, anchor)
                 exposed = None if start is None else [start.exposed(clock.at(place)) for place in places]
-                yield Match.at(program, found.node, unit=unit, anchor=anchor, exposed=exposed)
-            previous = found.node
-            if size is not None and found.waits:
-                needed_until.append((_last_need(program, found), size))
+                yield Match.at(program, collective.node, unit=unit, anchor=anchor, exposed=exposed)
+            previous = collective.node
+            if size is not None and collective.waits:
+                needed_until.append((_last_need(program, collective), size))
 
     def check(self, m):
         if (exposed := m.bindings["exposed"]) is not None:
-            m.require(exposed[0] > 0, "what is computed meanwhile takes longer already")
+            m.require(exposed[0] > 0, "the computation between start and wait already takes longer than the collective")
             m.pays(*exposed)
 
     def rewrite(self, op, m):
@@ -190,7 +190,7 @@ def _others_between(first: Node, last: Node, unit: Iterable[Node]) -> bool:
 
 @dataclass(frozen=True)
 class OverlapScheduling(Pass):
-    """Starts collectives early enough to be done when they are needed, and waits for them as late as the data allow.
+    """Starts collectives early enough to be done when they are needed, and waits for them as late as possible.
 
     `megabytes` limits the memory of results that are received before they are needed.
     """

@@ -1,4 +1,4 @@
-"""`partial_reduction`: a reduction over more dims begins with the result of one over fewer."""
+"""`partial_reduction`: computes a reduction over some dims from the result of a reduction over fewer of them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class _Reduction:
 
 
 class PartialReduction(Rule):
-    """amax(x, d), amax(x, d and more) -> p = amax(x, d), amax(p, more); so amin and sum; up to rounding
+    """amax(x, d), amax(x, d and more) -> p = amax(x, d), amax(p, more); also amin and sum; up to rounding
 
-    x is read once less. A maximum or minimum has the same bits, except that of 0.0 and -0.0 either may be taken. A sum
-    in half precision is left alone: the first sums would be rounded before they are added.
+    x is read once instead of twice. A maximum or minimum has the same bits, except that of 0.0 and -0.0 either may be
+    the result. The rule declines for sums in half precision: the partial sums would be rounded before they are added.
     """
 
     exact = False
@@ -60,23 +60,23 @@ class PartialReduction(Rule):
 
     def check(self, m):
         x, partial, whole = (m.bindings[name] for name in ("x", "partial", "whole"))
-        made, end = tensor_of(partial.node), tensor_of(whole.node)
-        narrow = whole.name == "sum" and end.dtype in NARROW
-        m.require(not narrow, "sums are rounded to {found} before they are added", found=end.dtype)
-        whole_read, partial_read = (bytes_of(source) + bytes_of(end) for source in (tensor_of(x), made))
-        require_gain(m, end.device, lambda model: (model.copy(whole_read), model.copy(partial_read)))
+        partial_result, result = tensor_of(partial.node), tensor_of(whole.node)
+        narrow = whole.name == "sum" and result.dtype in NARROW
+        m.require(not narrow, "the partial sums would be rounded to {found} before they are added", found=result.dtype)
+        whole_read, partial_read = (bytes_of(source) + bytes_of(result) for source in (tensor_of(x), partial_result))
+        require_gain(m, result.device, lambda model: (model.copy(whole_read), model.copy(partial_read)))
 
     def rewrite(self, op, m):
         partial, whole = m.bindings["partial"], m.bindings["whole"]
-        begun = m.program.value(partial.node) if len(m.roots) == 1 else op.again(partial.node, {})
-        gone = [] if partial.keepdim else sorted(partial.dims)
-        more = [d - sum(g < d for g in gone) for d in sorted(whole.dims - partial.dims)]
+        partial_value = m.program.value(partial.node) if len(m.roots) == 1 else op.again(partial.node, {})
+        reduced_dims = [] if partial.keepdim else sorted(partial.dims)
+        more = [d - sum(g < d for g in reduced_dims) for d in sorted(whole.dims - partial.dims)]
         rest = more if not partial.keepdim or whole.keepdim else sorted(whole.dims)
         how = {"keepdim": True} if whole.keepdim and partial.keepdim else {}
-        made = getattr(op, whole.name)(begun, rest, **how)
+        result = getattr(op, whole.name)(partial_value, rest, **how)
         if whole.keepdim and not partial.keepdim:
-            made = op.reshape(made, list(m.root.shape))
-        return made if len(m.roots) == 1 else (made, begun)
+            result = op.reshape(result, list(m.root.shape))
+        return result if len(m.roots) == 1 else (result, partial_value)
 
     examples = [
         fires(lambda x: (x.amax(1), x.amax()), "f32[64, 512]", **ATEN),

@@ -28,7 +28,8 @@ from .stacked_gradients import StackedGradients
 class PostGradPatterns(Pass):
     """Rewrites of products, sums, reductions and concatenations for the kernels that will run them.
 
-    Three rounds: what there is less of, then reductions, then the form in which the products that are left are called.
+    First come rules that remove or merge operations, then reductions, then rules that choose how the remaining products
+    are computed.
     """
 
     name = "pass_patterns"

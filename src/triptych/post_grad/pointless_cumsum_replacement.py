@@ -1,4 +1,4 @@
-"""`pointless_cumsum_replacement`: a cumulative sum of ones counts, and needs no scan."""
+"""`pointless_cumsum_replacement`: computes a cumulative sum of ones by counting, without a scan."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ ATEN: dict[str, Any] = {"dialects": ("aten",)}
 class PointlessCumsumReplacement(Rule):
     """cumsum(full(shape, 1), dim) -> arange(1, size + 1), expanded to the shape
 
-    Each sum must be exact, whatever the width in which a device adds: a scan in bfloat16 stays at 256.
+    The rule declines if a sum could be rounded or wrap, whatever the width in which a device adds: a scan in bfloat16
+    cannot count beyond 256.
     """
 
     def pattern(self, op, size, one, dim: Int, dtype, own_dtype, layout, device, pin_memory):

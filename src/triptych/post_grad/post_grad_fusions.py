@@ -1,7 +1,7 @@
 """`POST_GRAD_FUSIONS`: passes on ATen graphs that run only if they are added, each by its name or all by this one.
 
-The first stages do this work on what they see. These passes do it again on what is left, where a user's own passes, or
-a graph from elsewhere, made more of it.
+The earlier stages already do this work. These passes repeat it for operations that a user's own passes introduce, and
+for ATen graphs that did not go through those stages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ATEN: dict[str, Any] = {"dialects": ("aten",)}
 
 
 class UnbindStackAten(PutTogether):
-    """cat(unsqueeze(unbind(x, d)[i], e), e) -> x, its dims permuted or not, or a part of it"""
+    """cat(unsqueeze(unbind(x, d)[i], e), e) -> x, permute(x), or a part of these"""
 
     joins = ("cat",)
     taken = frozenset(["unbind"])
@@ -42,7 +42,7 @@ class UnbindStackAten(PutTogether):
 
 
 class SplitCatAten(PutTogether):
-    """cat(split(x, sizes, d), e) -> a view or a copy of x; among other tensors, fewer operands"""
+    """cat(split(x, sizes, d), e) -> a view or a copy of x; with other tensors, a cat of fewer operands"""
 
     joins = ("cat",)
     taken = frozenset(["split", "slice"])
@@ -58,7 +58,7 @@ class SplitCatAten(PutTogether):
 
 
 class SelectCatAten(PutTogether):
-    """cat(select(x, d, i), select(x, d, i + 1), ...) -> a view or a copy of x, or fewer operands"""
+    """cat(select(x, d, i), select(x, d, i + 1), ...) -> a view or a copy of x, or a cat of fewer operands"""
 
     joins = ("cat",)
     taken = frozenset(["select"])
@@ -91,7 +91,7 @@ class MoveViewAfterCatAten(PutTogether):
 
 @dataclass(frozen=True)
 class NormalizationAtenPass(Pass):
-    """One form for each ATen operation, as the joint stage gives it: over what later passes made."""
+    """Writes each ATen operation in one form, as the joint stage does, for operations that later passes introduced."""
 
     name: ClassVar[str] = "normalization_aten_pass"
     default: ClassVar[bool] = False
@@ -102,7 +102,7 @@ class NormalizationAtenPass(Pass):
 
 @dataclass(frozen=True)
 class DecomposeMmPass(Pass):
-    """Every product of rows of a few elements is pointwise work, whatever the cost model says of it."""
+    """Computes every product whose rows have few elements by pointwise operations, whatever the cost model says."""
 
     name: ClassVar[str] = "decompose_mm_pass"
     default: ClassVar[bool] = False
@@ -113,7 +113,7 @@ class DecomposeMmPass(Pass):
 
 @dataclass(frozen=True)
 class UnbindStackAtenPass(Pass):
-    """A value unbound and stacked again is the value."""
+    """Replaces a value that is unbound and stacked again by the value itself."""
 
     name: ClassVar[str] = "unbind_stack_aten_pass"
     default: ClassVar[bool] = False
@@ -124,7 +124,7 @@ class UnbindStackAtenPass(Pass):
 
 @dataclass(frozen=True)
 class SplitCatAtenPass(Pass):
-    """Pieces of a split that are put together again, alone or among other tensors."""
+    """Simplifies concatenations of the pieces of a split, alone or among other tensors."""
 
     name: ClassVar[str] = "split_cat_aten_pass"
     default: ClassVar[bool] = False
@@ -135,7 +135,7 @@ class SplitCatAtenPass(Pass):
 
 @dataclass(frozen=True)
 class SelectCatAtenPass(Pass):
-    """Selected rows that are put together again."""
+    """Simplifies concatenations of rows that are selected from one tensor."""
 
     name: ClassVar[str] = "select_cat_aten_pass"
     default: ClassVar[bool] = False
@@ -146,7 +146,7 @@ class SelectCatAtenPass(Pass):
 
 @dataclass(frozen=True)
 class MoveViewAfterCatAtenPass(Pass):
-    """Pieces that are reshaped alike and put together: the whole is reshaped."""
+    """Reshapes a whole tensor instead of pieces of it that are reshaped alike and concatenated again."""
 
     name: ClassVar[str] = "move_view_after_cat_aten_pass"
     default: ClassVar[bool] = False
@@ -157,14 +157,14 @@ class MoveViewAfterCatAtenPass(Pass):
 
 @dataclass(frozen=True)
 class PadAtenMmPass(Pass):
-    """`pad_mm` once more, over the products that the passes of this stage made."""
+    """Runs `pad_mm` once more, for the products that passes of this stage introduced."""
 
     name: ClassVar[str] = "pad_aten_mm_pass"
     default: ClassVar[bool] = False
     always: bool = False
     """Pad every product that is not aligned, on every device: for tests."""
     measure: bool = True
-    """Time both ways on the device; else the model of the device decides."""
+    """Time both forms on the device; otherwise the cost model decides."""
 
     def rules(self) -> Sequence[Rule]:
         return (PadMm(self.always, self.measure),)

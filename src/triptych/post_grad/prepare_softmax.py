@@ -1,9 +1,9 @@
-"""`prepare_softmax`: the maximum of a row and the sum of its exponentials in one pass, for rows that no cache holds.
+"""`prepare_softmax`: computes maximum and sum of exponentials of a long row in one pass, so that it is read once less.
 
 A softmax reads each row for its maximum, for its sum, and for its result. Rows that fit into the cache of the GPU are
-read from memory once, whatever is done with them. Longer ones, such as float32 logits of a vocabulary, are read from
-memory in each pass, and the pass that keeps a running maximum and rescales the sum saves one. It computes two
-exponentials per element, so that rows of 16-bit numbers take longer to compute than to read twice.
+read from memory once, however many passes there are. Longer ones, such as float32 logits of a vocabulary, are read from
+memory in each pass. A pass that keeps a running maximum and rescales the sum saves one of them, but computes two
+exponentials per element: for rows of 16-bit numbers, that takes longer than to read them twice.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ def _with_infinities() -> Any:
 class PrepareSoftmax(Rule):
     """m = amax(x, d), s = sum(exp(x - m), d) -> m, s in one pass over x; up to rounding
 
-    Where m is infinite, x - m has a NaN and so has the sum; the one pass counts such elements as exp(0). Adding m - m,
-    which is 0 or NaN, corrects that.
+    Where m is infinite, x - m contains a NaN, so s is NaN; the single pass counts such elements as exp(0) instead.
+    Adding m - m, which is 0 or NaN, corrects that.
     """
 
     always: bool = False
-    """On every device, whatever it costs: for tests of the rewrite itself."""
+    """Rewrite on every device and without asking the cost model: for tests of the rewrite itself."""
 
     exact = False
     interior_may_be_used = True
@@ -79,18 +79,20 @@ class PrepareSoftmax(Rule):
         if not self.always:
             model, rows = device_model(x.device), size_hint(m.root.tensor.numel())
             enough = rows >= ROWS_A_CORE * model.cores
-            m.require(enough, "of {found} rows each is split over several cores, in two passes", found=rows)
+            m.require(
+                enough, "with {found} rows, each row is split over several cores and takes two passes", found=rows
+            )
             m.pays(*_seconds(model, m, x, dims[0]))
 
     def rewrite(self, op, m, x, dims):
-        was = _made_by(m, "amax")
-        first = op.at(was)
+        maximum = _made_by(m, "amax")
+        first = op.at(maximum)
         both = first.call(_private.prepare_softmax_online, x, dims[0])
         largest, total = first.getitem(both, 0), first.getitem(both, 1)
         corrected = op.add(total, op.sub(largest, largest))
         return ReplaceAll(
             [
-                Replacement((was,), (largest,), first, (was,), self),
+                Replacement((maximum,), (largest,), first, (maximum,), self),
                 Replacement((m.root.node,), (corrected,), op, m.nodes, self),
             ],
             is_one=True,

@@ -78,8 +78,8 @@ class SpreadAdditions(Rule):
     """index_put(t, [i], v, accumulate=True) -> t + sum(index_put(zeros(P, ...), [turn, i], v, True)); up to rounding
 
     Threads that add to the same number wait for each other. Where many rows are added to a few, as in the gradient of
-    an embedding of types or positions, each goes to one of P copies of the rows, in turn. The order of additions, which
-    is left open on a GPU anyway, is another; a row of `t` to which nothing is added has 0.0 for -0.0.
+    an embedding of types or positions, each is added to one of P copies of these rows, in turn. The order of additions
+    changes, which on a GPU is undefined anyway. In a row of `t` to which nothing is added, -0.0 becomes 0.0.
     """
 
     copies: int = 0
@@ -106,7 +106,7 @@ class SpreadAdditions(Rule):
         m.require(is_static(tensor_of(additions.index).shape), "the number of additions is not known")
         if not self.copies:
             copies = _copies(additions)
-            m.require(copies > 1, "{found} additions to {at} are few for each row", found=additions.count, at=m.node)
+            m.require(copies > 1, "{found} additions to {at} are too few per row", found=additions.count, at=m.node)
             m.pays(*_modelled(additions, copies), measure=lambda: _timed(additions, copies), error=math.inf)
 
     def rewrite(self, op, m, additions):

@@ -53,9 +53,9 @@ class SharedRegionResult(Rule):
     """f(x)[1] -> f(x)[0] or x, or a view of it, where the graph f returns the same memory in both places
 
     In training, the forward of a region (`torch.compiler.nested_compile_region`) returns its results and what its
-    backward needs, which are often views of these results or of its operands. Inductor takes every result of a region
-    for memory of its own, and reuses it while the other one is still needed. Where two
-    results are different views of a value that f does not return itself, f returns a copy of one of them.
+    backward needs, which are often views of these results or of its operands. Inductor assumes that every result of a
+    region has separate memory, and may reuse the memory of one result while another one that shares it is still needed.
+    If two results are different views of a value that f does not return itself, f returns a copy of one of them.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
@@ -145,7 +145,7 @@ def _results(body: GraphModule) -> Sequence[Any]:
 
 @dataclass(frozen=True)
 class RegionResultsPass(Pass):
-    """Reads a result of a region that shares memory with another one, or with an operand, from there."""
+    """Reads a result of a region that shares memory with another result, or with an operand, from that one."""
 
     name = "region_results"
     required = True

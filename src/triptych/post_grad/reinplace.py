@@ -1,4 +1,4 @@
-"""`reinplace`: operations that copy a tensor to change a part of it write the tensor itself, where nobody can tell."""
+"""`reinplace`: replaces copies of a tensor that change a part of it by in-place writes, where nobody can tell."""
 
 from __future__ import annotations
 
@@ -113,12 +113,12 @@ def _crossed(x: Any, y: Any) -> Any:
 class ReinplaceSliceAssignment(Rule):
     """y = slice_scatter(x, v, ...) -> copy_(slice(x, ...), v), y is x
 
-    Right where nobody reads x or an alias of it afterwards, no two elements of x share a place, v shares no memory with
-    x, and x is no input, unless the graph ends by copying y into x: see `ir.overwriting`. So `cache[:, i] = k` writes
-    its slice and not the whole cache. `select_scatter` and `diagonal_scatter` alike.
+    Valid if nothing reads x or an alias of it afterwards, no two elements of x share an address, v shares no memory
+    with x, and x is not an input, unless the graph ends by copying y into x: see `ir.overwriting`. `cache[:, i] = k`
+    then writes its slice and not the whole cache. `select_scatter` and `diagonal_scatter` are treated in the same way.
 
-    Inductor computes such an assignment in the kernel that makes x, where there is one: there the rule takes x only if
-    it is in memory anyway.
+    Inductor can compute such an assignment in the kernel that computes x. With Inductor, the rule therefore declines
+    unless x is in memory anyway.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
@@ -168,12 +168,12 @@ class ReinplaceSliceAssignment(Rule):
 class ReinplaceIndexedWrites(Rule):
     """y = index_put(x, i, v) -> index_put_(x, i, v), y is x
 
-    Right where nobody reads x or an alias of it afterwards, no two elements of x share a place, neither i nor v shares
-    memory with x, and x is no input, unless the graph ends by copying y into x: see `ir.overwriting`. Scatters,
-    `index_add`, `index_copy`, `index_fill`, `masked_scatter` and `copy` alike.
+    Valid if nothing reads x or an alias of it afterwards, no two elements of x share an address, neither i nor v shares
+    memory with x, and x is not an input, unless the graph ends by copying y into x: see `ir.overwriting`. Scatters,
+    `index_add`, `index_copy`, `index_fill`, `masked_scatter` and `copy` are treated in the same way.
 
-    Inductor computes i and v inside the kernel that writes: there neither may be computed from x by operations that it
-    inlines.
+    Inductor computes i and v inside the kernel that writes. With Inductor, the rule therefore declines if one of them
+    is computed from x by operations that would be fused into this kernel.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
@@ -221,8 +221,8 @@ class ReinplaceForeach(Rule):
     """ys = _foreach_add(xs, zs) -> _foreach_add_(xs, zs), each y is its x
 
     Valid where every x meets the conditions of `reinplace_indexed_writes`; either all are written in place or none.
-    With Inductor, only where every y is copied into its x, as an optimizer does: elsewhere Inductor computes the values
-    where they are read.
+    With Inductor, the rule applies only where every y is copied into its x, as an optimizer does: elsewhere Inductor
+    computes the values in the kernels that read them.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
@@ -249,7 +249,7 @@ class ReinplaceForeach(Rule):
             if isinstance(plan, Refusal):
                 return Match.at(later.program, node, problem=plan)
             if later.inductor and plan.copy_back is None:
-                problem = Refusal("{at} is not what the result is copied into", at=destination)
+                problem = Refusal("the result is not copied into {at}", at=destination)
                 return Match.at(later.program, node, problem=problem)
             plans.append(plan)
         return Match.at(later.program, node, plans=plans, target=target)
@@ -309,9 +309,9 @@ def _in_memory(later: LaterUses, node: Node, destination: Node) -> bool:
 
 def _writes(node: Node) -> bool:
     """Is the value computed by writing into memory: by an indexed write or by a functionalised call?"""
-    made_by: Any = node.args[0] if node.args else None
-    if isinstance(made_by, Node) and isinstance(made_by.target, _private.HigherOrderOperator):
-        return made_by.target.name() in FUNCTIONALISED
+    source: Any = node.args[0] if node.args else None
+    if isinstance(source, Node) and isinstance(source.target, _private.HigherOrderOperator):
+        return source.target.name() in FUNCTIONALISED
     return node.target in INDEXED_WRITES
 
 

@@ -1,4 +1,4 @@
-"""Custom operators and user Triton kernels that write their operands: called on the operands, not on copies."""
+"""Calls custom operators and user Triton kernels that write their operands on the operands, not on copies."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ class _Call:
     def plan(self, later: LaterUses) -> Match:
         """A match with the operands that can be written in place, or with the reason why there are none."""
         program = later.program
-        taken = {u.args[1]: u for u in self.node.users if u.target is operator.getitem and u.args[0] is self.node}
-        if len(taken) != len(self.node.users):
+        elements = {u.args[1]: u for u in self.node.users if u.target is operator.getitem and u.args[0] is self.node}
+        if len(elements) != len(self.node.users):
             return Match.at(program, self.node, problem="the results are used as a whole")
         plans: dict[Any, Overwrite] = {}
         refusal = Refusal("it writes no tensor")
@@ -117,14 +117,14 @@ class _Call:
         for key, destination in self.written.items():
             if destination is None:
                 continue
-            plan = overwrite(later, taken.get(key), destination, operands)
+            plan = overwrite(later, elements.get(key), destination, operands)
             if isinstance(plan, Refusal):
                 refusal = plan
             else:
                 plans[key] = plan
         if not plans:
             return Match.at(program, self.node, problem=refusal)
-        return Match.at(program, self.node, call=self, plans=plans, taken=taken)
+        return Match.at(program, self.node, call=self, plans=plans, taken=elements)
 
 
 def _operands(op: Emitter, call: _Call, plans: dict[Any, Overwrite]) -> dict[Any, Any]:
@@ -137,7 +137,7 @@ def _copied(op: Emitter, value: Any) -> Any:
         return [_copied(op, v) for v in value]
     copy = op.call(aten.clone.default, value).node
     if not same_strides(tensor_of(value), tensor_of(copy)):
-        raise Refused("a copy of {at} would have other strides", at=value)
+        raise Refused("a copy of {at} would have different strides", at=value)
     return copy
 
 
@@ -153,7 +153,7 @@ class ReinplaceCustomOperators(Rule):
     """_, y = auto_functionalized(f, x) -> f(x), y is x
 
     An operator that writes x is called on x itself, not on a copy, where x meets the conditions of
-    `reinplace_indexed_writes`. Operands for which this cannot be proved are copied as before. So is a list of tensors.
+    `reinplace_indexed_writes`. Operands for which this cannot be proved, and lists of tensors, are copied as before.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
@@ -165,7 +165,7 @@ class ReinplaceCustomOperators(Rule):
             if not _is_call_of(node, names):
                 continue
             if not isinstance(node.args[0], _private.OpOverload):
-                yield Match.at(program, node, problem="what it calls is no operator")
+                yield Match.at(program, node, problem="it does not call an operator")
                 continue
             yield _functionalised(node).plan(later)
 
@@ -177,7 +177,9 @@ class ReinplaceCustomOperators(Rule):
         if _takes_bases(node):
             del kwargs["_all_bases"]
             bases = list(written.values())
-            views = _private.views_of_bases(function, kwargs)  # takes its own arguments out of `kwargs`
+            views = _private.views_of_bases(
+                function, kwargs
+            )  # removes the arguments that describe the views from `kwargs`
             kwargs.update({name: _regenerated(op, view, bases) for name, view in views.items()})
         else:
             kwargs.update(zip(_written_names(function), written.values()))
@@ -254,8 +256,10 @@ class ReinplaceTritonKernels(Rule):
     def rewrite(self, op, m):
         node, call = m.root.node, m.bindings["call"]
         written = _operands(op, call, m.bindings["plans"])
-        given = {k: v for k, v in node.kwargs.items() if k != "tensors_to_clone"}
-        launch = op.call(_private.triton_kernel_wrapper_mutation, **{**given, "kwargs": {**given["kwargs"], **written}})
+        settings = {k: v for k, v in node.kwargs.items() if k != "tensors_to_clone"}
+        launch = op.call(
+            _private.triton_kernel_wrapper_mutation, **{**settings, "kwargs": {**settings["kwargs"], **written}}
+        )
         if STRIDES_RELIED_ON in node.meta:
             args, kwargs = node.meta[STRIDES_RELIED_ON]
             launch.node.meta[STRIDES_RELIED_ON] = (

@@ -40,8 +40,8 @@ class ReinplaceAddedProducts(Rule):
     """y = addmm(x, a, b) -> addmm_(x, a, b), y is x, where x is a product too
 
     Valid where x meets the conditions of `reinplace_indexed_writes`. A product that is added to another tensor begins
-    with a copy of that tensor, and both are in memory; the in-place form needs no copy. `baddbmm` alike. Where x is not
-    a product, Inductor may compute it in the kernel of this one, so the rule leaves it alone.
+    with a copy of that tensor, and both are in memory; the in-place form needs no copy. `baddbmm` is treated in the
+    same way. If x is not a product, Inductor may fuse its computation with that copy, so the rule leaves it alone.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:

@@ -1,11 +1,11 @@
-"""`remove_fsdp2_unsharded_param_graph_input_usage`: gathered parameters are read where they arrive.
+"""`remove_fsdp2_unsharded_param_graph_input_usage`: reads gathered parameters without a copy into an input.
 
 A graph of FSDP2 has the unsharded parameter as an input without memory. Before the parameter is used, the graph gives
 it memory and copies the result of the all-gather into it; afterwards it takes the memory away:
 
     resize_storage_bytes_(p, full); fsdp.copy_(p, gathered); y = f(p); resize_storage_bytes_(p, 0)
 
-The copy and the second buffer are unnecessary where all uses of the parameter stand between the two resizes. Releases
+The copy and the second buffer are unnecessary if all uses of the parameter are between the two resizes. Releases
 of torch that trace the hooks of `fully_shard` write such graphs; torch 2.13 does not trace them.
 """
 
@@ -119,10 +119,10 @@ class Phase:
 def phases(program: Program, parameter: Node) -> list[Phase] | Refusal:
     """The intervals in which an input has memory, or the reason why it is not just filled, read and freed."""
     aliasing = program.aliasing
-    found: list[Phase] = []
+    spans: list[Phase] = []
     current: Phase | None = None
     born: dict[Node, Phase | None] = {parameter: None}
-    """The parameter and its views, with the phase that each view is made in."""
+    """The parameter and its views, with the phase in which each view was taken."""
     waiting = set(parameter.users)
     while waiting:
         user = min(waiting)
@@ -131,19 +131,19 @@ def phases(program: Program, parameter: Node) -> list[Phase] | Refusal:
         if name == RESIZE and user.args[0] is parameter:
             if current is None and _is_full(parameter, user.args[1]):
                 current = Phase(user)
-                found.append(current)
+                spans.append(current)
             elif current is not None and current.copy is not None and user.args[1] == 0:
                 current.free, current = user, None
             else:
-                return Refusal("{at} resizes the parameter otherwise than to its size, or to nothing", at=user)
+                return Refusal("{at} resizes the parameter neither to its full size nor to 0", at=user)
         elif name == COPY and user.args[0] is parameter and current is not None and current.copy is None:
             current.copy = user
         elif current is None or current.copy is None:
-            return Refusal("{at} uses the parameter while it has no memory of the graph's", at=user)
+            return Refusal("{at} uses the parameter while the graph has not given it memory", at=user)
         elif user.op == "output" or any(operand in born for operand in aliasing.effects(user).writes):
             return Refusal("{at} writes or returns the parameter", at=user)
         elif any(born.get(operand, current) not in (None, current) for operand in user.all_input_nodes):
-            return Refusal("{at} uses a view of the parameter that was made before it was filled again", at=user)
+            return Refusal("{at} uses a view of the parameter taken before it was filled again", at=user)
         else:
             current.last = user
             if parameter in user.all_input_nodes:
@@ -153,7 +153,7 @@ def phases(program: Program, parameter: Node) -> list[Phase] | Refusal:
                 waiting.update(user.users)
     if current is not None:
         return Refusal("{at} gives the parameter memory that is not freed in this graph", at=current.resize)
-    return found
+    return spans
 
 
 def _operator(node: Node) -> str:
@@ -168,43 +168,43 @@ def _is_full(parameter: Node, size: Any) -> bool:
 class ReadGatheredParameter(Rule):
     """resize_(p, full); copy_(p, g); f(p); resize_(p, 0) -> f(g); resize_(p, 0)
 
-    The last resize stays: whoever gave the parameter to the graph finds it without memory, as before.
+    The last resize stays: the caller expects the parameter to have no memory after the graph.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
         for parameter in list(program.graph.find_nodes(op="placeholder")):
             copies = [user for user in parameter.users if _operator(user) == COPY and user.args[0] is parameter]
             if copies and any(_operator(user) == RESIZE for user in parameter.users):
-                found = phases(program, parameter)
-                problem = found if isinstance(found, Refusal) else self._problem(program, parameter, found)
-                yield Match.at(program, min(copies), problem=problem, parameter=parameter, phases=found)
+                spans = phases(program, parameter)
+                problem = spans if isinstance(spans, Refusal) else self._problem(program, parameter, spans)
+                yield Match.at(program, min(copies), problem=problem, parameter=parameter, phases=spans)
 
-    def _problem(self, program: Program, parameter: Node, found: list[Phase]) -> Refusal | None:
+    def _problem(self, program: Program, parameter: Node, spans: list[Phase]) -> Refusal | None:
         aliasing = program.aliasing
         for other in program.graph.find_nodes(op="placeholder"):
             if other is not parameter and aliasing.same(other, parameter):
                 return Refusal("{at} shares memory with the parameter", at=other)
-        for phase in found:
+        for phase in spans:
             if problem := difference(fact(parameter), fact(phase.source)):
                 return problem.blaming(phase.source)
             assert phase.copy is not None
             if phase.last is not None and (
                 writer := aliasing.written_between([phase.source], phase.copy, phase.last)
             ):
-                return Refusal("{at} writes what was copied while the parameter is in use", at=writer)
+                return Refusal("{at} writes the copied tensor while the parameter is in use", at=writer)
         return None
 
     def rewrite(self, op, m):
-        parameter, found = m.bindings["parameter"], m.bindings["phases"]
-        edits: list[Edit] = [ReadInstead(parameter, phase.source, tuple(phase.uses)) for phase in found if phase.uses]
-        spent = [node for phase in found for node in (phase.resize, phase.copy, phase.free)]
-        return Together([*edits, Erase([node for node in spent if node is not found[-1].free])])
+        parameter, spans = m.bindings["parameter"], m.bindings["phases"]
+        edits: list[Edit] = [ReadInstead(parameter, phase.source, tuple(phase.uses)) for phase in spans if phase.uses]
+        spent = [node for phase in spans for node in (phase.resize, phase.copy, phase.free)]
+        return Together([*edits, Erase([node for node in spent if node is not spans[-1].free])])
 
     examples = [
         fires(_layer, *LAYER, **ATEN),
         fires(_gathered_twice, *LAYER, **ATEN),
         declines(_freed_elsewhere, *LAYER, because="not freed in this graph", **ATEN),
-        declines(_used_while_free, *LAYER, because="while it has no memory", **ATEN),
+        declines(_used_while_free, *LAYER, because="has not given it memory", **ATEN),
         declines(_view_of_the_first, *LAYER, because="before it was filled again", **ATEN),
         declines(_other_dtype, *LAYER, because="dtype", **ATEN),
         declines(_other_layout, *LAYER, because="stride", **ATEN),
@@ -213,7 +213,7 @@ class ReadGatheredParameter(Rule):
 
 @dataclass(frozen=True)
 class RemoveFsdp2UnshardedParamGraphInputUsage(Pass):
-    """In traced graphs of FSDP2, reads gathered parameters where they arrive, without a copy into an input."""
+    """In traced graphs of FSDP2, reads gathered parameters from the all-gather, without a copy into an input."""
 
     name = "remove_fsdp2_unsharded_param_graph_input_usage"
 

@@ -52,7 +52,7 @@ def _over_a_draw(x, y):
 class MoveDown(Rule):
     """y = f(x); ...; use(y) -> ...; y = f(x); use(y), in inference
 
-    A value crosses no write of what it reads, no border of a region and no wait.
+    A value never moves over a write of what it reads, over the border of a region, or over a wait.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:

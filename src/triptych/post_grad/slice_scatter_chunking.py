@@ -1,4 +1,4 @@
-"""`slice_scatter_chunking`: a tensor that is filled slice by slice is put together at once.
+"""`slice_scatter_chunking`: concatenates the slices of a tensor that is filled slice by slice.
 
 `y = x.new_empty(...); y[:2] = a; y[2:] = b` becomes a chain in which every write copies the whole tensor. Where the
 writes cover all of it, or the rest is known to hold one number, nothing of the first tensor is read.
@@ -94,8 +94,8 @@ def _without_copy(program: Program, source: Any, write: Node) -> tuple[Any, tupl
 class FilledSliceBySlice(Rule):
     """slice_scatter(slice_scatter(y, a, d, 0, n), b, d, n, m) -> cat([a, b], d), where all of y is written
 
-    What is written twice holds what came last; what is not written must be known to hold one number. `select_scatter`
-    writes a slice of one row.
+    Where writes overlap, the last one counts. The rule declines if a part of y is not written, unless y is known to be
+    filled with one number. `select_scatter` writes a slice of one row.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
@@ -202,8 +202,8 @@ def _parts(writes: Sequence[Write], size: int) -> list[tuple[int, int, Write | N
 
 @dataclass(frozen=True)
 class SliceScatterChunking(Pass):
-    """Puts a tensor that is filled slice by slice together at once: one cat for a chain of writes, each of which
-    copies the whole."""
+    """Computes a tensor that is filled slice by slice with one cat, instead of a chain of writes that each copy the
+    whole tensor."""
 
     name = "slice_scatter_chunking"
 

@@ -1,4 +1,4 @@
-"""`spell_out_complex_numbers`: complex constants that Python could not read back from the code of a graph."""
+"""`spell_out_complex_numbers`: rewrites complex constants that Python could not read back from a graph's code."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _is_misread(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class SpellOutComplexNumbersPass(Pass):
-    """Writes complex constants as calls of `complex` where their text is no Python, or another number's."""
+    """Writes complex constants as calls of `complex` if Python would not read their text as the same number."""
 
     name = "spell_out_complex_numbers"
     required = True

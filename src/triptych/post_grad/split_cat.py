@@ -1,6 +1,6 @@
-"""`splitwithsizes_cat_replace`, `cat_splitwithsizes_replace`, `cat_slice_cat`: what autograd splits and concatenates.
+"""`splitwithsizes_cat_replace`, `cat_splitwithsizes_replace`, `cat_slice_cat`: splits and cats from autograd.
 
-The rules are those of stage 1, on what the backward writes: the gradient of a cat is a split, and that of a split is a
+These are rules of stage 1, applied to the backward: the gradient of a cat is a split, and that of a split is a
 cat.
 """
 
@@ -68,7 +68,7 @@ class CatSliceCat(PieceOfACat):
         super().check(m, x)
         users = [user.call for user in m.root.users]
         joined = users and all(call is not None and call.op == "cat" for call in users)
-        m.applies(joined, "it is not put together with others")
+        m.applies(joined, "its users do not all concatenate it")
 
     examples = [
         fires(lambda a, b: (lambda c: torch.cat([c, c[:, :2]], 1))(torch.cat([a, b], 1)), "f32[4, 3]", "f32[4, 5]",

@@ -23,10 +23,10 @@ BACKWARD: dict[str, Any] = {"dialects": ("aten",), "prepare": mark_as_gradients}
 
 
 class StackedGradients(Rule):
-    """permute(bmm(a, b), [0, 2, 1])[i] -> bmm(permute(b), permute(a))[i], where the weights lie so; up to rounding
+    """permute(bmm(a, b), [0, 2, 1])[i] -> bmm(permute(b), permute(a))[i], in the layout of the weights; up to rounding
 
-    The gradients of x_i @ w_i.t() have this form when one product over the stack computes them. Autograd copies a
-    gradient whose strides are not those of its weight, with one launch for each, after the graph.
+    The gradients of x_i @ w_i.t() have this form when one product over the stack computes them. After the graph,
+    autograd copies every gradient whose strides differ from those of its weight, with one launch for each.
     """
 
     exact = False

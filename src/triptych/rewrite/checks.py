@@ -62,13 +62,13 @@ class Checks:
         """The new facts of values whose strides change; only the strides of size-1 dims may."""
         old = fact(node)
         if any(map(keyword.iskeyword, node.kwargs)):
-            raise Refused("Python has a parameter's name for itself", at=node)
+            raise Refused("the name of a parameter is a Python keyword", at=node)
         if old is None:
             return {}
         try:
             new = self.program.compute(node, self._copied_fact if seen.writes else fact)
         except Exception as error:
-            raise Refused(f"cannot be written so: {type(error).__name__}", at=node) from error
+            raise Refused(f"the call cannot be written this way: {type(error).__name__}", at=node) from error
         if new is None:
             return {}
         if problem := difference(old, new, strides=not seen.writes):  # a copy may have other strides
@@ -77,7 +77,7 @@ class Checks:
             return {}
         operands = [fact(n) for n in node_operands((before.args, before.kwargs))]
         if sharing(old, operands) != sharing(new, operands):
-            raise Refused("would share other memory than before", at=node)
+            raise Refused("the result would share other memory than before", at=node)
         return {} if same_strides(old, new) else {node: new, **follow(self.program, {node: new})}
 
     def _copied_fact(self, node: Node) -> Any:
@@ -97,14 +97,14 @@ class Checks:
         raise Refused("a rewrite must return {wanted}, not {found}", wanted=wanted, found=type(value).__name__)
 
     def _check_order(
-        self, olds: Sequence[Node], made: list[Node], covered: tuple[Node, ...], op: Emitter, terms: Terms
+        self, olds: Sequence[Node], new_nodes: list[Node], covered: tuple[Node, ...], op: Emitter, terms: Terms
     ) -> None:
         """No node between the first covered node and the position of the new ones may write a value that they read."""
         aliasing = self.program.aliasing
         for node in covered:
             seen = aliasing.effects(node)
             if seen.writes or seen.kept or seen.barrier:
-                raise Refused("{at} has effects of its own", at=node)
+                raise Refused("{at} has side effects", at=node)
             if seen.random and not terms.takes_random:
                 raise Refused("{at} draws random numbers", at=node)
         place = op.anchor
@@ -112,12 +112,12 @@ class Checks:
         if barrier := aliasing.barrier_between(first, place):
             raise Refused("{at} stands between the matched nodes", at=barrier)
         if aliasing.any_write:
-            read = {n for c in covered for n in node_operands((c.args, c.kwargs))} | set(covered) | set(made)
+            read = {n for c in covered for n in node_operands((c.args, c.kwargs))} | set(covered) | set(new_nodes)
             if writer := aliasing.written_between(read, first, place):
                 raise Refused("{at} writes a matched value in between", at=writer)
         for user in (u for o in olds for u in o.users):
             if user < place and user not in covered:
-                raise Refused("{at} uses the value before the replacement can stand", at=user)
+                raise Refused("{at} uses the value before the replacement can be computed", at=user)
 
     def _check_value(self, was: Node, now: Node, terms: Terms) -> bool:
         """Raises Refused unless shape, dtype and device are the same. Returns whether the strides differ, which
@@ -127,7 +127,7 @@ class Checks:
             if not terms.without_facts:
                 raise Refused("shape and dtype are not known", at=was)
             if observer := self._strides_seen(was, lambda op: is_pointwise(op) or is_gemm(op)):
-                raise Refused("strides are not known and could be seen, by {found}", at=was, found=observer)
+                raise Refused("strides are not known, and {found} may depend on them", at=was, found=observer)
             return False
         if problem := difference(old, new, strides=False):
             raise Refused(problem.blaming(was))
@@ -171,7 +171,7 @@ class Checks:
             raise Refused(sentence, at=was) if is_new else Refused(f"{sentence}: that of {{found}}", at=was, found=now)
         if not is_new and aliasing.is_output(was) and self._gradient_needs(now, besides=was):
             raise Refused(
-                "the value is returned, and the gradient needs {found}, which nobody may write then", at=was, found=now
+                "the value is returned, so the caller may write it, and the gradient needs {found}", at=was, found=now
             )
 
     def _gradient_needs(self, node: Node, besides: Node) -> bool:
@@ -222,7 +222,7 @@ class Checks:
         if problem := symbols_would_merge(was, now):
             raise Refused(problem)
         if self.program.aliasing.is_output(was) and _requires_grad(value) != _requires_grad(fact(now)):
-            sentence = "the value is returned, and requires a gradient otherwise than what would stand for it"
+            sentence = "the value is returned, and only one of it and its replacement requires a gradient"
             raise Refused(sentence, at=was)
         if self._is_returned(was):
             tensor = self._tensor_itself(now)
@@ -278,17 +278,17 @@ class Checks:
             if node in viewed and output in node.users and self._returned_through(was):
                 raise Refused("the value is a view of {at}, which is returned too", at=node)
 
-    def _check_saved(self, was: Node, now: Node, made: Iterable[Node]) -> None:
+    def _check_saved(self, was: Node, now: Node, new_nodes: Iterable[Node]) -> None:
         """Autograd saves the results of some operations for the backward: an in-place write to such a result, which was
         allowed before the rewrite, would become an error."""
         aliasing = self.program.aliasing
         if not aliasing.written(was) or not self.program.gradient_paths.active:
             return
         call = self.program.call(was)
-        for node in made:
+        for node in new_nodes:
             new = self.program.call(node)
             if new is None or new.op not in SAVED_FOR_BACKWARD or not aliasing.same(node, now):
                 continue
             if call is None or call.op != new.op:
-                sentence = f"the result is written by {{at}}, and the gradient of {new.op} needs it as it was"
+                sentence = f"the result is written by {{at}}, and the gradient of {new.op} needs its old value"
                 raise Refused(sentence, at=aliasing.first_writer(was))

@@ -89,12 +89,12 @@ class TakeOut(SoundByRule):
     def make(self, rewriter: Rewriter, op: Emitter) -> None:
         rewriter.require_room()
         gm = rewriter.program.gm
-        taken: ComputedOnce = gm.meta.setdefault(COMPUTED_ONCE, ComputedOnce(gm))
-        taken.take(self.node)
+        computed_once: ComputedOnce = gm.meta.setdefault(COMPUTED_ONCE, ComputedOnce(gm))
+        computed_once.take(self.node)
         behind = ancestors([self.node])
         constant = rewriter.add_input(f"constant_{self.node.name}", tensor_fact(self.node))
         constant.meta[self.mark] = True
-        taken.stands_for(constant, self.node)
+        computed_once.stands_for(constant, self.node)
         rewriter.read_instead(self.node, constant, list(self.node.users))
         rewriter.erase_unused(behind)
 

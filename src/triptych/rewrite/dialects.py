@@ -46,7 +46,7 @@ def _torch_slice(op: Emitter, a: dict[str, Any]) -> Value:
 
 def _torch_batch_norm(op: Emitter, a: dict[str, Any]) -> Value:
     if "cudnn_enabled" in a:
-        raise Refused("batch_norm as a function of torch has no such argument")
+        raise Refused("torch.nn.functional.batch_norm has no argument cudnn_enabled")
     first = (a["input"], a.get("running_mean"), a.get("running_var"))
     plain = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
     return op.node("call_function", F.batch_norm, first, {k: a[k] for k, v in plain.items() if k in a and a[k] != v})

@@ -129,7 +129,7 @@ def _run_patterns(rewriter: Rewriter, rules: Sequence[Rule], strict: bool, tally
         visits += 1
         if visits > limit:
             most = ", ".join(name for name, _ in tally.fired.most_common(2))
-            tally.stop = f"limit of {limit} visits: what {most} makes is rewritten again and again"
+            tally.stop = f"limit of {limit} visits: the results of {most} are rewritten again and again"
             log.warning("%s: %s", rewriter.pass_name, tally.stop)
             return
         call = program.call(node)
@@ -216,7 +216,7 @@ def _rewrite(rewriter: Rewriter, rule: CompiledRule, match: Match) -> list[Node]
     roots = [root.node for root in match.roots]
     op = match.emitter(rewriter.program, match.before or max(roots), rule.name)
     try:
-        rule.rewrite(op, match, lambda made: rewriter.install(made, roots, op, match.nodes, rule.rule))
+        rule.rewrite(op, match, lambda result: rewriter.install(result, roots, op, match.nodes, rule.rule))
     except Exception:
         op.discard()
         raise

@@ -167,11 +167,11 @@ class Erase(Edit):
             rewriter.erase(node)
 
     def require_sound(self, rewriter: Rewriter, op: Emitter) -> None:
-        gone: set[Node] = set()
+        erased: set[Node] = set()
         for node in self.nodes:
-            if (user := next((u for u in node.users if u not in gone), None)) is not None:
+            if (user := next((u for u in node.users if u not in erased), None)) is not None:
                 raise Refused("{at} is used, by {found}", at=node, found=user)
-            gone.add(node)
+            erased.add(node)
 
 
 @dataclass(frozen=True)

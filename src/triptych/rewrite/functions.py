@@ -52,8 +52,8 @@ def rule(
         require_callable(function, "rule", "two functions, a pattern and a replacement")
     wanted = _parameters(pattern)
     if wanted != _parameters(replacement):
-        given = _parameters(replacement)
-        raise TriptychError(f"pattern and replacement take different parameters: {wanted} and {given}")
+        actual = _parameters(replacement)
+        raise TriptychError(f"pattern and replacement take different parameters: {wanted} and {actual}")
     body: dict[str, Any] = {
         "__doc__": f"{_text(pattern)} -> {_text(replacement)}",
         "exact": exact,
@@ -66,10 +66,10 @@ def rule(
     }
     if check is not None:
         body["check"] = _check_method(check)
-    made = type("FunctionRule", (Rule,), body)
+    rule_class = type("FunctionRule", (Rule,), body)
     shown = name or _own_name(pattern)
-    made.rule_name = classmethod(lambda cls: shown)  # type: ignore[attr-defined]
-    return made()
+    rule_class.rule_name = classmethod(lambda cls: shown)  # type: ignore[attr-defined]
+    return rule_class()
 
 
 def _parameters(function: Function) -> list[str]:
@@ -122,11 +122,11 @@ def _as_pattern(function: Function, example_inputs: Sequence[Any]) -> Any:
     if example_inputs:
         compute_facts(traced, example_inputs, "example_value", None, False)
     notes = inspect.signature(function, eval_str=True).parameters
-    made: dict[Node, Pattern] = {}
+    patterns: dict[Node, Pattern] = {}
 
     def of(value: Any) -> Pattern:
         if isinstance(value, Node):
-            return made[value]
+            return patterns[value]
         if isinstance(value, (list, tuple)):
             return ListOf(tuple(of(v) for v in value))
         return Constant(value)
@@ -137,12 +137,12 @@ def _as_pattern(function: Function, example_inputs: Sequence[Any]) -> Any:
             return tuple(of(r) for r in returned) if isinstance(returned, (list, tuple)) else of(returned)
         if node.op == "placeholder":
             note = notes[node.name].annotation
-            made[node] = Capture(node.name, restriction(Tensor if note is inspect.Parameter.empty else note))
+            patterns[node] = Capture(node.name, restriction(Tensor if note is inspect.Parameter.empty else note))
             continue
         call = read(node) if node.op != "get_attr" else None
         if call is None or call.mutates:
             raise TriptychError(f"a pattern cannot contain {node.format_node()}")
-        made[node] = Operation(call.op, {key: of(value) for key, value in call.args.items()})
+        patterns[node] = Operation(call.op, {key: of(value) for key, value in call.args.items()})
     raise TriptychError("the pattern returns nothing")
 
 
@@ -161,9 +161,9 @@ def _rewrite_method(replacement: Function) -> Any:
     return _method(parameters, lambda op, **given: _emit(op, replacement, given))
 
 
-def _emit(op: Emitter, function: Function, given: Mapping[str, Any]) -> Any:
+def _emit(op: Emitter, function: Function, values: Mapping[str, Any]) -> Any:
     """Insert the operations of a plain function into the graph, as they are or, in an ATen graph, as ATen operators."""
-    in_order = [given[name] for name in _parameters(function)]
+    in_order = [values[name] for name in _parameters(function)]
     operands = [value.node if isinstance(value, Value) else value for value in in_order]
     traced = in_aten(op, function, operands) if op.program.dialect == ATEN else _traced(function)
     return put(op, traced, operands)

@@ -1,4 +1,4 @@
-"""Replacements with other strides: which downstream values change their strides, and whether that could be visible."""
+"""Replacements with different strides: which downstream values change strides, and whether that could be visible."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def require_same_place(program: Program, was: Node, now: Node) -> None:
         if _same_place(fact(was), fact(now)):
             return
     if (observer := _observer(program, was)) is not None:
-        raise Refused("{at} may look at strides and storage offset, which would differ", at=observer)
+        raise Refused("{at} may read strides and storage offset, which would differ", at=observer)
 
 
 def _same_place(old: Any, new: Any) -> bool:

@@ -48,21 +48,21 @@ class KeepInstead(SoundByRule):
     def _take(self, backward: Backward) -> None:
         """Make `source` an input of the backward, which recomputes its former inputs from it."""
         graph, inputs = backward.gm.graph, backward.inputs
-        taken, chain = inputs[self.held.name], behind_views(self.held)
+        old_input, chain = inputs[self.held.name], behind_views(self.held)
         chain = list(reversed(chain[: chain.index(self.source)]))
-        given = taken
+        new_input = old_input
         if chain:
-            with graph.inserting_before(taken):
-                given = graph.placeholder(self.source.name)
-            given.meta = dict(self.source.meta)
-        made = {self.source: given}
+            with graph.inserting_before(old_input):
+                new_input = graph.placeholder(self.source.name)
+            new_input.meta = dict(self.source.meta)
+        copies = {self.source: new_input}
         first = next(n for n in graph.nodes if n.op != "placeholder")
         for node in (*chain, self.computed):
             with graph.inserting_before(first):
-                made[node] = graph.node_copy(node, made.__getitem__)
-        replaced = {self.computed: inputs[self.computed.name], **({self.held: taken} if chain else {})}
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+        replaced = {self.computed: inputs[self.computed.name], **({self.held: old_input} if chain else {})}
         for node, placeholder in replaced.items():
-            placeholder.replace_all_uses_with(made[node], propagate_meta=False)
+            placeholder.replace_all_uses_with(copies[node], propagate_meta=False)
             graph.erase_node(placeholder)
 
     def _kept(self, output: Node, results: int) -> tuple[Any, ...]:

@@ -54,12 +54,12 @@ class Pass:
     def run(self, rewriter: Rewriter, *, strict: bool = False, tally: Tally | None = None) -> Tally:
         """Run the rules, less those that the user removed by name."""
         removed = rewriter.program.options.remove_passes
-        kept = [rule for rule in self.rules() if rule.name not in removed]
-        return run_rules(rewriter, kept, strict=strict, tally=tally)
+        rules = [rule for rule in self.rules() if rule.name not in removed]
+        return run_rules(rewriter, rules, strict=strict, tally=tally)
 
 
 def pass_with_options(cls: type[Pass], options: Options) -> Pass:
     """The pass with the values of its `pass_name.option` entries. Passes of two stages may have one name: each takes
     the options that it has."""
-    given = {name: f"{cls.name}.{name}" for name in cls.option_fields()}
-    return cls(**{name: options.pass_options[key] for name, key in given.items() if key in options.pass_options})
+    keys = {name: f"{cls.name}.{name}" for name in cls.option_fields()}
+    return cls(**{name: options.pass_options[key] for name, key in keys.items() if key in options.pass_options})

@@ -137,7 +137,7 @@ class Decision:
 
     @property
     def refusal(self) -> Refusal:
-        unsure = ", too little less to be sure of" if self.after < self.before and not self.saves else ""
+        unsure = ", too small a gain to be sure of" if self.after < self.before and not self.saves else ""
         sentence = f"would cost {{found}} instead of {_microseconds(self.before)}{unsure}, {self.source}"
         return Refusal(sentence, wanted=f"less than {_microseconds(self.most)}", found=_microseconds(self.after))
 

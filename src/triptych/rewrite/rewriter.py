@@ -86,14 +86,14 @@ class Rewriter(Checks):
         self._relaid = {}
         try:
             self.require_room(rewrites)
-            made = self._require_all_sound(edits)
+            new_nodes = self._require_all_sound(edits)
         except Exception:
             for edit in reversed(edits):
                 edit.op.discard()
             raise
         self.edited = True
         self.touched = [n for e in edits for n in e.op.made]
-        for edit, news in zip(edits, made):
+        for edit, news in zip(edits, new_nodes):
             for was, now in zip(edit.olds, news):
                 self._swap(was, now)
         for node, value in self._relaid.items():
@@ -102,21 +102,21 @@ class Rewriter(Checks):
         for edit in reversed(edits):
             self.erase_unused((*edit.covered, *edit.op.made), edit.terms.takes_random)
 
-    def install(self, made: Any, old: Sequence[Node], op: Emitter, covered: Iterable[Node], terms: Terms) -> None:
+    def install(self, result: Any, old: Sequence[Node], op: Emitter, covered: Iterable[Node], terms: Terms) -> None:
         """Apply what a rewrite returned to the graph: new values for the old ones, or an edit of another kind."""
-        if isinstance(made, Edit):
-            made.make(self, op)
+        if isinstance(result, Edit):
+            result.make(self, op)
         else:
-            self.replace(old, made if isinstance(made, (tuple, list)) else (made,), op, covered, terms)
+            self.replace(old, result if isinstance(result, (tuple, list)) else (result,), op, covered, terms)
 
     def require_sound(
-        self, made: Any, old: Sequence[Node], op: Emitter, covered: Iterable[Node], terms: Terms
+        self, result: Any, old: Sequence[Node], op: Emitter, covered: Iterable[Node], terms: Terms
     ) -> None:
         """Raises Refused where `install` would, and changes nothing."""
-        if isinstance(made, Edit):
-            made.require_sound(self, op)
+        if isinstance(result, Edit):
+            result.require_sound(self, op)
         else:
-            self.require_all_sound([Replacement(tuple(old), made, op, tuple(covered), terms)])
+            self.require_all_sound([Replacement(tuple(old), result, op, tuple(covered), terms)])
 
     def require_all_sound(self, edits: Sequence[Replacement]) -> None:
         """Raises Refused where `replace_all` would, and changes nothing."""
@@ -125,9 +125,9 @@ class Rewriter(Checks):
 
     def _require_all_sound(self, edits: Sequence[Replacement]) -> list[list[Node]]:
         """The new nodes of each replacement; raises Refused if one is not sound."""
-        made = [self._require_sound(e.olds, e.new, e.op, e.covered, e.terms) for e in edits]
-        self._check_gradients([(e.olds, news, e.op) for e, news in zip(edits, made)])
-        return made
+        new_nodes = [self._require_sound(e.olds, e.new, e.op, e.covered, e.terms) for e in edits]
+        self._check_gradients([(e.olds, news, e.op) for e, news in zip(edits, new_nodes)])
+        return new_nodes
 
     def _require_sound(
         self, olds: Sequence[Node], new: Any, op: Emitter, covered: tuple[Node, ...], terms: Terms
@@ -136,11 +136,11 @@ class Rewriter(Checks):
         news = list(new) if isinstance(new, (tuple, list)) else [new]
         if len(olds) != len(news):
             raise Refused("{wanted} values replaced by {found}", wanted=len(olds), found=len(news))
-        made = [self._node_of(n) for n in news]
+        new_nodes = [self._node_of(n) for n in news]
         fresh = set(op.made)
-        self._check_order(olds, made, covered, op, terms)
+        self._check_order(olds, new_nodes, covered, op, terms)
         relaid: dict[Node, Any] = {}
-        for was, now in zip(olds, made):
+        for was, now in zip(olds, new_nodes):
             if returned_operand(self.program.call(was)) is now:
                 continue  # the same tensor, even if nothing is known about it
             if self._check_value(was, now, terms):
@@ -153,9 +153,9 @@ class Rewriter(Checks):
                 self._check_identity(was, now)
         if relaid:
             self._relaid |= follow(self.program, relaid)
-        for was, now in zip(olds, made):
+        for was, now in zip(olds, new_nodes):
             self._check_offset(was, now)
-        return made
+        return new_nodes
 
     def respell(self, node: Node, spelling: Spelling) -> None:
         """Write the same call another way; the node, its name and its position stay.
@@ -228,7 +228,7 @@ class Rewriter(Checks):
         aliasing = self.program.aliasing
         seen = aliasing.effects(node)
         if seen.random or seen.barrier or len(seen.writes) != 1:  # `kept` does not matter for a write
-            raise Refused("{at} has effects of its own", at=node)
+            raise Refused("{at} has side effects", at=node)
         (written,) = seen.writes
         if tensor_fact(node) is None and (times := len(aliasing.writers(written))) > MOST_WRITES:
             sentence = "the memory is written more than {wanted} times"
@@ -241,7 +241,7 @@ class Rewriter(Checks):
             raise Refused("others see the memory that is written: {at}", at=observer)
         barrier = aliasing.barrier_between(written, node)
         if barrier is not None and any(may_require_grad(n) for n in node.all_input_nodes):
-            raise Refused("{at} stands before the write: autograd may not follow what is made there", at=barrier)
+            raise Refused("{at} comes before the write: autograd may not record what is computed there", at=barrier)
         was = fact(written) if tensor_fact(node) is None else fact(node)  # `x[i] = 0` has no value itself
         now = fact(self._node_of(new))
         if problem := difference(was, now):

@@ -287,24 +287,24 @@ class CompiledRule:
             self._default_checks(match)
         self.rule.check(match, **{name: match[name] for name in self._check})
         if self.rule.without_gradient and gradient_wanted(match.program):
-            raise Refused("a gradient may be wanted, and would not be the same")
+            raise Refused("a gradient may be needed, and would not be the same")
 
     def rewrite(self, op: Any, match: Match, accept: Callable[[Any], _Accepted]) -> _Accepted:
         """Build the replacement and pass it to `accept`, which raises Refused where it is not sound."""
-        given = {name: match if name == "m" else match[name] for name in self._rewrite}
-        return self._accepted(op, self.rule.rewrite(op, **given), accept)
+        arguments = {name: match if name == "m" else match[name] for name in self._rewrite}
+        return self._accepted(op, self.rule.rewrite(op, **arguments), accept)
 
-    def _accepted(self, op: Any, made: Any, accept: Callable[[Any], _Accepted]) -> _Accepted:
-        if not isinstance(made, FirstOf):
-            return accept(made)
+    def _accepted(self, op: Any, result: Any, accept: Callable[[Any], _Accepted]) -> _Accepted:
+        if not isinstance(result, FirstOf):
+            return accept(result)
         refusals: list[Refused] = []
-        for way in made.ways:
+        for way in result.ways:
             try:
                 return self._accepted(op, way(), accept)
             except Refused as refused:
                 op.discard()
                 refusals.append(refused)
-        raise refusals[0 if made.first_reason else -1]
+        raise refusals[0 if result.first_reason else -1]
 
     def _default_checks(self, match: Match) -> None:
         rule = self.rule

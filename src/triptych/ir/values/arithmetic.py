@@ -50,8 +50,8 @@ def _comparison(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -
     left, right = (operand(know, call.args.get(n), result) for n in ("self", "other"))
     if left is None or right is None or result.dtype != torch.bool:
         return None
-    if _hold_each_other(call, left, right, result) and (made := compared(call.op, left, right, result)) is not None:
-        return made
+    if _hold_each_other(call, left, right, result) and (truth := compared(call.op, left, right, result)) is not None:
+        return truth
     return _pointwise(know, node, call, result)
 
 
@@ -66,19 +66,19 @@ def _hold_each_other(call: Call, left: Elements, right: Elements, result: torch.
 
 def common_dtype(left: Any, right: Any) -> torch.dtype | None:
     """The dtype to which torch promotes two operands."""
-    given: list[Any] = []
+    examples: list[Any] = []
     for value in (left, right):
         fact = tensor_fact(value)
         value = number(value)
         if fact is not None:
-            given.append(torch.empty([1] * fact.dim(), dtype=fact.dtype))
+            examples.append(torch.empty([1] * fact.dim(), dtype=fact.dtype))
         elif isinstance(value, torch.SymInt):
-            given.append(1)
+            examples.append(1)
         elif isinstance(value, (bool, int, float)):
-            given.append(value)
+            examples.append(value)
         else:
             return None
-    return torch.result_type(*given) if any(isinstance(g, torch.Tensor) for g in given) else None
+    return torch.result_type(*examples) if any(isinstance(g, torch.Tensor) for g in examples) else None
 
 
 def by_range(know: Knowledge, call: Call, result: torch.Tensor) -> Elements | None:
@@ -116,22 +116,22 @@ def _limits(dtype: torch.dtype) -> tuple[Any, Any]:
 def _arithmetic(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
     if is_real(result.dtype):
         return _pointwise(know, node, call, result)
-    given = {k: operand(know, v, result) for k, v in call.args.items() if k in ("self", "other", "min", "max")}
-    unknown = set(call.args) - set(given) - {"alpha"} or any(v is None for v in given.values())
+    operands = {k: operand(know, v, result) for k, v in call.args.items() if k in ("self", "other", "min", "max")}
+    unknown = set(call.args) - set(operands) - {"alpha"} or any(v is None for v in operands.values())
     alpha = number(call.args.get("alpha", 1))
     if unknown or not isinstance(alpha, int):
         return None
-    made: list[tuple[Condition, Leaf]] = []
-    for where, leaves in combinations([v for v in given.values() if v is not None], result.shape):
+    result_pieces: list[tuple[Condition, Leaf]] = []
+    for where, leaves in combinations([v for v in operands.values() if v is not None], result.shape):
         parts = [as_integer(leaf, result.dim()) for leaf in leaves]
         if any(p is None or not fits(p, result.dtype, result.shape) for p in parts):
             return None
-        named = dict(zip(given, parts))
+        named = dict(zip(operands, parts))
         for more, leaf in _computed(call.op, named, alpha, result.shape):  # type: ignore[arg-type]
             if leaf is None or not fits(leaf, result.dtype, result.shape):
                 return _pointwise(know, node, call, result)
-            made.append((both(where, more, result.shape), leaf))
-    return pieces(made, result.shape)
+            result_pieces.append((both(where, more, result.shape), leaf))
+    return pieces(result_pieces, result.shape)
 
 
 def _computed(op: str, args: dict[str, Affine], alpha: int, shape: Any) -> list[tuple[Condition, Affine | None]]:
@@ -144,15 +144,15 @@ def _computed(op: str, args: dict[str, Affine], alpha: int, shape: Any) -> list[
             return _larger(a, a.times(-1), shape)
         if op != "clamp":
             return [(ALWAYS, None)]
-        made: list[tuple[Condition, Affine | None]] = [(ALWAYS, a)]
+        clamped: list[tuple[Condition, Affine | None]] = [(ALWAYS, a)]
         for name, sign in (("min", 1), ("max", -1)):  # the upper bound is applied last, and wins
             if name in args:
-                made = [
+                clamped = [
                     (both(where, more, shape), chosen.times(sign) if chosen is not None else None)
-                    for where, leaf in made
+                    for where, leaf in clamped
                     for more, chosen in _larger(leaf.times(sign), args[name].times(sign), shape)  # type: ignore[union-attr]
                 ]
-        return made
+        return clamped
     if op in ("add", "sub"):
         return [(ALWAYS, a + b.times(alpha if op == "add" else -alpha))]
     if op == "mul":
@@ -198,20 +198,20 @@ def _pointwise(know: Knowledge, node: Node, call: Call, result: torch.Tensor) ->
     elements = [operand(know, n, result) for n in operands]
     if any(h is None for h in elements):
         return None
-    made: list[tuple[Condition, Leaf]] = []
+    result_pieces: list[tuple[Condition, Leaf]] = []
     for where, leaves in combinations([h for h in elements if h is not None], result.shape):
         numbers: dict[Node, torch.Tensor] = {}
-        for given, leaf in zip(operands, leaves):
-            fact = tensor_fact(given)
+        for source, leaf in zip(operands, leaves):
+            fact = tensor_fact(source)
             one = scalar(leaf, fact.dtype) if fact is not None else None
             if one is None or fact is None:
                 return None
-            numbers[given] = one.reshape([1] * fact.dim())
+            numbers[source] = one.reshape([1] * fact.dim())
         outcome = _run(node, numbers)
         if outcome is None or outcome.dtype != result.dtype or outcome.numel() != 1:
             return None
-        made.append((where, leaf_of(outcome, result.dim())))
-    return pieces(made, result.shape)
+        result_pieces.append((where, leaf_of(outcome, result.dim())))
+    return pieces(result_pieces, result.shape)
 
 
 def _run(node: Node, numbers: dict[Node, torch.Tensor]) -> torch.Tensor | None:
@@ -241,8 +241,8 @@ def _cumsum(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> El
     step = as_integer(leaf, result.dim()) if leaf is not None else None
     if step is None or type(dim) is not int or result.dim() == 0:
         return None
-    made = index(dim, result.dim()).plus(1).times(step.start)
-    return uniform(made) if fits(made, result.dtype, result.shape) else None
+    counted = index(dim, result.dim()).plus(1).times(step.start)
+    return uniform(counted) if fits(counted, result.dtype, result.shape) else None
 
 
 @of("diff")
@@ -266,12 +266,12 @@ def _diff(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elem
     earlier = whole.through(lambda pattern: pattern, result.shape)
     if later is None or earlier is None:
         return None
-    made: list[tuple[Condition, Leaf]] = []
+    result_pieces: list[tuple[Condition, Leaf]] = []
     for where, (a, b) in combinations((later, earlier), result.shape):
         if not isinstance(a, Affine) or not isinstance(b, Affine) or not fits(a - b, result.dtype, result.shape):
             return None
-        made.append((where, a - b))
-    return pieces(made, result.shape)
+        result_pieces.append((where, a - b))
+    return pieces(result_pieces, result.shape)
 
 
 @of("amax", "amin", "any", "all")

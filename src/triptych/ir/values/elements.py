@@ -60,14 +60,14 @@ class Elements:
 
     def through(self, see: Callable[[Affine], Affine | None], shape: Shape) -> Elements | None:
         """The elements of a view of that shape. `see` maps a pattern; None where the result is not affine."""
-        made: list[tuple[Condition, Leaf]] = []
+        parts: list[tuple[Condition, Leaf]] = []
         for where, leaf in self.pieces:
             clauses = [[see(pattern) for pattern in clause] for clause in where.clauses]
             seen = see(leaf) if isinstance(leaf, Affine) else leaf
             if seen is None or any(p is None for clause in clauses for p in clause):
                 return None
-            made.append((condition([tuple(c) for c in clauses], shape), seen))  # type: ignore[arg-type]
-        return pieces(made, shape)
+            parts.append((condition([tuple(c) for c in clauses], shape), seen))  # type: ignore[arg-type]
+        return pieces(parts, shape)
 
     def broadcast(self, own: Shape, shape: Shape) -> Elements | None:
         """Broadcast to a shape; None where it is not known which dims are expanded."""
@@ -78,11 +78,11 @@ class Elements:
 
     def truth(self, shape: Shape) -> Condition:
         """Where a boolean is true."""
-        made = NEVER
+        condition_true = NEVER
         for where, leaf in self.pieces:
             if isinstance(leaf, torch.Tensor) and bool(leaf):
-                made = either(made, where, shape)
-        return made
+                condition_true = either(condition_true, where, shape)
+        return condition_true
 
     def bounds(self, shape: Shape) -> list[tuple[Any, Any]]:
         """The least and the greatest element of each piece, for integers."""
@@ -99,24 +99,24 @@ def boolean(where: Condition, shape: Shape) -> Elements | None:
     return pieces([(where, torch.tensor(True)), (opposite(where, shape), torch.tensor(False))], shape)
 
 
-def pieces(made: Sequence[tuple[Condition, Leaf]], shape: Shape) -> Elements | None:
+def pieces(parts: Sequence[tuple[Condition, Leaf]], shape: Shape) -> Elements | None:
     """Drops pieces whose condition never holds and merges those with equal leaves."""
-    kept: list[tuple[Condition, Leaf]] = []
-    for where, leaf in made:
+    merged: list[tuple[Condition, Leaf]] = []
+    for where, leaf in parts:
         if where.never:
             continue
         leaf = _where_it_holds(leaf, where, shape)
-        for i, (other, there) in enumerate(kept):
+        for i, (other, there) in enumerate(merged):
             if same_leaf(leaf, there):
-                kept[i] = (either(where, other, shape), there)
+                merged[i] = (either(where, other, shape), there)
                 break
         else:
-            kept.append((where, leaf))
-    if len(kept) > PIECES:
+            merged.append((where, leaf))
+    if len(merged) > PIECES:
         raise TooLarge
-    if not kept:  # no element at all
+    if not merged:  # no element at all
         return None
-    return Elements(tuple(kept)) if len(kept) > 1 else uniform(kept[0][1])
+    return Elements(tuple(merged)) if len(merged) > 1 else uniform(merged[0][1])
 
 
 def _where_it_holds(leaf: Leaf, where: Condition, shape: Shape) -> Leaf:

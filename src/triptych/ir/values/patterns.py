@@ -37,30 +37,30 @@ FILLED = {"full": "fill_value", "full_like": "fill_value", "new_full": "fill_val
 @of(*FILLED, "fill", "new_zeros", "new_ones", "tensor")
 def _filled(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
     if call.op == "tensor":
-        given = next(iter(call.args.get("operands", ())), None)
+        fill = next(iter(call.args.get("operands", ())), None)
     elif call.op in ("new_zeros", "new_ones"):
-        given = int(call.op == "new_ones")
+        fill = int(call.op == "new_ones")
     else:
-        given = call.args.get(FILLED.get(call.op, "value"))
-    return _of_number(know, given, result)
+        fill = call.args.get(FILLED.get(call.op, "value"))
+    return _of_number(know, fill, result)
 
 
-def _of_number(know: Knowledge, given: Any, result: torch.Tensor) -> Elements | None:
+def _of_number(know: Knowledge, fill: Any, result: torch.Tensor) -> Elements | None:
     """A tensor filled with a number, a symbolic size, or a tensor whose elements are all one number."""
-    if isinstance(given, Node) and tensor_fact(given) is not None:
-        elements = know.elements(given)
+    if isinstance(fill, Node) and tensor_fact(fill) is not None:
+        elements = know.elements(fill)
         if elements is None or not elements.is_uniform or elements.only is None:
             return None
         only = elements.only
         leaf = cast(Affine(only.start, ()) if isinstance(only, Affine) else only, result.dtype, ())
         return None if leaf is None else uniform(with_rank(leaf, result.dim()))
-    given = number(given)
-    if isinstance(given, torch.SymInt):
-        return None if result.dtype != torch.int64 else uniform(constant(given, result.dim()))
-    if not isinstance(given, (bool, int, float)):
+    fill = number(fill)
+    if isinstance(fill, torch.SymInt):
+        return None if result.dtype != torch.int64 else uniform(constant(fill, result.dim()))
+    if not isinstance(fill, (bool, int, float)):
         return None
     try:
-        return uniform(leaf_of(torch.full((), given, dtype=result.dtype, device="cpu"), result.dim()))
+        return uniform(leaf_of(torch.full((), fill, dtype=result.dtype, device="cpu"), result.dim()))
     except RuntimeError:  # the number does not fit: left for run time to raise
         return None
 
@@ -108,10 +108,10 @@ def _indexed(
     know: Knowledge, elements: Elements, own: torch.Tensor, entries: Any, result: torch.Tensor
 ) -> Elements | None:
     """Advanced indexing by integer tensors that are known to be in range (out of range must raise at run time)."""
-    given = tensor_entries(entries, own.dim())
-    if given is None:
+    adjacent = tensor_entries(entries, own.dim())
+    if adjacent is None:
         return None
-    tensors, first = given
+    tensors, first = adjacent
     facts = [tensor_fact(t) for t in tensors]
     if any(f is None or f.dtype not in (torch.int64, torch.int32) for f in facts):
         return None
@@ -139,19 +139,19 @@ def _indexed(
 @of("getitem")
 def _piece(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
     whole = call.args["self"]
-    made, at = know.program.call(whole) if isinstance(whole, Node) else None, call.args["index"]
-    if made is None or made.op not in ("split", "unbind") or type(at) is not int or know.unsafe(whole):
+    split, at = know.program.call(whole) if isinstance(whole, Node) else None, call.args["index"]
+    if split is None or split.op not in ("split", "unbind") or type(at) is not int or know.unsafe(whole):
         return None
-    source, dim = made.args.get("self"), made.args.get("dim", 0)
+    source, dim = split.args.get("self"), split.args.get("dim", 0)
     elements, own = know.elements(source), tensor_fact(source)
     if elements is None or own is None:
         return None
     rank = result.dim()
-    if made.op == "unbind":
+    if split.op == "unbind":
         places: list[Affine | None] = [index(d - (d > dim), rank) for d in range(own.dim())]
         places[dim] = constant(at if at >= 0 else own.shape[dim] + at, rank)
     else:
-        sizes = made.args["sizes"]
+        sizes = split.args["sizes"]
         places = [index(d, rank) for d in range(rank)]
         places[dim] = index(dim, rank).plus(sum(sizes[: at % len(sizes)]))
     return elements.through(lambda pattern: pattern.through(places, rank), result.shape)
@@ -195,9 +195,9 @@ def _where(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Ele
     drop = opposite(keep, result.shape)
     if (yes is None and not keep.never) or (no is None and not drop.never):
         return None
-    made = [(both(keep, where, result.shape), leaf) for where, leaf in (yes.pieces if yes else ())]
-    made += [(both(drop, where, result.shape), leaf) for where, leaf in (no.pieces if no else ())]
-    return cast_all([(where, leaf) for where, leaf in made if not where.never], result)
+    parts = [(both(keep, where, result.shape), leaf) for where, leaf in (yes.pieces if yes else ())]
+    parts += [(both(drop, where, result.shape), leaf) for where, leaf in (no.pieces if no else ())]
+    return cast_all([(where, leaf) for where, leaf in parts if not where.never], result)
 
 
 @of("tril", "triu")
@@ -210,5 +210,5 @@ def _triangle(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> 
     above = (index(rank - 1, rank) - index(rank - 2, rank)).plus(-diagonal)
     keep = at_least_zero(above if call.op == "triu" else above.times(-1), result.shape)
     zero = leaf_of(torch.zeros((), dtype=result.dtype), rank)
-    kept = [(both(keep, where, result.shape), leaf) for where, leaf in elements.pieces]
-    return pieces([*kept, (opposite(keep, result.shape), zero)], result.shape)
+    parts = [(both(keep, where, result.shape), leaf) for where, leaf in elements.pieces]
+    return pieces([*parts, (opposite(keep, result.shape), zero)], result.shape)

@@ -104,14 +104,14 @@ def _basic_index(args: dict[str, Any], own: Shape, shape: Shape) -> Places | Non
     if index_steps(len(own), args["index"]) is None:
         return None
     entries = list(args["index"]) if isinstance(args["index"], tuple) else [args["index"]]
-    taken = sum(e is not None and e is not Ellipsis for e in entries)
+    indexed_dims = sum(e is not None and e is not Ellipsis for e in entries)
     if Ellipsis not in entries:
         entries.append(Ellipsis)
     places: Places = []
     at = 0
     for entry in entries:
         if entry is Ellipsis:
-            more = len(own) - taken
+            more = len(own) - indexed_dims
             places += [index(at + d, len(shape)) for d in range(more)]
             at += more
         elif entry is None:

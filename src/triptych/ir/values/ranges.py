@@ -49,7 +49,7 @@ def of_dtype(dtype: torch.dtype) -> Interval:
 
 def of_elements(elements: Elements, result: torch.Tensor) -> Interval:
     """The interval of known elements; a symbolic bound counts as unbounded."""
-    made: Interval | None = None
+    union: Interval | None = None
     widest = of_dtype(result.dtype)
     for _, leaf in elements.pieces:
         if isinstance(leaf, Affine):
@@ -60,20 +60,20 @@ def of_elements(elements: Elements, result: torch.Tensor) -> Interval:
         else:
             value = leaf.item()
             here = widest if math.isnan(value) else Interval(value, value)
-        made = here if made is None else made.joined(here)
-    return made or widest
+        union = here if union is None else union.joined(here)
+    return union or widest
 
 
 def interval(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Interval:
     """The interval of a result, from those of the operands."""
     widest = of_dtype(result.dtype)
     compute = RANGES.get(call.op)
-    made = compute(know, call, result) if compute is not None else None
-    if made is None:
+    computed = compute(know, call, result) if compute is not None else None
+    if computed is None:
         return widest
-    if not result.dtype.is_floating_point and not made.within(widest.low, widest.high):
+    if not result.dtype.is_floating_point and not computed.within(widest.low, widest.high):
         return widest  # it may wrap around
-    return made
+    return computed
 
 
 Range = Callable[["Knowledge", Call, torch.Tensor], "Interval | None"]

@@ -78,8 +78,8 @@ class ShapeOnly:
         call = self.program.call(node)
         if node.op not in ("call_function", "call_method") or call is None or call.mutates:
             return False
-        made = fact(node)
-        results = made if isinstance(made, (list, tuple)) else (made,)
+        value = fact(node)
+        results = value if isinstance(value, (list, tuple)) else (value,)
         if not results or not all(isinstance(r, torch.Tensor) and is_plain(r) and is_static(r.shape) for r in results):
             return False
         if is_gemm(call.op) or call.op.startswith(("higher_order", "new_empty", *UNKNOWN_CONTENTS)):

@@ -45,13 +45,13 @@ def operand(know: Knowledge, value: Any, result: torch.Tensor) -> Elements | Non
 def compared(op: str, left: Elements, right: Elements, result: torch.Tensor) -> Elements | None:
     """A comparison of integers; None if an operand is a float."""
     shape, rank = result.shape, result.dim()
-    made = NEVER
+    truth = NEVER
     for where, leaves in combinations((left, right), shape):
         a, b = (as_integer(leaf, rank) for leaf in leaves)
         if a is None or b is None:
             return None
-        made = either(made, both(where, holds(op, a, b, shape), shape), shape)
-    return boolean(made, shape)
+        truth = either(truth, both(where, holds(op, a, b, shape), shape), shape)
+    return boolean(truth, shape)
 
 
 def as_integer(leaf: Leaf, rank: int) -> Affine | None:
@@ -79,7 +79,7 @@ def is_real(dtype: torch.dtype) -> bool:
 
 def joined(parts: Any, dim: int, shape: Any, dtype: torch.dtype) -> Elements | None:
     rank = len(shape)
-    made: list[tuple[Condition, Leaf]] = []
+    result_pieces: list[tuple[Condition, Leaf]] = []
     before: Any = 0
     for elements, own in parts:
         if elements is None or own is None or own.dim() != rank:
@@ -96,15 +96,15 @@ def joined(parts: Any, dim: int, shape: Any, dtype: torch.dtype) -> Elements | N
             same = cast(leaf, dtype, shape)
             if same is None:
                 return None
-            made.append((both(where, inside, shape), same))
+            result_pieces.append((both(where, inside, shape), same))
         before = before + size
-    return pieces(made, shape)
+    return pieces(result_pieces, shape)
 
 
 def with_rank(leaf: Leaf, rank: int) -> Leaf:
     return constant(leaf.start, rank) if isinstance(leaf, Affine) else leaf
 
 
-def cast_all(made: Any, result: torch.Tensor) -> Elements | None:
-    parts = [(where, cast(leaf, result.dtype, result.shape)) for where, leaf in made]
+def cast_all(pairs: Any, result: torch.Tensor) -> Elements | None:
+    parts = [(where, cast(leaf, result.dtype, result.shape)) for where, leaf in pairs]
     return None if any(leaf is None for _, leaf in parts) else pieces(parts, result.shape)  # type: ignore[arg-type]
