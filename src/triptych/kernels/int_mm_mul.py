@@ -4,7 +4,8 @@
     y = y * scales[i], rounded to dtypes[i + 1]; for each scale, in order
 
 Every scale is broadcast to the result. Multiplications are computed in float32, as torch computes them for 16-bit
-dtypes too, so with these roundings the result has the bits of torch's own sequence of operations.
+dtypes too, so with these roundings the result has the bits of torch's own sequence of operations. Dtypes are given by
+name ("bfloat16"), because torch does not support lists of dtypes in all that it does with operators.
 """
 
 from __future__ import annotations
@@ -24,13 +25,17 @@ LARGEST_INNER = (2**31 - 1) // 2**14
 with a sum that does not: some wrap around, others stop at the largest number."""
 
 
-def _check(a: Tensor, b: Tensor, scales: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> None:
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+NAME_OF = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def _check(a: Tensor, b: Tensor, scales: Sequence[Tensor], dtypes: Sequence[str]) -> None:
     check(a.dim() == b.dim() == 2, lambda: "int_mm_mul takes two matrices")
     check(a.dtype == b.dtype == torch.int8, lambda: f"the matrices are int8, not {a.dtype} and {b.dtype}")
     check(a.shape[1] == b.shape[0], lambda: f"a has {a.shape[1]} columns, b {b.shape[0]} rows")
     check(len(scales) > 0, lambda: "int_mm_mul takes at least one scale")
     check(len(dtypes) == len(scales) + 1, lambda: "one dtype for the product and one for each scale")
-    check(all(d.is_floating_point for d in dtypes), lambda: "the product is rounded to floating-point numbers")
+    check(all(name in DTYPES for name in dtypes), lambda: f"the result is one of {', '.join(DTYPES)}, not {dtypes}")
     for scale in scales:
         check(scale.dim() <= 2 and scale.is_floating_point(), lambda: "every scale has floats, in at most two dims")
         for size, wanted in zip(reversed(scale.shape), (b.shape[1], a.shape[0])):
@@ -38,10 +43,11 @@ def _check(a: Tensor, b: Tensor, scales: Sequence[Tensor], dtypes: Sequence[torc
                 check(size == wanted, lambda: "a scale has another shape than the product")
 
 
-def anywhere(a: Tensor, b: Tensor, scales: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> Tensor:
+def anywhere(a: Tensor, b: Tensor, scales: Sequence[Tensor], dtypes: Sequence[str]) -> Tensor:
     _check(a, b, scales, dtypes)
-    y = torch.ops.aten._int_mm.default(a, b).to(dtypes[0])
-    for scale, dtype in zip(scales, dtypes[1:]):
+    first, *others = (DTYPES[name] for name in dtypes)
+    y = torch.ops.aten._int_mm.default(a, b).to(first)
+    for scale, dtype in zip(scales, others):
         wide = torch.promote_types(torch.promote_types(y.dtype, scale.dtype), torch.float32)
         y = (y.to(wide) * scale.to(wide)).to(dtype)
     return y
@@ -54,25 +60,25 @@ def multiplies_int8(device: torch.device) -> bool:
     return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def has_kernel(a: Tensor, b: Tensor, scales: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> bool:
+def has_kernel(a: Tensor, b: Tensor, scales: Sequence[Tensor], dtypes: Sequence[str]) -> bool:
     """Does the Triton kernel compute this?"""
     on_gpu = all(t.is_cuda for t in (a, b, *scales)) and multiplies_int8(a.device)
-    floats = {*dtypes, *(scale.dtype for scale in scales)}
+    floats = {*map(DTYPES.get, dtypes), *(scale.dtype for scale in scales)}
     return on_gpu and floats <= {*KERNEL_DTYPES} and a.shape[1] <= LARGEST_INNER
 
 
-def cuda(a: Tensor, b: Tensor, scales: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> Tensor:
+def cuda(a: Tensor, b: Tensor, scales: Sequence[Tensor], dtypes: Sequence[str]) -> Tensor:
     if not has_kernel(a, b, scales, dtypes):
         return anywhere(a, b, scales, dtypes)
     _check(a, b, scales, dtypes)
     from .triton_int_mm_mul import launch
 
-    return launch(a, b, scales, dtypes)
+    return launch(a, b, scales, [DTYPES[name] for name in dtypes])
 
 
-def fake(a: Tensor, b: Tensor, scales: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> Tensor:
+def fake(a: Tensor, b: Tensor, scales: Sequence[Tensor], dtypes: Sequence[str]) -> Tensor:
     _check(a, b, scales, dtypes)
-    return a.new_empty((a.shape[0], b.shape[1]), dtype=dtypes[-1])
+    return a.new_empty((a.shape[0], b.shape[1]), dtype=DTYPES[dtypes[-1]])
 
 
 def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -94,6 +100,6 @@ def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 register(
-    "int_mm_mul(Tensor a, Tensor b, Tensor[] scales, ScalarType[] dtypes) -> Tensor",
+    "int_mm_mul(Tensor a, Tensor b, Tensor[] scales, str[] dtypes) -> Tensor",
     anywhere=anywhere, cuda=cuda, fake=fake, backward=backward, save=save,
 )  # fmt: skip

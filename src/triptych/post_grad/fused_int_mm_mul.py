@@ -23,7 +23,7 @@ from ..ir.calls import Call
 from ..ir.facts import known, known_equal, tensor_fact, tensor_of
 from ..ir.program import Program
 from ..ir.refusal import Refusal
-from ..kernels.int_mm_mul import LARGEST_INNER, multiplies_int8
+from ..kernels.int_mm_mul import LARGEST_INNER, NAME_OF, multiplies_int8
 from ..kernels.registry import KERNEL_DTYPES
 from ..options import Options
 from ..rewrite.examples import declines, fires
@@ -208,7 +208,8 @@ class FusedIntMmMul(Rule):
             scale if isinstance(scale, Node) else op.full([], float(scale), dtype=torch.float32, device=a.device)
             for scale in chain.scales
         ]
-        result = op.call(torch.ops.triptych.int_mm_mul.default, a, b, scales, chain.dtypes)
+        dtypes = [NAME_OF[dtype] for dtype in chain.dtypes]
+        result = op.call(torch.ops.triptych.int_mm_mul.default, a, b, scales, dtypes)
         return result if chain.shape is None else op.reshape(result, list(chain.shape))
 
     examples = [

@@ -13,6 +13,7 @@ from torch.fx import Node
 from ..cost import can_measure, device_model, measured, size_hint
 from ..ir.facts import tensor_of
 from ..kernels.capture import is_launched
+from ..kernels.int_mm_mul import NAME_OF
 from ..rewrite.rule import Match
 from .neighbours import read_by_pointwise
 
@@ -114,4 +115,5 @@ def _product(site: Site) -> Callable[[], Any]:
 def _fused(site: Site) -> Callable[[], Any]:
     a, b = site.operands()
     scales = [torch.rand(shape, device=site.device).to(dtype) for shape, dtype in site.scales]
-    return lambda: torch.ops.triptych.int_mm_mul(a, b, scales, list(site.dtypes))
+    dtypes = [NAME_OF[dtype] for dtype in site.dtypes]
+    return lambda: torch.ops.triptych.int_mm_mul(a, b, scales, dtypes)
