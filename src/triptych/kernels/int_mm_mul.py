@@ -24,7 +24,6 @@ LARGEST_INNER = (2**31 - 1) // 2**14
 """A sum of this many products of int8 numbers fits in int32, whatever the numbers are. Kernels differ in what they do
 with a sum that does not: some wrap around, others stop at the largest number."""
 
-
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NAME_OF = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -68,9 +67,9 @@ def has_kernel(a: Tensor, b: Tensor, scales: Sequence[Tensor], dtypes: Sequence[
 
 
 def cuda(a: Tensor, b: Tensor, scales: Sequence[Tensor], dtypes: Sequence[str]) -> Tensor:
+    _check(a, b, scales, dtypes)
     if not has_kernel(a, b, scales, dtypes):
         return anywhere(a, b, scales, dtypes)
-    _check(a, b, scales, dtypes)
     from .triton_int_mm_mul import launch
 
     return launch(a, b, scales, [DTYPES[name] for name in dtypes])

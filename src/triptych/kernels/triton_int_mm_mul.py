@@ -43,6 +43,7 @@ SCALES
     in_m, in_n = rows < m, columns < n
     a_tile = a + rows[:, None] * a_m + inner[None, :] * a_k
     b_tile = b + inner[:, None] * b_k + columns[None, :] * b_n
+    step = tl.full((1, 1), BLOCK_K, tl.int64)
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.int32)
     for start in range(0, k, BLOCK_K):
         if EVEN:
@@ -53,8 +54,8 @@ SCALES
             left = tl.load(a_tile, mask=in_m[:, None] & in_k[None, :], other=0)
             right = tl.load(b_tile, mask=in_k[:, None] & in_n[None, :], other=0)
         total = tl.dot(left, right, total, out_dtype=tl.int32)
-        a_tile += BLOCK_K * a_k
-        b_tile += BLOCK_K * b_k
+        a_tile += step * a_k
+        b_tile += step * b_k
     # torch rounds twice, to float32 and then to a shorter dtype; without the sum, Triton would convert directly
     v = total.to(tl.float32) + 0.0
 STEPS
