@@ -185,6 +185,21 @@ def two_products(on: Machine) -> Work:
     return Work(lambda a, b, c: F.relu(a @ b) @ c, [a, b, c], what)
 
 
+@measures("fused_int_mm_mul")
+def quantized_layer(on: Machine) -> Work:
+    rows, width, out = on.size(8192, 256), on.size(1024, 64), on.size(4096, 256)
+    x, w = on.normal(rows, width), torch.randint(-128, 128, (out, width), dtype=torch.int8, device=on.device)
+    w_scale = torch.rand(out, device=on.device) / width
+
+    def program(x: Tensor, w: Tensor, w_scale: Tensor) -> Tensor:
+        x_scale = x.float().abs().amax(1, keepdim=True) / 127
+        quantized = (x / x_scale).round().to(torch.int8)
+        return (torch._int_mm(quantized, w.t()) * x_scale * w_scale).to(x.dtype)
+
+    what = f"a layer of int8 weights, its input quantized row by row, {rows} rows, {width} -> {out}"
+    return Work(program, [x, w, w_scale], what)
+
+
 @measures("eliminate_common_subexpressions")
 def product_computed_twice(on: Machine) -> Work:
     n = on.size(4096, 512)

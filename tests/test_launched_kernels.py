@@ -107,6 +107,13 @@ def _both_ways(a, b, c):
     return y, y.t(), y.t().contiguous()
 
 
+def _scaled(a, b, row, column):
+    """Rows of a scaled product of int8 matrices; the second scale is a slice, the third one number."""
+    a, b = (5 * a).to(torch.int8), (5 * b).to(torch.int8).t()
+    y = triptych_ops.int_mm_mul(a, b, [row, column[::2], row[:1]], ["float32"] * 3 + ["float16"])
+    return y[1:], y * 2
+
+
 PROGRAMS = [
     (lambda x, v, w, b: triptych_ops.parallel_linear(x, [v, w], [b], [1]), (2, 5, 12), (7, 12), (3, 12), (3,)),
     (lambda x, *ws: triptych_ops.parallel_linear(x, list(ws), [], None), (5, 12), *[(3 + i, 12) for i in range(10)]),
@@ -127,12 +134,13 @@ PROGRAMS = [
     (lambda x: triptych_ops.sum_parts(x, [2] * 40, torch.float16, None), (33, 80)),
     (lambda a: triptych_ops.b2b_gemm(a, a.t(), a, None, "relu v0", False) + a, (20, 16)),
     (_both_ways, (20, 16), (16, 40), (40, 8)),
+    (_scaled, (20, 33), (41, 33), (20, 1), (82,)),
 ]
 
 
 def check_launches():
     """Called in a process of its own, because the interpreter is chosen when Triton is imported."""
-    from triptych.kernels import b2b_gemm, dot_compress, group_linear, lce, parallel_linear, sum_parts
+    from triptych.kernels import b2b_gemm, dot_compress, group_linear, int_mm_mul, lce, parallel_linear, sum_parts
 
     torch.manual_seed(0)
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -140,6 +148,7 @@ def check_launches():
         monkeypatch.setattr(launch_triton_kernels, "FORMS_ON_CPU", {})
         for module in (b2b_gemm, dot_compress, group_linear, lce, parallel_linear, sum_parts):
             monkeypatch.setattr(module, "on_gpu", lambda *tensors: True)
+        monkeypatch.setattr(int_mm_mul, "has_kernel", lambda *arguments: True)
         for number, (program, *shapes) in enumerate(PROGRAMS):
             inputs = [torch.randn(shape) for shape in shapes]
             gm = make_fx(program, tracing_mode="fake")(*inputs)

@@ -52,6 +52,8 @@ class DeviceModel:
     def flops(self, dtype: torch.dtype) -> float:
         if dtype in HALF:
             return self.half
+        if dtype == torch.int8:
+            return 2 * self.half
         return self.single / 2 if dtype == torch.float64 else self.single
 
     def gemm(self, m: int, n: int, k: int, dtype: torch.dtype, batch: int = 1, rate: float = 1.0) -> float:

@@ -11,6 +11,7 @@ from . import (  # noqa: F401  (registers them)
     cat,
     dot_compress,
     group_linear,
+    int_mm_mul,
     lce,
     parallel_linear,
     sum_parts,
