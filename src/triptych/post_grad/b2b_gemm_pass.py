@@ -85,7 +85,21 @@ class FusedProducts(Rule):
         declines(lambda a, b, c: F.relu(a @ b) @ c, *SMALL, dialects=("aten",)),  # on a GPU only
         declines(lambda a, b, c: (y := F.relu(a @ b), y @ c), *SMALL, because="used elsewhere", **ALWAYS),
         declines(lambda a, b, c: (a @ b) @ c, *SMALL, **ALWAYS),
-        declines(lambda a, b, c: (a @ b + b[0]).relu() @ c, *SMALL, **ALWAYS),
+        fires(lambda a, b, c, v: (a @ b + v).relu() @ c, *SMALL, "f32[40]", **ALWAYS),
+        # layers over a batch of sequences
+        fires(
+            lambda x, w, v, c, d: F.linear(F.relu(F.linear(x, w, v)), c, d),
+            "f32[3, 3, 4]", "f32[40, 4]", "f32[40]", "f32[3, 40]", "f32[3]", **ALWAYS,
+        ),
+        fires(lambda a, b, c, v: (v + a @ b).relu() @ c, "f32[3, 3, 4]", *SMALL[1:], "f32[40]", **ALWAYS),
+        declines(lambda a, b, c, v: (a @ b + v).relu() @ c, *SMALL, "f32[9, 1]", **ALWAYS),
+        declines(lambda a, b, c, v: ((x := a @ b) * (x + v)) @ c, *SMALL, "f32[40]", **ALWAYS),
+        declines(lambda a, b, c, v: ((a @ b + v) + v).relu() @ c, *SMALL, "f32[40]", **ALWAYS),
+        declines(lambda a, b, c: (a @ b).relu().view(18, 20) @ c, *SMALL[:2], "f32[20, 3]", **ALWAYS),
+        declines(
+            lambda a, b, c: ((x := a @ b).view(1, 2, 4) * x.view(2, 1, 4)).view(4, 4) @ c,
+            "f32[2, 4]", "f32[4, 4]", "f32[4, 3]", **ALWAYS,
+        ),
         declines(lambda a, b, c: (a @ b).softmax(-1) @ c, *SMALL, **ALWAYS),
         declines(lambda a, b, c: ((a @ b) * (a @ b * 2)) @ c, *SMALL, **ALWAYS),
         declines(lambda a, b, c: F.relu(a @ b) @ c, "f64[9, 4]", "f64[4, 40]", "f64[40, 3]", **ALWAYS),

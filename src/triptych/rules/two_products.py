@@ -19,9 +19,10 @@ from ..kernels.pointwise import OPERATIONS, Operand, Pointwise, Step
 from ..kernels.registry import KERNEL_DTYPES
 from ..rewrite.emit import Emitter
 from ..rewrite.rule import Match
+from .merge_views import keeps_order
 
-B2B_GEMM_PASS, FUSED_PRODUCTS = "B2B_GEMM_PASS", "fused_products"
-"""The names of the pass and of its rule: who removes one of them wants no such kernel in training either."""
+NAMES = frozenset({"B2B_GEMM_PASS", "fused_products"})
+"""The pass for inference and its rule: whoever removes one of them wants no such kernel in training either."""
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 MOST_STEPS = 40
@@ -71,6 +72,8 @@ class Middle:
         result = reader.read(value) if isinstance(value, Node) else None
         if not result or reader.product is None:
             return None
+        if not known_equal(tensor_of(value).shape, tensor_of(reader.product.node).shape):
+            return None  # other rows: a view of the product has another shape
         return Middle(reader.product, Pointwise(tuple(reader.steps)), tuple(reader.values))
 
 
@@ -92,7 +95,7 @@ class _Reader:
         return self.values.get(node)
 
     def _read(self, node: Node) -> int | None:
-        product = Product.read(self.program, node)
+        product = Product.read(self.program, node) or self._with_bias(node)
         if product is not None:
             is_first, self.product = self.product is None, product
             return 0 if is_first else None
@@ -100,6 +103,10 @@ class _Reader:
         if call is None or call.mutates or result is None or result.dtype not in (*FLOATS, torch.bool):
             return None
         args = call.args
+        if keeps_order(call):
+            return self.read(args["self"])
+        if not all(known_equal(getattr(tensor_fact(o), "shape", None), result.shape) for o in node.all_input_nodes):
+            return None  # broadcast
         if call.op == "to" and set(args) == {"self", "dtype"} and isinstance(args["self"], Node):
             return self.read(args["self"]) if args["dtype"] in FLOATS else None  # every step computes in float32
         if call.op == "pow" and args.get("exponent") == 2:
@@ -113,6 +120,29 @@ class _Reader:
         if operation is None or set(args) != set(operation.parameters):
             return None
         return self._add(call.op, *(self._operand(args[name]) for name in operation.parameters))
+
+    def _with_bias(self, node: Node) -> Product | None:
+        """`mm(a, b) + bias`, with one number for each column."""
+        call, result = self.program.call(node), tensor_fact(node)
+        if call is None or result is None or call.op != "add" or set(call.args) != {"self", "other"}:
+            return None
+        operands = call.args["self"], call.args["other"]
+        if not all(isinstance(o, Node) for o in operands):
+            return None
+        for value, bias in (operands, reversed(operands)):
+            inside = [value]
+            while (view := self.program.call(inside[-1])) is not None and keeps_order(view):
+                inside.append(view.args["self"])
+            product, row = Product.read(self.program, inside[-1]), tensor_fact(bias)
+            if product is None or product.bias is not None or row is None or row.dim() != 1:
+                continue
+            columns = tensor_of(inside[-1]).shape[1]
+            is_row = row.dtype == result.dtype and known_equal((row.shape[0], result.shape[-1]), (columns, columns))
+            if is_row and known_equal(result.shape, tensor_of(value).shape) and self.values.keys().isdisjoint(inside):
+                # part of the site, but no operands: the function is one of the sum
+                self.values.update(dict.fromkeys(inside))
+                return Product(inside[-1], product.a, product.b, bias)
+        return None
 
     def _operand(self, value: Any) -> Operand | None:
         if isinstance(value, Node):
@@ -146,10 +176,6 @@ class TwoProducts:
             if middle is not None:
                 return TwoProducts(outer, middle, turned)
         return None
-
-    @property
-    def result_of_function(self) -> Any:
-        return self.outer.b if self.turned else self.outer.a
 
     @property
     def uses_elsewhere(self) -> Iterator[tuple[Node, Node]]:
@@ -272,8 +298,8 @@ def require_sizes(m: Match) -> Sizes:
         all(isinstance(s, int) and 0 < s <= LARGEST_END for s in (inner, ends)),
         "the ends have {found} columns", wanted=f"1 to {LARGEST_END}", found=(inner, ends),
     )  # fmt: skip
-    root, has_bias = m.root, m["bias"] is not None
-    return Sizes(size_hint(rows), inner, size_hint(columns), ends, root.dtype, root.device, has_bias, str(m["function"]))
+    has_bias, function = m["bias"] is not None, str(m["function"])
+    return Sizes(size_hint(rows), inner, size_hint(columns), ends, m.root.dtype, m.root.device, has_bias, function)
 
 
 def require_far_larger(m: Match, sizes: Sizes) -> None:
