@@ -44,6 +44,9 @@ from ..rewrite.rule import Match, Rule
 from ..rules import two_products
 from ..rules.two_products import Sizes, TwoProducts, require_far_larger, require_sizes
 
+BACKWARD_HOOK = "has_backward_hook"
+"""Meta key of a value with a backward hook, under compiled autograd: the partitioner saves it, whatever it is told."""
+
 ALWAYS: dict[str, Any] = {"settings": {"always": True}, "dialects": ("joint",)}
 
 
@@ -58,6 +61,12 @@ HALVES = [t.detach().bfloat16().requires_grad_() for t in (A, B, C)]
 
 def _checkpointed(a: Any, b: Any, c: Any) -> Any:
     return torch.utils.checkpoint.checkpoint(lambda a: F.relu(a @ b) @ c, a, use_reentrant=False).sin()
+
+
+def _with_hooks(graph: torch.fx.Graph) -> None:
+    """Marks products as Dynamo marks values with a backward hook."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default):
+        node.meta[BACKWARD_HOOK] = True
 
 
 @dataclass(frozen=True)
@@ -108,21 +117,22 @@ class RecomputeBetweenProducts(Rule):
         fires(lambda a, b, c: F.relu(a @ b) @ c, A, B.detach(), C.detach(), **ALWAYS),
         fires(lambda a: F.relu(a[:, :1].expand(a.shape[0], 4).exp() @ torch.ones(4, 40)) @ torch.ones(40, 3), A,
               **ALWAYS, dynamic=True),
-        # the backward reads nothing in between: a matter for B2B_GEMM_PASS, after the partition
-        declines(lambda a, b, c, d: F.relu(a @ b) @ c + d, A.detach(), B.detach(), C.detach(), LAST, **ALWAYS),
-        declines(lambda a, b, c: F.relu(a @ b) @ c, A, B, C, dialects=("joint",)),  # on a GPU only
-        declines(lambda a, b, c: F.relu(a @ b) @ c, A, B, C, **ALWAYS, options={"remove_passes": ["B2B_GEMM_PASS"]}),
-        declines(lambda a, b, c: F.relu(a @ b) @ c, A, B, C, **ALWAYS, options={"remove_passes": ["fused_products"]}),
         declines(lambda a, b, c: ((y := F.relu(a @ b)) @ c, y.sum()), A, B, C, because="relu is used elsewhere, by sum",
-                 **ALWAYS),
-        declines(lambda a, b, c: ((y := F.relu(a @ b)) @ c, y), A, B, C, because="relu is used elsewhere, by output",
                  **ALWAYS),
         declines(lambda a, b, c: (F.relu(a @ b) @ c, (a @ b).sum()), A, B, C,
                  because="the forward computes it a second time", **ALWAYS),
         declines(_checkpointed, A, B, C, because="in a checkpointed region", **ALWAYS),
+        # the backward reads nothing in between: a matter for B2B_GEMM_PASS, after the partition
+        declines(lambda a, b, c, d: F.relu(a @ b) @ c + d, A.detach(), B.detach(), C.detach(), LAST, **ALWAYS),
+        declines(lambda a, b, c: ((y := F.relu(a @ b)) @ c, y), A, B, C, because="relu is used elsewhere, by output",
+                 **ALWAYS),
         declines(lambda a, b, c: F.dropout(F.relu(a @ b), 0.5) @ c, A, B, C, **ALWAYS),
         declines(lambda a, b, c: (a @ b).softmax(-1) @ c, A, B, C, **ALWAYS),
         declines(lambda a, b, c: F.relu(a @ b) @ c, _ones(9, 300), _ones(300, 40), C, because="the ends", **ALWAYS),
+        declines(lambda a, b, c: F.relu(a @ b) @ c, A, B, C, prepare=_with_hooks, because="a backward hook", **ALWAYS),
+        declines(lambda a, b, c: F.relu(a @ b) @ c, A, B, C, dialects=("joint",)),  # on a GPU only
+        declines(lambda a, b, c: F.relu(a @ b) @ c, A, B, C, **ALWAYS, options={"remove_passes": ["B2B_GEMM_PASS"]}),
+        declines(lambda a, b, c: F.relu(a @ b) @ c, A, B, C, **ALWAYS, options={"remove_passes": ["fused_products"]}),
     ]  # fmt: skip
 
 
@@ -168,7 +178,7 @@ class _Joint:
         nodes = (*found.middle.nodes, found.outer.node, *spare)
         if checkpointed := next((n for n in nodes if n.meta.get(POLICY) is not None), None):
             return Refusal("{at} is in a checkpointed region, which says itself what is computed again", checkpointed)
-        if product.meta.get("has_backward_hook"):
+        if product.meta.get(BACKWARD_HOOK):
             return Refusal("{at} has a backward hook, for which the partitioner saves it", product)
         size = numel(tensor_of(product).shape)
         for node in spare:
@@ -236,8 +246,8 @@ class _Cost:
 
 @dataclass(frozen=True)
 class RecomputeBetweenProductsPass(Pass):
-    """Two products with a pointwise function between them in one kernel in the forward of a training step, where it
-    pays that the backward computes the matrix between them again."""
+    """In the forward of a training step, fuses two products with a pointwise function between them into one kernel
+    that never writes the matrix between them, where it pays that the backward computes that matrix again."""
 
     name = "recompute_between_products"
 
