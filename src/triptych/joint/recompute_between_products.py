@@ -4,7 +4,7 @@ middle matrix again.
 The partitioner never recomputes a product: it has the forward save the matrix between two products, or what the
 function between them is applied to, so the forward would write it all the same. Here the forward gets the kernel while
 forward and backward are still one graph. The values between the two products then belong to the backward alone, and
-the first product is marked so that the partitioner does not move it back.
+they are marked so that the partitioner does not have the forward compute and save them after all.
 
 What that costs: without the kernel, the forward computes both products, with a pass over the middle matrix between
 them, and the backward reads what was written anyway. With it, the forward runs the kernel, and the backward computes
@@ -103,8 +103,8 @@ class RecomputeBetweenProducts(Rule):
 
     def rewrite(self, op, m, found):
         kernel = Replacement((m.root.node,), two_products.fused(op, m), op, m.nodes, self)
-        again = Annotate(found.middle.product.node, POLICY, CheckpointPolicy.MUST_RECOMPUTE)
-        return Together([ReplaceAll([kernel], is_one=True), again])
+        again = [Annotate(node, POLICY, CheckpointPolicy.MUST_RECOMPUTE) for node in found.middle.nodes]
+        return Together([ReplaceAll([kernel], is_one=True), *again])
 
     examples = [
         fires(lambda a, b, c: F.relu(a @ b) @ c, A, B, C, **ALWAYS),
@@ -178,8 +178,8 @@ class _Joint:
         nodes = (*found.middle.nodes, found.outer.node, *spare)
         if checkpointed := next((n for n in nodes if n.meta.get(POLICY) is not None), None):
             return Refusal("{at} is in a checkpointed region, which says itself what is computed again", checkpointed)
-        if product.meta.get(BACKWARD_HOOK):
-            return Refusal("{at} has a backward hook, for which the partitioner saves it", product)
+        if hooked := next((n for n in found.middle.nodes if n.meta.get(BACKWARD_HOOK)), None):
+            return Refusal("{at} has a backward hook, for which the partitioner saves it", hooked)
         size = numel(tensor_of(product).shape)
         for node in spare:
             if (value := tensor_fact(node)) is None or not known_equal(numel(value.shape), size):
