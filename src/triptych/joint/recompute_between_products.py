@@ -229,8 +229,8 @@ class _Cost:
     def modelled(self) -> tuple[float, float]:
         """Seconds without the rewrite and with it, of what differs."""
         before, kernel = self.sizes.modelled()
-        moved = self.passes * self.sizes.middle_bytes
-        return before, kernel + self.sizes.modelled_first() + device_model(self.sizes.device).copy(moved)
+        moved = self.passes * self.sizes.middle_bytes / device_model(self.sizes.device).bandwidth
+        return before, kernel + self.sizes.modelled_first() + moved
 
     def timed(self) -> tuple[float, float] | None:
         times = self.sizes.timed()
