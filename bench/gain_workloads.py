@@ -200,6 +200,15 @@ def quantized_layer(on: Machine) -> Work:
     return Work(program, [x, w, w_scale], what)
 
 
+@measures("recompute_between_products")
+def two_products_in_training(on: Machine) -> Work:
+    rows, ends, middle = on.size(65536, 1024), 64, on.size(4096, 512)
+    a = on.normal(rows, ends).requires_grad_()
+    b, c = on.normal(ends, middle, scale=ends**-0.5), on.normal(middle, ends, scale=middle**-0.5)
+    what = f"a training step of gelu(a @ b) @ c, {rows} x {ends} x {middle} x {ends}"
+    return Work(lambda a, b, c: F.gelu(a @ b) @ c, [a, b.requires_grad_(), c.requires_grad_()], what, training=True)
+
+
 @measures("eliminate_common_subexpressions")
 def product_computed_twice(on: Machine) -> Work:
     n = on.size(4096, 512)

@@ -21,6 +21,8 @@ from triptych.ir.program import Program
 from triptych.options import Options
 from triptych.passes.culprit import first_bad
 from triptych.passes.session import watching
+from triptych.passes.torch_bisector import SUBSYSTEMS
+from triptych.pipeline import STAGES
 from triptych.rewrite.driver import run_rules
 from triptych.rewrite.examples import make_inputs
 from triptych.rewrite.passes import Pass, pass_with_options
@@ -448,6 +450,10 @@ def test_torchs_bisector_names_our_pass():
     assert result.backend == "inductor" and result.subsystem == "pre_grad_passes"
     assert result.debug_info == "triptych pre_grad pre_grad_custom_pass"
     assert not is_good()
+
+
+def test_torchs_bisector_knows_every_stage():
+    assert set(SUBSYSTEMS) == set(STAGES)
 
 
 @pytest.mark.parametrize("count", [2, 4])

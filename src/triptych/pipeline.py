@@ -18,6 +18,7 @@ from .joint.freeze import Freeze
 from .joint.keep_overwritten import KeepOverwrittenPass
 from .joint.pad_mm import PadMmPass
 from .joint.pass_patterns import PassPatterns
+from .joint.recompute_between_products import RecomputeBetweenProductsPass
 from .joint.remove_noop_ops import RemoveNoopOps
 from .joint.replace_random_passes import ReplaceRandomPasses
 from .options import ADD_RULES, NAMES, Options
@@ -204,7 +205,10 @@ JOINT: list[Entry] = [
     StableTopologicalSort,
 ]
 
-BEFORE_PARTITION: list[Entry] = [KeepOverwrittenPass]
+BEFORE_PARTITION: list[Entry] = [
+    KeepOverwrittenPass,
+    RecomputeBetweenProductsPass,  # last: it looks at what the backward reads
+]
 
 AFTER_PARTITION: list[Entry] = [ComputeMasksAgainPass]
 """Run on the forward graph together with its backward graph."""

@@ -10,7 +10,8 @@ import torch
 from torch.fx import Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ..ir.facts import POLICY, is_tangent
+from ..ir.facts import POLICY
+from ..ir.halves import computed_from_gradients
 from ..ir.program import Program
 from ..rewrite.edits import Annotate, ReadInstead, Together
 from ..rewrite.examples import declines, fires
@@ -47,7 +48,7 @@ class KeepOverwritten(Rule):
         writes = [n for n in nodes if n.target is COPY and n.args[0].op == "placeholder"]
         if not writes:
             return
-        late = _computed_from_gradients(nodes)
+        late = computed_from_gradients(nodes)
         needed = _needed_for(late, nodes)
         first = next(n for n in nodes if n.op != "placeholder")
         for write in writes:
@@ -71,14 +72,6 @@ class KeepOverwritten(Rule):
         declines(_counted, X, "f32[4]", **JOINT),
         declines(lambda x, y: x * y, X, "f32[4]", **JOINT),
     ]
-
-
-def _computed_from_gradients(nodes: Sequence[Node]) -> set[Node]:
-    late: set[Node] = set()
-    for node in nodes:
-        if is_tangent(node) or not late.isdisjoint(node.all_input_nodes):
-            late.add(node)
-    return late
 
 
 def _needed_for(late: set[Node], nodes: Sequence[Node]) -> set[Node]:

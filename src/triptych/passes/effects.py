@@ -116,6 +116,7 @@ EFFECT_OF_PASS: dict[str, Effect] = {
     "pad_mm": PRODUCT,
     "replace_random_passes": RANDOM,
     "keep_overwritten": SAVED,
+    "recompute_between_products": PRODUCT,
     "compute_masks_again": SAVED,
     # post_grad
     "remove_fsdp2_unsharded_param_graph_input_usage": UNSHARDED,

@@ -10,6 +10,7 @@ SUBSYSTEMS = {
     "pre_grad": "pre_grad_passes",
     "freeze": "joint_graph_passes",
     "joint": "joint_graph_passes",
+    "before_partition": "joint_graph_passes",
     "after_partition": "post_grad_passes",
     "post_grad": "post_grad_passes",
     "before_codegen": "post_grad_passes",

@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from torch.fx import Node
 
 from ..ir.program import Program
+from ..ir.readers import readers
 from ..ir.traits import is_pointwise, is_reduction, is_view
-
-
-def readers(program: Program, node: Node) -> Iterator[Node]:
-    """The nodes that read a value, itself or through views of it."""
-    work, seen = [node], {node}
-    while work:
-        for user in work.pop().users:
-            if user in seen:
-                continue
-            seen.add(user)
-            call = program.call(user)
-            if call is not None and is_view(call.op) and not call.mutates:
-                work.append(user)
-            else:
-                yield user
 
 
 def read_by_pointwise(program: Program, node: Node, reductions: bool = False) -> bool:

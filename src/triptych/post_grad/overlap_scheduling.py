@@ -19,12 +19,12 @@ from ..communication.timing import Clock, latest_starts
 from ..ir.collectives import Collective, bytes_moved, collectives, is_wait
 from ..ir.facts import tensor_fact
 from ..ir.program import Program
+from ..ir.readers import readers
 from ..ir.traits import is_pointwise, is_view
 from ..rewrite.edits import Move, Together
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
-from .neighbours import readers
 
 ATEN: dict[str, Any] = {"dialects": ("aten",)}
 LAYERS = ("f32[4, 8]", "f32[4, 8]", "f32[4, 8]")

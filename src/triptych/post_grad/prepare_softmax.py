@@ -17,12 +17,12 @@ from torch.fx import Node
 from .. import _private
 from ..cost import DeviceModel, bytes_of, device_model, size_hint
 from ..ir.facts import tensor_of
+from ..ir.readers import readers
 from ..match.pattern import Tensor
 from ..rewrite.edits import ReplaceAll
 from ..rewrite.examples import declines, fires
 from ..rewrite.rewriter import Replacement
 from ..rewrite.rule import Match, Rule
-from .neighbours import readers
 
 CACHE = 50e6
 """Bytes in the cache that all cores of a GPU share."""

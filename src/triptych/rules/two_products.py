@@ -1,0 +1,308 @@
+"""Two products with a pointwise function between them: what is recognised as such, what one kernel for them costs, and
+how it is written. `B2B_GEMM_PASS` and `recompute_between_products` share this."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..cost import can_measure, device_model, measured, size_hint
+from ..ir.facts import known_equal, tensor_fact, tensor_of
+from ..ir.program import Program, Value
+from ..ir.refusal import Refusal
+from ..kernels.b2b_gemm import LARGEST_END
+from ..kernels.pointwise import OPERATIONS, Operand, Pointwise, Step
+from ..kernels.registry import KERNEL_DTYPES
+from ..rewrite.emit import Emitter
+from ..rewrite.rule import Match
+from .merge_views import keeps_order
+
+NAMES = frozenset({"B2B_GEMM_PASS", "fused_products"})
+"""The pass for inference and its rule: whoever removes one of them wants no such kernel in training either."""
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+MOST_STEPS = 40
+FAR_LARGER = 4
+"""The middle matrix must have at least this many times the elements of all the other matrices together."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """`mm(a, b)`, or `addmm(bias, a, b)`."""
+
+    node: Node
+    a: Node
+    b: Node
+    bias: Node | None
+
+    @staticmethod
+    def read(program: Program, node: Any) -> Product | None:
+        """The node as a product of two matrices with at most a bias; None if it is anything else."""
+        call = program.call(node) if isinstance(node, Node) else None
+        result = tensor_fact(node)
+        if call is None or result is None or result.dim() != 2 or result.dtype not in KERNEL_DTYPES:
+            return None
+        if call.op == "matmul":
+            operands, bias = (call.args["self"], call.args["other"]), None
+        elif call.op == "addmm" and set(call.args) == {"self", "mat1", "mat2"}:
+            operands, bias = (call.args["mat1"], call.args["mat2"]), call.args["self"]
+        else:
+            return None
+        facts = [tensor_fact(o) for o in operands]
+        if any(f is None or f.dim() != 2 or f.dtype != result.dtype for f in facts):
+            return None
+        return Product(node, *operands, bias)
+
+
+@dataclass(frozen=True)
+class Middle:
+    """f(product): a pointwise function of one product."""
+
+    product: Product
+    function: Pointwise
+    nodes: tuple[Node, ...]
+
+    @staticmethod
+    def read(program: Program, value: Any) -> Middle | None:
+        reader = _Reader(program)
+        result = reader.read(value) if isinstance(value, Node) else None
+        if not result or reader.product is None:
+            return None
+        if not known_equal(tensor_of(value).shape, tensor_of(reader.product.node).shape):
+            return None  # other rows: a view of the product has another shape
+        return Middle(reader.product, Pointwise(tuple(reader.steps)), tuple(reader.values))
+
+
+class _Reader:
+    """Reads a pointwise function backwards from its result, operands first."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.product: Product | None = None
+        self.steps: list[Step] = []
+        self.values: dict[Node, int | None] = {}
+        """The index in the pointwise function of each node that was visited; None if the node is not computed from one
+        product by operations that the kernel supports."""
+
+    def read(self, node: Node) -> int | None:
+        if node not in self.values and len(self.values) <= MOST_STEPS:
+            self.values[node] = None
+            self.values[node] = self._read(node)
+        return self.values.get(node)
+
+    def _read(self, node: Node) -> int | None:
+        product = Product.read(self.program, node) or self._with_bias(node)
+        if product is not None:
+            is_first, self.product = self.product is None, product
+            return 0 if is_first else None
+        call, result = self.program.call(node), tensor_fact(node)
+        if call is None or call.mutates or result is None or result.dtype not in (*FLOATS, torch.bool):
+            return None
+        args = call.args
+        if keeps_order(call):
+            return self.read(args["self"])
+        if not all(known_equal(getattr(tensor_fact(o), "shape", None), result.shape) for o in node.all_input_nodes):
+            return None  # broadcast
+        if call.op == "to" and set(args) == {"self", "dtype"} and isinstance(args["self"], Node):
+            return self.read(args["self"]) if args["dtype"] in FLOATS else None  # every step computes in float32
+        if call.op == "pow" and args.get("exponent") == 2:
+            return self._add("mul", self._operand(args["self"]), self._operand(args["self"]))
+        if call.op == "clamp" and set(args) <= {"self", "min", "max"}:
+            value = self._operand(args["self"])
+            for name, bound in (("maximum", args.get("min")), ("minimum", args.get("max"))):
+                value = value if bound is None else self._add(name, value, self._operand(bound))
+            return value if isinstance(value, int) else None
+        operation = OPERATIONS.get(call.op)
+        if operation is None or set(args) != set(operation.parameters):
+            return None
+        return self._add(call.op, *(self._operand(args[name]) for name in operation.parameters))
+
+    def _with_bias(self, node: Node) -> Product | None:
+        """`mm(a, b) + bias`, with one number for each column."""
+        call, result = self.program.call(node), tensor_fact(node)
+        if call is None or result is None or call.op != "add" or set(call.args) != {"self", "other"}:
+            return None
+        operands = call.args["self"], call.args["other"]
+        if not all(isinstance(o, Node) for o in operands):
+            return None
+        for value, bias in (operands, reversed(operands)):
+            inside = [value]
+            while (view := self.program.call(inside[-1])) is not None and keeps_order(view):
+                inside.append(view.args["self"])
+            product, row = Product.read(self.program, inside[-1]), tensor_fact(bias)
+            if product is None or product.bias is not None or row is None or row.dim() != 1:
+                continue
+            columns = tensor_of(inside[-1]).shape[1]
+            is_row = row.dtype == result.dtype and known_equal((row.shape[0], result.shape[-1]), (columns, columns))
+            if is_row and known_equal(result.shape, tensor_of(value).shape) and self.values.keys().isdisjoint(inside):
+                # part of the site, but no operands: the function is one of the sum
+                self.values.update(dict.fromkeys(inside))
+                return Product(inside[-1], product.a, product.b, bias)
+        return None
+
+    def _operand(self, value: Any) -> Operand | None:
+        if isinstance(value, Node):
+            return self.read(value)
+        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+    def _add(self, name: str, *operands: Operand | None) -> int | None:
+        given = tuple(o for o in operands if o is not None)
+        if len(given) < len(operands):
+            return None
+        self.steps.append(Step(name, given))
+        return len(self.steps)
+
+
+@dataclass(frozen=True)
+class TwoProducts:
+    """`mm(f(inner), C)`, or `mm(A, f(inner))`, which is the transpose of the first form."""
+
+    outer: Product
+    middle: Middle
+    turned: bool
+    """The second form."""
+
+    @staticmethod
+    def read(program: Program, node: Node) -> TwoProducts | None:
+        outer = Product.read(program, node)
+        if outer is None:
+            return None
+        for turned, side in ((False, outer.a), (True, outer.b)):
+            middle = Middle.read(program, side)
+            if middle is not None:
+                return TwoProducts(outer, middle, turned)
+        return None
+
+    @property
+    def uses_elsewhere(self) -> Iterator[tuple[Node, Node]]:
+        """Values between the two products with users that are not, each with that user."""
+        inside = {*self.middle.nodes, self.outer.node}
+        return ((n, u) for n in self.middle.nodes for u in n.users if u not in inside)
+
+    def match(self, program: Program, problem: Refusal | None = None, **found: Any) -> Match:
+        """The site, as `require_sizes` and `fused` expect it."""
+        outer, inner = self.outer, self.middle.product
+        problem = problem or self._problem_of_bias()
+        if problem is not None:
+            return Match.at(program, outer.node, problem=problem)
+        matrices = (inner.b, inner.a, outer.a) if self.turned else (inner.a, inner.b, outer.b)
+        return Match.at(
+            program, outer.node, covers=self.middle.nodes, matrices=matrices, turned=self.turned, bias=inner.bias,
+            added=outer.bias, function=self.middle.function, **found,
+        )  # fmt: skip
+
+    def _problem_of_bias(self) -> Refusal | None:
+        inner = self.middle.product
+        if inner.bias is None:
+            return None
+        bias, result = tensor_of(inner.bias), tensor_of(inner.node)
+        is_row = bias.dim() == 1 and known_equal(bias.shape[0], result.shape[1])
+        if not self.turned and is_row and bias.dtype == result.dtype:
+            return None
+        return Refusal("the bias {at} is no number for each column of the middle matrix", at=inner.bias)
+
+
+def used_elsewhere(value: Node, user: Node) -> Refusal:
+    return Refusal("{at} is used elsewhere, by {found}", at=value, found=user)
+
+
+def is_on_gpu(node: Node) -> bool:
+    fact = tensor_fact(node)
+    return fact is not None and fact.device.type == "cuda"
+
+
+def fused(op: Emitter, m: Match) -> Value:
+    """The site as one call of the kernel."""
+    matrices, bias, turned, added = (m[name] for name in ("matrices", "bias", "turned", "added"))
+    given = [op.permute(matrix, [1, 0]) if turned else matrix for matrix in matrices]
+    result = op.call(torch.ops.triptych.b2b_gemm.default, *given, bias, str(m["function"]), turned)
+    result = op.permute(result, [1, 0]) if turned else result
+    return result if added is None else op.add(result, added)
+
+
+# ---- what it costs ----
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the cost of a site depends on."""
+
+    rows: int
+    inner: int
+    columns: int
+    ends: int
+    dtype: torch.dtype
+    device: torch.device
+    has_bias: bool
+    function: str
+
+    @property
+    def middle_bytes(self) -> int:
+        return self.rows * self.columns * self.dtype.itemsize
+
+    def modelled(self) -> tuple[float, float]:
+        """Seconds of the two products with one pass over the middle matrix between them, and of the kernel."""
+        model = device_model(self.device)
+        first, second = self.modelled_first(), model.gemm(self.rows, self.ends, self.columns, self.dtype)
+        written = model.copy(2 * self.middle_bytes)
+        return first + written + second, first + second  # unmeasured: assume that only the memory traffic is saved
+
+    def modelled_first(self) -> float:
+        return device_model(self.device).gemm(self.rows, self.columns, self.inner, self.dtype)
+
+    def timed(self) -> tuple[float, float] | None:
+        """What `modelled` gives, measured on the device; None where that is not possible."""
+        before = self.measure("apart", self._apart)
+        after = self.measure("fused", self._fused, f" {self.function}")
+        return None if before is None or after is None else (before, after)
+
+    def measure(self, what: str, prepare: Callable[[], Callable[[], Any]], function: str = "") -> float | None:
+        """Seconds of a piece of work on matrices of these sizes."""
+        if not can_measure(self.device, 3 * self.middle_bytes):
+            return None
+        sizes = f"{self.rows}x{self.inner}x{self.columns}x{self.ends} {self.dtype} bias={self.has_bias}"
+        precise = f" tf32={torch.backends.cuda.matmul.allow_tf32}" if self.dtype == torch.float32 else ""
+        return measured(f"b2b_gemm {what} {sizes}{precise}{function}", self.device, prepare)
+
+    def first(self) -> tuple[Callable[[], torch.Tensor], torch.Tensor]:
+        """The first product as a function, and the last matrix."""
+        a, b, c = self._matrices()
+        bias = self._bias()
+        return (lambda: torch.mm(a, b)) if bias is None else (lambda: torch.addmm(bias, a, b)), c
+
+    def _apart(self) -> Callable[[], Any]:
+        first, c = self.first()
+        return lambda: torch.mm(first().relu_(), c)
+
+    def _fused(self) -> Callable[[], Any]:
+        matrices, bias = self._matrices(), self._bias()
+        return lambda: torch.ops.triptych.b2b_gemm(*matrices, bias, self.function, False)
+
+    def _matrices(self) -> list[torch.Tensor]:
+        shapes = (self.rows, self.inner), (self.inner, self.columns), (self.columns, self.ends)
+        return [torch.randn(shape, dtype=self.dtype, device=self.device) for shape in shapes]
+
+    def _bias(self) -> torch.Tensor | None:
+        return torch.randn(self.columns, dtype=self.dtype, device=self.device) if self.has_bias else None
+
+
+def require_sizes(m: Match) -> Sizes:
+    """The sizes of the site; raises Refused where the kernel does not take them."""
+    shapes = [tuple(matrix.shape) for matrix in m["matrices"]]
+    (rows, inner), (_, columns), (_, ends) = (shape[::-1] if m["turned"] else shape for shape in shapes)
+    m.require(
+        all(isinstance(s, int) and 0 < s <= LARGEST_END for s in (inner, ends)),
+        "the ends have {found} columns", wanted=f"1 to {LARGEST_END}", found=(inner, ends),
+    )  # fmt: skip
+    has_bias, function = m["bias"] is not None, str(m["function"])
+    return Sizes(size_hint(rows), inner, size_hint(columns), ends, m.root.dtype, m.root.device, has_bias, function)
+
+
+def require_far_larger(m: Match, sizes: Sizes) -> None:
+    others = (sizes.inner + sizes.ends) * (sizes.rows + sizes.columns)
+    far_larger = sizes.rows * sizes.columns >= FAR_LARGER * others
+    m.require(far_larger, "the middle matrix is not far larger than the others")
