@@ -22,7 +22,6 @@ from .releases import is_newer_than_tested, missing_names
 NAMES: Mapping[str, str] = MappingProxyType(
     {
         # -- what a graph calls --
-        # one operator as a graph calls it, and all operators of one name
         "OpOverload": "torch._ops:OpOverload",
         "OpOverloadPacket": "torch._ops:OpOverloadPacket",
         # the class of `cond`, `checkpoint` and their like
@@ -159,10 +158,11 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "BoxedCodeGen": "torch.fx.graph:_BoxedCodeGen",
         # where a buffer of a captured graph comes from: a constant that nobody else has
         "ConstantSource": "torch._dynamo.source:ConstantSource",
-        # what an input of AOTAutograd's graph was before: an input by place, a parameter, a buffer
+        # what an input of AOTAutograd's graph was: an input by place, a parameter, a buffer; an output written into one
         "PlainAOTInput": "torch._functorch._aot_autograd.descriptors:PlainAOTInput",
         "ParamAOTInput": "torch._functorch._aot_autograd.descriptors:ParamAOTInput",
         "BufferAOTInput": "torch._functorch._aot_autograd.descriptors:BufferAOTInput",
+        "InputMutationAOTOutput": "torch._functorch._aot_autograd.descriptors:InputMutationAOTOutput",
         # a function of positional arguments as one of a list
         "make_boxed_func": "torch._functorch._aot_autograd.utils:make_boxed_func",
         # Inductor's settings

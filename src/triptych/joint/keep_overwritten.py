@@ -10,6 +10,7 @@ import torch
 from torch.fx import Node
 from torch.utils.checkpoint import CheckpointPolicy
 
+from .. import _private
 from ..ir.facts import POLICY
 from ..ir.halves import computed_from_gradients
 from ..ir.program import Program
@@ -40,19 +41,21 @@ JOINT: dict[str, Any] = {"dialects": ("joint",)}
 class KeepOverwritten(Rule):
     """f(x), copy_(x, y) -> f(clone(x)), copy_(x, y), where the backward needs f(x), or x itself
 
-    The backward runs after the write, so a value that it reads or recomputes from the input would be wrong.
+    The backward runs after the write, so a value that it reads or recomputes from the input would be wrong. An input that
+    requires a gradient is written by AOTAutograd's runtime, after the forward and outside the graph: then autograd
+    would refuse to run the backward.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
         nodes = list(program.graph.nodes)
-        writes = [n for n in nodes if n.target is COPY and n.args[0].op == "placeholder"]
+        writes = {n: n.args[0] for n in nodes if n.target is COPY and n.args[0].op == "placeholder"}
+        writes |= {n: n for n in _written_after_the_forward(program)}
         if not writes:
             return
         late = computed_from_gradients(nodes)
         needed = _needed_for(late, nodes)
         first = next(n for n in nodes if n.op != "placeholder")
-        for write in writes:
-            source: Any = write.args[0]
+        for write, source in writes.items():
             readers = [u for u in source.users if u is not write]
             if write not in late and not needed.isdisjoint(readers):
                 yield Match.at(program, source, before=first, about=write, readers=readers)
@@ -74,10 +77,20 @@ class KeepOverwritten(Rule):
     ]
 
 
+def _written_after_the_forward(program: Program) -> list[Node]:
+    """The inputs into which AOTAutograd's runtime copies outputs of the forward."""
+    described = program.graph.output_node().meta.get("desc") or ()
+    written = [d.mutated_input for d in described if isinstance(d, _private.InputMutationAOTOutput)]
+    inputs = program.graph.find_nodes(op="placeholder") if written else ()
+    return [n for n in inputs if n.meta.get("desc") in written]
+
+
 def _needed_for(late: set[Node], nodes: Sequence[Node]) -> set[Node]:
     """The backward, and everything that it is computed from."""
     needed: set[Node] = set()
     for node in reversed(nodes):
+        if node.op == "output":
+            continue
         if node in late or not needed.isdisjoint(node.users):
             needed.add(node)
     return needed
