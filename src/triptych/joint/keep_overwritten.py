@@ -41,8 +41,8 @@ JOINT: dict[str, Any] = {"dialects": ("joint",)}
 class KeepOverwritten(Rule):
     """f(x), copy_(x, y) -> f(clone(x)), copy_(x, y), where the backward needs f(x), or x itself
 
-    The backward runs after the write, so a value that it reads or recomputes from the input would be wrong. An input that
-    requires a gradient is written by AOTAutograd's runtime, after the forward and outside the graph: then autograd
+    The backward runs after the write, so a value that it reads or recomputes from the input would be wrong. An input
+    that requires a gradient is written by AOTAutograd's runtime, after the forward and outside the graph: then autograd
     would refuse to run the backward.
     """
 
