@@ -25,7 +25,12 @@ seed of one do not keep it."""
 
 
 class Builder:
-    """Writes the chunks of a region with one emitter."""
+    """Writes the chunks of a region with one emitter.
+
+    Facts of single chunks are computed without guards. A chunk makes the calls of the region on fewer rows, or on none,
+    and torch has looked at the sizes of all rows already. What depends on a size of 0 or 1, such as the strides of a
+    dim with one entry, no later value of a chunk depends on.
+    """
 
     def __init__(self, program: Program, op: Emitter, region: Region, chunks: int) -> None:
         self.program, self.op, self.region = program, op, region
@@ -171,8 +176,9 @@ class Builder:
         assert call is not None
         wanted = self.rules.operands(node, rows)
         now = {n: self._operand(n, w, chunk, span) for n, w in wanted.items()}
+        shape = rows.chunk_shape(shape_of(node), span.entries(rows.per))
         with self.program.without_guards():
-            return self._on_rows(node, call, rows, wanted, now, rows.chunk_shape(shape_of(node), span.entries(rows.per)))
+            return self._on_rows(node, call, rows, wanted, now, shape)
 
     def _on_rows(
         self,
@@ -183,6 +189,7 @@ class Builder:
         now: dict[Node, Value],
         shape: list[Size],
     ) -> Value:
+        """The call on operands that have the rows of one chunk."""
         if call.op in SAME_ORDER:
             return self._reshaped(now[call.args["self"]], shape)
         if call.op == "expand":

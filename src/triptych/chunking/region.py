@@ -18,11 +18,10 @@ from dataclasses import dataclass, field
 
 from torch.fx import Node
 
-from ..cost import size_hint
 from ..ir.facts import is_tangent, known_equal, tensor_fact
 from ..ir.program import Program
 from ..ir.refusal import Refusal
-from ..ir.sizes import elements
+from ..ir.sizes import elements, size_hint
 from ..rewrite.refusal import Refused
 from . import proportional
 from .rows import RowRules, Rows, Summed

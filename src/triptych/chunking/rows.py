@@ -199,7 +199,8 @@ class RowRules:
         return None
 
     def _reshaped(self, shape: Sequence[Size], rows: Rows, other: Sequence[Size]) -> Rows | None:
-        before, at, here = numel(shape[: rows.at]), None, 1
+        before, at = numel(shape[: rows.at]), None
+        here: Size = 1
         for dim, size in enumerate(other):
             if known_equal(here, before) and (at is None or not known_equal(size, 1)):
                 at = dim

@@ -1,7 +1,7 @@
 """Sizes of chunks, which may be symbols: what can be proved about them, and where one chunk ends and the next begins.
 
-Nothing here adds a guard. What depends on how large a size is in fact, such as the number of chunks, is decided by its
-hint; the chunks are right for every size.
+Nothing here adds a guard. How many chunks there are is decided by the size that a symbol had when the program was
+captured, its hint; the chunks are correct for every other size.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ..rewrite.refusal import Refused
 Size = int | torch.SymInt
 
 MULTIPLE = 2
-"""Chunks of a symbolic number of units, but the first, have a multiple of this many. So none has one unit: torch compiles
-a dim of size 1 otherwise than one that is larger, and would need a graph of its own for it."""
+"""Where the number of units is symbolic, every chunk but the first has a multiple of this many. So none has one unit:
+for a dim of size 1 Inductor would compile another graph."""
 
 
 def shape_of(node: Node) -> tuple[Size, ...]:
@@ -71,9 +71,12 @@ def most_chunks(units: Size) -> int:
 
 
 def spans(units: Size, chunks: int) -> list[Span]:
-    """Chunks of equal size. Of a number, the last may be smaller, and there may be fewer than asked for. Of a symbol,
-    the first has the remainder too, so that its memory is large enough for each of the others; where the symbol turns
-    out to be small, it has all units, and the others have none."""
+    """Chunks of equal size.
+
+    If the number of units is known, the last chunk may be smaller, and there may be fewer chunks than asked for. If it
+    is a symbol, the first chunk has the remainder too, so that its memory is large enough for each of the others. Where
+    the symbol has a small value, the first chunk has all units, and the others have none.
+    """
     if isinstance(units, int):
         size = math.ceil(units / chunks)
         between = [Boundary(start) for start in range(size, units, size)]
