@@ -6,7 +6,7 @@ from torch.fx import GraphModule, Node
 
 from triptych.ir.facts import tensor_fact
 from triptych.ir.program import Program
-from triptych.ir.sizes import bytes_of
+from triptych.ir.sizes import bytes_of, elements
 
 
 def peak_bytes(gm: GraphModule) -> int:
@@ -35,4 +35,4 @@ def peak_bytes(gm: GraphModule) -> int:
 
 def largest_value(gm: GraphModule) -> int:
     """The number of elements of the largest value that the graph computes or takes, views included."""
-    return max(t.numel() for n in gm.graph.nodes if (t := tensor_fact(n)) is not None)
+    return max(elements(t.shape) for n in gm.graph.nodes if (t := tensor_fact(n)) is not None)

@@ -304,7 +304,6 @@ def test_nothing_to_chunk(rows, inner):
     assert not fired(sessions) and not [w for s in sessions for w in s.warnings]
 
 
-
 def test_autocast():
     def loss(head: Head) -> torch.Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -385,16 +384,6 @@ def test_left_whole(loss, reason):
         torch.autograd.backward(results, [torch.ones_like(r) for r in ([results] if torch.is_tensor(results) else results)])
     assert fired(sessions) == 0
     assert any(reason in r for r in reasons(sessions)), reasons(sessions)
-
-
-def test_rows_of_unknown_number_are_left_whole():
-    head = Head.make()
-    for tensor in (head.h, head.y):
-        torch._dynamo.mark_dynamic(tensor, 0)
-    with watching() as sessions:
-        chunked = step(compiled(plain), head)
-    assert fired(sessions) == 0 and "not known when compiling" in reasons(sessions)[0]
-    torch.testing.assert_close(chunked[0], plain(head))
 
 
 def test_large_products_are_chunked_and_others_not():

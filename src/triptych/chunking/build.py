@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,12 +9,14 @@ import torch
 from torch.fx import Node
 
 from .. import kernels  # noqa: F401  (registers triptych::after)
-from ..ir.facts import tensor_of
+from ..ir.calls import Call
+from ..ir.facts import fact, known_equal, numel, tensor_of
 from ..ir.program import Program, Value
 from ..ir.traits import is_gemm, is_pointwise
 from ..rewrite.emit import Emitter
 from .region import Region
-from .rows import COPIES, ONE_DIM, REDUCTIONS, SAME_ORDER, RowRules, Rows, Span, Summed, reduced_dims, shape_of, spans
+from .rows import COPIES, ONE_DIM, REDUCTIONS, SAME_ORDER, RowRules, Rows, Summed, reduced_dims, tensor_operands
+from .sizes import Size, Span, shape_of, spans
 
 HALF = (torch.bfloat16, torch.float16)
 PARTITIONER_TAG = "partitioner_tag"
@@ -24,11 +25,16 @@ seed of one do not keep it."""
 
 
 class Builder:
-    """Writes the chunks of a region with one emitter."""
+    """Writes the chunks of a region with one emitter.
+
+    Facts of single chunks are computed without guards. A chunk makes the calls of the region on fewer rows, or on none,
+    and torch has looked at the sizes of all rows already. What depends on a size of 0 or 1, such as the strides of a
+    dim with one entry, no later value of a chunk depends on.
+    """
 
     def __init__(self, program: Program, op: Emitter, region: Region, chunks: int) -> None:
         self.program, self.op, self.region = program, op, region
-        self.spans = tuple(spans(region.units, chunks))
+        self.spans = spans(region.units, chunks)
         self.rules = RowRules(program.call, region.units)
         self.copies: dict[Node, Node] = {}
         """Values from outside the region that are computed again for the chunks: those of the backward, for a seed of
@@ -71,7 +77,8 @@ class Builder:
         if call.op == "matmul":
             wanted = self.rules.operands(node, self.region.rows[node])
             left, right = (self._operand(call.args[n], wanted[call.args[n]], chunk, span) for n in ("self", "other"))
-            return self.op.matmul(left, right) if total is None else self.op.addmm(total, left, right)
+            with self.program.without_guards():
+                return self.op.matmul(left, right) if total is None else self.op.addmm(total, left, right)
         source = call.args["self"]
         rows = self.region.rows[source]
         assert isinstance(rows, Rows)
@@ -79,7 +86,8 @@ class Builder:
         left_over = [rows.at, *(rows.chunk_dim(d) for d in dims if d not in rows.dims)]
         how = {"keepdim": True} if call.args.get("keepdim") else {}
         dtype = call.args.get("dtype") or tensor_of(node).dtype
-        part = self.op.sum(chunk[source], sorted(left_over), **how, dtype=torch.float32 if dtype in HALF else dtype)
+        with self.program.without_guards():
+            part = self.op.sum(chunk[source], sorted(left_over), **how, dtype=torch.float32 if dtype in HALF else dtype)
         return part if total is None else self.op.add(total, part)
 
     def _finished_sum(self, node: Node, total: Value) -> Value:
@@ -87,15 +95,16 @@ class Builder:
         assert call is not None
         if call.op == "mean":
             source = shape_of(call.args["self"])
-            total = self.op.div(total, math.prod(source[d] for d in reduced_dims(call, len(source))))
+            total = self.op.div(total, numel([source[d] for d in sorted(reduced_dims(call, len(source)))]))
         if total.dtype != result.dtype:
             total = self.op.to(total, dtype=result.dtype)
-        return total if total.shape == tuple(result.shape) else self.op.reshape(total, list(result.shape))
+        return self._reshaped(total, list(result.shape))
 
     def _joined(self, node: Node, parts: Sequence[Value]) -> Value:
         rows = self.region.rows[node]
         assert isinstance(rows, Rows)
-        whole = self.op.cat(list(parts), rows.at)
+        with self.program.without_guards():
+            whole = self.op.cat(list(parts), rows.at)
         return whole if rows.count == 1 else self.op.reshape(whole, list(shape_of(node)))
 
     # ---- operands ----
@@ -111,9 +120,11 @@ class Builder:
     def _rows_of(self, operand: Node, rows: Rows, span: Span) -> Value:
         if operand not in self.merged:
             value = self.program.value(self._outside(operand))
-            shape = rows.chunk_shape(shape_of(operand), self.region.units)
+            shape = rows.chunk_shape(shape_of(operand), self.region.units * rows.per)
             self.merged[operand] = value if rows.count == 1 else self.op.reshape(value, shape)
-        return self.op.slice(self.merged[operand], rows.at, span.start * rows.per, span.stop * rows.per)
+        with self.program.without_guards():
+            ends = (boundary.entries(rows.per) for boundary in (span.start, span.stop))
+            return self.op.slice(self.merged[operand], rows.at, *ends)
 
     def _before(self, operand: Node, rows: Rows | None, chunk: dict[Node, Value]) -> Sequence[Value]:
         """The values that must be computed before a chunk reads an operand. For a gradient these are the results of the
@@ -129,7 +140,8 @@ class Builder:
         other code generators run them in the order of the graph."""
         if not others or self.program.options.codegen != "inductor":
             return value
-        return self.op.call(torch.ops.triptych.after.default, value, list(others))
+        with self.program.without_guards():
+            return self.op.call(torch.ops.triptych.after.default, value, list(others))
 
     def _outside(self, node: Node) -> Node:
         """A value from outside the region as the chunks can read it. A value of the backward is computed again for a
@@ -142,13 +154,20 @@ class Builder:
                 one = self.op.full(list(like.shape), 1.0, dtype=like.dtype, device=like.device)
                 self.copies[node] = one.node
             else:
-                self.copies[node] = self._again(node, {n: self._outside(n) for n in node.all_input_nodes}).node
+                self.copies[node] = self._again(node, {n: self._outside(n) for n in tensor_operands(node)}).node
         return self.copies[node]
 
     def _again(self, node: Node, operands: dict[Node, Node]) -> Value:
-        value = self.op.again(node, operands)
+        """A copy of a node on other tensors. Numbers that it reads may stand after the chunks."""
+        numbers = {n: self._number(n) for n in node.all_input_nodes if n not in operands}
+        value = self.op.again(node, operands | numbers)
         value.node.meta.pop(PARTITIONER_TAG, None)
         return value
+
+    def _number(self, node: Node) -> Any:
+        """A number from outside the region, such as a size, as the chunks can read it."""
+        number = fact(node)
+        return self.op.size_node(number) if isinstance(number, torch.SymInt) else self._outside(node)
 
     # ---- one operation of one chunk ----
 
@@ -157,7 +176,20 @@ class Builder:
         assert call is not None
         wanted = self.rules.operands(node, rows)
         now = {n: self._operand(n, w, chunk, span) for n, w in wanted.items()}
-        shape = rows.chunk_shape(shape_of(node), span.units)
+        shape = rows.chunk_shape(shape_of(node), span.entries(rows.per))
+        with self.program.without_guards():
+            return self._on_rows(node, call, rows, wanted, now, shape)
+
+    def _on_rows(
+        self,
+        node: Node,
+        call: Call,
+        rows: Rows,
+        wanted: dict[Node, Rows | None],
+        now: dict[Node, Value],
+        shape: list[Size],
+    ) -> Value:
+        """The call on operands that have the rows of one chunk."""
         if call.op in SAME_ORDER:
             return self._reshaped(now[call.args["self"]], shape)
         if call.op == "expand":
@@ -178,12 +210,15 @@ class Builder:
         self, name: str, args: dict[str, Any], wanted: dict[Node, Rows | None], now: dict[Node, Value]
     ) -> Value:
         """An operation that has dims as arguments, renumbered for the merged dims of the rows."""
-        given = {key: now.get(value, value) if isinstance(value, Node) else value for key, value in args.items()}
+        given = {key: self._argument(value, now) if isinstance(value, Node) else value for key, value in args.items()}
         rows = wanted[args["self"]]
         if rows is not None and (name in REDUCTIONS or name in ONE_DIM):
             dim: Any = args.get("dim", ONE_DIM.get(name))
             given["dim"] = rows.chunk_dim(dim) if isinstance(dim, int) else [rows.chunk_dim(d) for d in dim]
         return getattr(self.op, name)(**given)
+
+    def _argument(self, node: Node, now: dict[Node, Value]) -> Any:
+        return now[node] if node in now else self._number(node)
 
     def _without_row_dims(
         self, operand: Node, node: Node, rows: Rows, wanted: dict[Node, Rows | None], now: dict[Node, Value]
@@ -198,5 +233,5 @@ class Builder:
             return value
         return self._reshaped(value, [*shape[: max(at, 0)], 1, *shape[at + rows.count :]])
 
-    def _reshaped(self, value: Value, shape: list[int]) -> Value:
-        return value if list(value.shape) == shape else self.op.reshape(value, shape)
+    def _reshaped(self, value: Value, shape: list[Size]) -> Value:
+        return value if known_equal(value.shape, shape) else self.op.reshape(value, shape)

@@ -6,12 +6,13 @@ import math
 
 from torch.fx import Node
 
-from ..cost import bytes_of, device_model
+from ..cost import bytes_of, device_model, size_hint
 from ..ir.facts import tensor_of
 from ..ir.program import Program
 from ..rewrite.record import Decision
 from .region import Region
-from .rows import Rows, Summed, shape_of, spans
+from .rows import Rows, Summed
+from .sizes import most_chunks, shape_of, spans
 
 MOST_CHUNKS = 16
 """Upper limit: a sum over chunks is rounded after each chunk, and each chunk reads the weight once more."""
@@ -25,7 +26,12 @@ PASSES = 3
 def inner_size(program: Program, product: Node) -> int:
     call = program.call(product)
     assert call is not None
-    return shape_of(call.args["self" if call.op == "matmul" else "mat1"])[1]
+    return _sizes(call.args["self" if call.op == "matmul" else "mat1"])[1]
+
+
+def _sizes(node: Node) -> list[int]:
+    """The sizes of a value; of symbols, what they were when the program was captured."""
+    return [size_hint(size) for size in shape_of(node)]
 
 
 class ChunkCost:
@@ -52,9 +58,11 @@ class ChunkCost:
 
     @property
     def saved_bytes(self) -> int:
-        """The size of the product of all rows less that of one chunk. As much again is saved, but not counted, for its
-        gradient, where that is not written over the product itself."""
-        return bytes_of(tensor_of(self.region.product)) * (self.chunks - 1) // self.chunks
+        """The size of the product of all rows less that of the largest chunk. As much again is saved, but not counted,
+        for its gradient, where that is not written over the product itself."""
+        units = size_hint(self.region.units)
+        largest = max(size_hint(span.entries(1)) for span in spans(self.region.units, self.chunks))
+        return bytes_of(tensor_of(self.region.product)) * (units - largest) // units
 
     def _product_nodes(self) -> list[Node]:
         calls = {n: self.program.call(n) for n in self.region.rows}
@@ -66,7 +74,7 @@ class ChunkCost:
             call = self.program.call(node)
             assert call is not None
             left = call.args["self" if call.op == "matmul" else "mat1"]
-            (rows, inner), columns = shape_of(left), shape_of(node)[1]
+            (rows, inner), columns = _sizes(left), _sizes(node)[1]
             kind = self.region.rows[node]
             if isinstance(kind, Summed):
                 inner = math.ceil(inner / chunks)
@@ -87,10 +95,10 @@ class ChunkCost:
 def least_memory(program: Program, region: Region) -> ChunkCost:
     """The cost for the best number of chunks: as many as memory asks for, of whole units; fewer where that is too slow;
     at least two."""
-    rows, inner = shape_of(region.product)[0], inner_size(program, region.product)
-    chunks = max(2, min(math.ceil(PART_OF_WEIGHT * rows / inner), MOST_CHUNKS, region.units))
+    rows, inner = _sizes(region.product)[0], inner_size(program, region.product)
+    chunks = max(2, min(math.ceil(PART_OF_WEIGHT * rows / inner), MOST_CHUNKS, most_chunks(region.units)))
     while True:
-        cost = ChunkCost(program, region, len(list(spans(region.units, chunks))))
+        cost = ChunkCost(program, region, len(spans(region.units, chunks)))
         if cost.pays or chunks // 2 < 2:
             return cost
         chunks //= 2

@@ -13,18 +13,19 @@ by the seed in the backward. That needs a proof that they are proportional to it
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from torch.fx import Node
 
-from ..ir.facts import is_tangent, tensor_fact
+from ..ir.facts import is_tangent, known_equal, tensor_fact
 from ..ir.program import Program
 from ..ir.refusal import Refusal
+from ..ir.sizes import elements, size_hint
 from ..rewrite.refusal import Refused
 from . import proportional
-from .rows import RowRules, Rows, Summed, shape_of
+from .rows import RowRules, Rows, Summed
+from .sizes import Size, quotient, shape_of
 
 MOST_SEEDS = 8
 """Search budget: how many scalars are tried as the one that all gradients of the region depend on."""
@@ -35,7 +36,7 @@ class Region:
     """The nodes that are computed chunk by chunk, with their inputs and outputs."""
 
     product: Node
-    units: int
+    units: Size
     rows: dict[Node, Rows | Summed]
     """The nodes of the region in the order of the graph, each with its rows."""
     seed: Node | None = None
@@ -81,23 +82,26 @@ def _seeds(tangent_dependent: set[Node]) -> list[Node | None]:
     return [*scalars[:MOST_SEEDS]] or [None]
 
 
-def _units(program: Program, product: Node) -> list[int]:
+def _units(program: Program, product: Node) -> list[Size]:
     """The numbers of units to try: the number of rows, for units of one row; and the first size of each reshape of the
     product, for units of whole sequences."""
     rows = shape_of(product)[0]
     sizes = [rows]
     for user in product.users:
         call = program.call(user)
-        if call is not None and call.op == "reshape" and len(shape := shape_of(user)) > 2 and 1 < shape[0] < rows:
+        if call is None or call.op != "reshape" or len(shape := shape_of(user)) < 3:
+            continue
+        is_new = not any(known_equal(shape[0], size) for size in sizes)
+        if is_new and 1 < size_hint(shape[0]) < size_hint(rows):
             sizes.append(shape[0])
-    return list(dict.fromkeys(sizes))
+    return sizes
 
 
 class _Reader:
     """Reads the region of a product, for one number of units and one seed."""
 
     def __init__(
-        self, program: Program, product: Node, units: int, seed: Node | None, tangent_dependent: set[Node]
+        self, program: Program, product: Node, units: Size, seed: Node | None, tangent_dependent: set[Node]
     ) -> None:
         self.program, self.product, self.units, self.seed = program, product, units, seed
         self.rules = RowRules(program.call, units)
@@ -105,7 +109,7 @@ class _Reader:
         self.seeded = dependents([seed]) if seed is not None else set()
         self.derived = dependents([product], stop=seed)
         """The nodes that depend on the product, other than through the seed."""
-        self.large = math.prod(shape_of(product)) // 2
+        self.large = elements(shape_of(product)) // 2
         self.rows: dict[Node, Rows | Summed] = {}
         self.refusals: dict[Node, Refusal] = {}
         self.sliced: dict[Node, Rows] = {}
@@ -125,7 +129,11 @@ class _Reader:
     # ---- forwards from the product ----
 
     def _follow_product(self) -> None:
-        self.rows[self.product] = Rows(0, 1, shape_of(self.product)[0] // self.units)
+        rows = shape_of(self.product)[0]
+        per = quotient(rows, self.units)
+        if per is None:
+            raise Refused("the {found} rows of {at} cannot be split evenly", at=self.product, found=rows)
+        self.rows[self.product] = Rows(0, 1, per)
         for node in sorted(self.derived - {self.product}):
             if node.op == "output":
                 continue
@@ -153,7 +161,7 @@ class _Reader:
     def _is_large(self, node: Node) -> bool:
         """Does the value have rows, and at least half the size of the product? A sum over the rows may be as large, but
         it has no rows."""
-        return isinstance(self.rows.get(node), Rows) and math.prod(shape_of(node)) >= self.large
+        return isinstance(self.rows.get(node), Rows) and elements(shape_of(node)) >= self.large
 
     def _needed(self) -> set[Node]:
         """The large values, the values that read them, and all values between these and the product."""
@@ -203,7 +211,7 @@ class _Reader:
         """Is a value that does not depend on the product about as large as it, or computed from such a value?"""
         if node.op == "placeholder":
             return False
-        if math.prod(shape_of(node)) >= self.large:
+        if elements(shape_of(node)) >= self.large:
             return True
         if node not in self.large_sources:
             try:

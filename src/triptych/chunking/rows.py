@@ -8,16 +8,16 @@ one of shape [rows of the chunk, classes].
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch.fx import Node
 
 from ..ir.calls import Call
-from ..ir.facts import is_static, tensor_fact, tensor_of
+from ..ir.facts import known_equal, numel, tensor_fact
 from ..ir.traits import is_pointwise
 from ..rewrite.refusal import Refused
+from .sizes import Size, quotient, shape_of
 
 SAME_ORDER = frozenset(("reshape", "unsqueeze", "squeeze", "alias", "detach"))
 """Operations that keep the order of the elements and only change the shape."""
@@ -34,21 +34,30 @@ REDUCTIONS = frozenset(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rows:
     """Dims `at` to `at + count` of a value hold its rows, `per` entries of them for each unit."""
 
     at: int
     count: int
-    per: int
+    per: Size
+
+    def __eq__(self, other: object) -> bool:
+        """Provably equal."""
+        if not isinstance(other, Rows):
+            return NotImplemented
+        return (self.at, self.count) == (other.at, other.count) and known_equal(self.per, other.per)
+
+    def __hash__(self) -> int:
+        return hash((self.at, self.count))
 
     @property
     def dims(self) -> range:
         return range(self.at, self.at + self.count)
 
-    def chunk_shape(self, shape: Sequence[int], units: int) -> list[int]:
-        """The shape of a chunk of `units` units."""
-        return [*shape[: self.at], units * self.per, *shape[self.at + self.count :]]
+    def chunk_shape(self, shape: Sequence[Size], entries: Size) -> list[Size]:
+        """The shape of a chunk with so many entries in the dims of the rows."""
+        return [*shape[: self.at], entries, *shape[self.at + self.count :]]
 
     def chunk_dim(self, dim: int) -> int:
         """The number that a dim without rows has in a chunk."""
@@ -65,40 +74,14 @@ class Summed:
 SUMMED = Summed()
 
 
-@dataclass(frozen=True)
-class Span:
-    """The units of one chunk."""
-
-    start: int
-    stop: int
-
-    @property
-    def units(self) -> int:
-        return self.stop - self.start
-
-
-def spans(units: int, chunks: int) -> Iterator[Span]:
-    """Chunks of equal size; the last may be smaller."""
-    size = math.ceil(units / chunks)
-    for start in range(0, units, size):
-        yield Span(start, min(start + size, units))
-
-
-def shape_of(node: Node) -> tuple[int, ...]:
-    """The sizes of a value, which must be known numbers."""
-    tensor = tensor_of(node)
-    if not is_static(tensor.shape):
-        raise Refused("the sizes {found} of {at} are not known when compiling", at=node, found=list(tensor.shape))
-    return tuple(tensor.shape)
-
-
-def rows_from(shape: Sequence[int], at: int, units: int) -> Rows | None:
+def rows_from(shape: Sequence[Size], at: int, units: Size) -> Rows | None:
     """Rows that begin at a dim: the fewest dims whose sizes multiply to a multiple of the units."""
-    entries = 1
+    entries: Size = 1
     for count, size in enumerate(shape[at:], start=1):
-        entries *= size
-        if entries and entries % units == 0:
-            return Rows(at, count, entries // units)
+        entries = entries * size
+        per = quotient(entries, units)
+        if per is not None and not known_equal(per, 0):
+            return Rows(at, count, per)
     return None
 
 
@@ -109,7 +92,7 @@ def tensor_operands(node: Node) -> list[Node]:
 class RowRules:
     """How the rows pass through an operation, for one number of units."""
 
-    def __init__(self, call_of: Callable[[Node], Call | None], units: int) -> None:
+    def __init__(self, call_of: Callable[[Node], Call | None], units: Size) -> None:
         self.call_of, self.units = call_of, units
 
     def result(self, node: Node, operand: Node, rows: Rows) -> Rows | Summed:
@@ -199,31 +182,32 @@ class RowRules:
 
     # ---- one kind of operation each ----
 
-    def _same_dims(self, shape: Sequence[int], rows: Rows, other: Sequence[int], at: int) -> Rows | None:
+    def _same_dims(self, shape: Sequence[Size], rows: Rows, other: Sequence[Size], at: int) -> Rows | None:
         """The rows of another value that has the same dims at `at`; None if the sizes differ."""
-        if at < 0 or tuple(other[at : at + rows.count]) != tuple(shape[rows.at : rows.at + rows.count]):
+        if at < 0 or not known_equal(other[at : at + rows.count], shape[rows.at : rows.at + rows.count]):
             return None
         return Rows(at, rows.count, rows.per)
 
-    def _aligned(self, operand: Node, node: Node, result: Sequence[int], rows: Rows) -> Rows | None:
+    def _aligned(self, operand: Node, node: Node, result: Sequence[Size], rows: Rows) -> Rows | None:
         """The rows of an operand that is broadcast to the result."""
         shape = shape_of(operand)
         at = rows.at - len(result) + len(shape)
         if (same := self._same_dims(result, rows, shape, at)) is not None:
             return same
-        if any(size != 1 for size in shape[max(at, 0) : max(at + rows.count, 0)]):
+        if any(not known_equal(size, 1) for size in shape[max(at, 0) : max(at + rows.count, 0)]):
             raise Refused("{at} varies along some of the rows' dims and not along others", at=operand)
         return None
 
-    def _reshaped(self, shape: Sequence[int], rows: Rows, other: Sequence[int]) -> Rows | None:
-        before, at, here = math.prod(shape[: rows.at]), None, 1
+    def _reshaped(self, shape: Sequence[Size], rows: Rows, other: Sequence[Size]) -> Rows | None:
+        before, at = numel(shape[: rows.at]), None
+        here: Size = 1
         for dim, size in enumerate(other):
-            if here == before and (size != 1 or at is None):
+            if known_equal(here, before) and (at is None or not known_equal(size, 1)):
                 at = dim
-            here *= size
+            here = here * size
         return None if at is None else rows_from(other, at, self.units)
 
-    def _reduced(self, node: Node, call: Call, shape: Sequence[int], rows: Rows) -> Rows | Summed | None:
+    def _reduced(self, node: Node, call: Call, shape: Sequence[Size], rows: Rows) -> Rows | Summed | None:
         dims = reduced_dims(call, len(shape))
         if dims.isdisjoint(rows.dims):
             gone = 0 if call.args.get("keepdim") else sum(d < rows.at for d in dims)
@@ -233,7 +217,7 @@ class RowRules:
         raise Refused("{at} reduces over the rows", at=node)
 
     def _product(
-        self, call: Call, operand: Node, shape: Sequence[int], rows: Rows, result: Sequence[int]
+        self, call: Call, operand: Node, shape: Sequence[Size], rows: Rows, result: Sequence[Size]
     ) -> Rows | Summed | None:
         if len(result) != 2 or rows.count != 1:
             return None

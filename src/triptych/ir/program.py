@@ -268,6 +268,12 @@ class Program:
                 stack.enter_context(torch.autocast(*region))
             yield
 
+    def without_guards(self) -> contextlib.AbstractContextManager[None]:
+        """Context in which computing a fact adds no guard where torch looks at a symbolic size, mostly to know whether
+        it is 0 or 1. The caller must know that the fact holds for all sizes."""
+        sizes = None if self.fake_mode is None else self.fake_mode.shape_env
+        return contextlib.nullcontext() if sizes is None else sizes.suppress_guards()
+
     def autocast_dtype(self, node: Node, device: torch.device) -> torch.dtype | None:
         """The dtype to which autocast casts matrix products at the position of `node`; None without autocast."""
         with contextlib.ExitStack() as stack:

@@ -162,6 +162,7 @@ EFFECT_OF_RULE: dict[str, Effect] = {
     "fuse_attention_aten": ATTENTION,
     "wait_for_gradients_at_end": MOVE,
     "stabilize_relu": OTHER,
+    "sizes_of_inputs": SPELLING,
     "fix_iota_device": DEVICE,
     "scatter_upon_const_tensor": CONSTANT,
     "mul_softmax_pattern": REDUCTION,

@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 
 from .. import _private
 from ..passes.catalogue import PassInfo
+from ..passes.effects import effect_of
 from ..pipeline import STAGES, Hook
 from ..rewrite.driver import Tally
 from ..rewrite.examples import Example, make_inputs
@@ -86,8 +87,10 @@ def exhibit(subject: type[Pass], stage: str) -> Exhibit:
 
 
 def firing_examples(subject: type[Pass]) -> list[Example]:
-    """The firing examples of the pass, then those of its rules; examples at the torch level come first."""
-    carried = [*subject.examples, *(e for rule in subject().rules() for e in rule.examples)]
+    """The firing examples of the pass, then those of its rules. Examples at the torch level come first, and those of
+    rules that only prepare the graph for another rule of the pass last."""
+    rules = sorted(subject().rules(), key=lambda rule: not effect_of(subject.name, rule.name).matters)
+    carried = [*subject.examples, *(e for rule in rules for e in rule.examples)]
     return sorted((e for e in carried if e.fires), key=lambda e: "torch" not in e.dialects)
 
 
