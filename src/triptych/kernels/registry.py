@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from .. import _private
-from ..cost.device import tf32_is_allowed
 
 LIBRARY = torch.library.Library("triptych", "FRAGMENT")
 
@@ -64,4 +63,6 @@ def dot_precision(dtype: torch.dtype) -> str:
     """float32 products are exact to float32 unless the user allows TF32."""
     if dtype != torch.float32:
         return "tf32"  # of no meaning for 16-bit operands
+    from ..cost.device import tf32_is_allowed  # not with the operators, which `import triptych` registers
+
     return "tf32" if tf32_is_allowed() else "ieee"
