@@ -42,6 +42,8 @@ class AttentionPlan:
     """The values before they were padded with zeros to the width of the keys."""
     attn_mask: Value | None
     is_causal: bool
+    hides_later: bool
+    """With a causal mask: is NaN in a later key hidden as well?"""
     dropout: float
     scale: float
     finite_rows: Value | None
@@ -244,6 +246,7 @@ def _call(
         v,
         attn_mask,
         call.is_causal,
+        call.hides_later,
         below.dropout,
         scale,
         call.finite_rows,

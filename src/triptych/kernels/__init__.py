@@ -1,4 +1,4 @@
-"""Triton kernels as registered operators, `torch.ops.triptych.*`, each with a form for any device.
+"""Our operators, `torch.ops.triptych.*`: mostly Triton kernels, each with a form for any device.
 
 Importing this registers the operators; Triton itself is imported when the first of them runs on a GPU.
 """
@@ -12,6 +12,7 @@ from . import (  # noqa: F401  (registers them)
     dot_compress,
     group_linear,
     lce,
+    nan_rows,
     parallel_linear,
     sum_parts,
 )
