@@ -39,12 +39,17 @@ class FuseAttention(Pass):
     where queries differ in their masks, each key is there twice. With `lowest_score` = -4e3 the latter is a plain
     mask too, which is quicker; with -inf nothing is taken for granted.
 
-    Scores are taken to be finite where a mask is: by a product with zeros and ones, infinity and NaN there would be
-    NaN. Nothing divides them by zero or multiplies them by infinity. What NaN in queries or keys gives is up to the
-    kernel: that of a CPU may say zero. And what is masked after the softmax and divided by the sum of the rest is
-    masked before it: so the rest is not lost where it is too small beside what is masked. A sink beside the scores is
-    the bias of one more key, and that and its value are zero. Where NaN is set to zero after the softmax, NaN in
-    queries or keys gives zero as in eager, but the gradient of the values is NaN.
+    A row that is NaN in eager because of NaN or infinity in queries or keys is NaN here too, and so are its gradients.
+    The kernels of a CPU give zero for some of these rows, so `triptych::nan_rows` follows them there. Those of a GPU
+    give zero only where all scores of a row are -inf because of infinite queries or keys, and are left as they are.
+    Scores are taken to be finite where a mask is: NaN and infinity that a mask hides in eager may show here, and the
+    other way round for a product with zeros and ones (docs/attention.md says which). Nothing divides masked scores by
+    zero or multiplies them by infinity. Where NaN is set to zero after the softmax, NaN in queries or keys gives zero as
+    in eager, but the gradient of the values is NaN.
+
+    What is masked after the softmax and divided by the sum of the rest is masked before it: so the rest is not lost
+    where it is too small beside what is masked. A sink beside the scores is the bias of one more key, and that and its
+    value are zero.
 
     Under autocast a wider bias is rounded as the kernel's operands are, each by its distance from the highest of its
     row: so nothing is lost that has weight.
