@@ -11,7 +11,7 @@ import torch
 
 from ..ir.facts import known_equal, same_layout, tensor_fact
 from ..ir.program import ATEN, Value
-from ..kernels.nan_rows import nan_rows, with_nan_rows
+from ..kernels.nan_rows import nan_rows
 from ..rewrite.clones import copied_as
 from ..rewrite.emit import Emitter
 from ..rewrite.functions import in_aten, put
@@ -56,15 +56,14 @@ def _with_batch(op: Emitter, result: Value, batch: Sequence[Any]) -> Value:
 
 
 def _nan_rows(op: Emitter, plan: AttentionPlan, result: Value, q: Value, k: Value) -> Value:
-    """Gives rows NaN for which the softmax is NaN in eager. The kernels of a CPU say 0 for some of them."""
+    """Makes the rows NaN whose softmax is NaN in eager. The kernels of a CPU give 0 for some of them."""
     if q.device is None or q.device.type != "cpu":
         return result
     if op.program.dialect != ATEN:
         later = {"hides_later": True} if plan.hides_later else {}
         return op.call(torch.ops.triptych.nan_rows.default, result, q, k, **later)
-    function = nan_rows if op.program.is_training else with_nan_rows
     operands = [value.node for value in (result, q, k)]
-    traced = in_aten(op, lambda *operands: function(*operands, plan.hides_later), operands)
+    traced = in_aten(op, lambda result, q, k: nan_rows(result, q, k, plan.hides_later), operands)
     return Value(op.program, put(op, traced, operands))
 
 

@@ -37,7 +37,7 @@ class MaskedCall:
     attn_mask: Value | None = None
     is_causal: bool = False
     hides_later: bool = False
-    """With a causal mask: is NaN in a later key hidden as well? It is if scores are filled, but not if -inf is added."""
+    """With a causal mask: is NaN in a later key hidden, too? It is if scores are filled, but not if -inf is added."""
     finite_rows: Value | None = None
     """Which queries have a key whose bias is not -inf; results and gradients of the others are NaN."""
     kept_rows: Value | None = None

@@ -1,8 +1,8 @@
 """triptych::nan_rows: the result of an attention kernel, with NaN where the softmax of a row is NaN.
 
-A softmax is NaN in a whole row if one of its scores is NaN or +inf, and if all of them are -inf. Attention kernels say 0
-for a row that is -inf everywhere, and those of a CPU for some rows with NaN and +inf too: which ones depends on the
-number of keys, the dtype and the instruction set.
+A softmax is NaN in a whole row if one of its scores is NaN or +inf, and if all of them are -inf. Attention kernels
+give 0 where all are -inf, and those of a CPU also for some rows with NaN or +inf: for which ones depends on the number
+of keys, the dtype and the instruction set.
 
 The operator is no kernel: autograd and every code generator see the operations that it is made of.
 """
@@ -18,32 +18,28 @@ from .registry import LIBRARY
 Tensor = torch.Tensor
 
 
-def with_nan_rows(result: Tensor, query: Tensor, key: Tensor, hides_later: bool = False) -> Tensor:
+def nan_rows(result: Tensor, query: Tensor, key: Tensor, hides_later: bool = False) -> Tensor:
     """`hides_later`: a row does not see the keys after its own, not even NaN in them.
 
     The scores are not computed. Each score of a query q lies between two sums over the width: of the lower and of the
-    higher of q times the lowest and q times the highest number of all keys. The higher sum is NaN or +inf exactly where
-    a score is, and -inf only where all are. The lower sum is -inf where a score is.
+    higher of q times the lowest and q times the highest number of all keys. Unless it overflows, the higher sum is NaN
+    or +inf exactly where a score is, and -inf only where all are. The lower sum is -inf where a score is.
     """
-    wide = torch.promote_types(query.dtype, torch.float32)  # products of float16 would overflow
+    query, key = query.to(result.dtype), key.to(result.dtype)  # as autocast rounds them for the kernel
+    wide = torch.promote_types(result.dtype, torch.float32)  # products of float16 would overflow
     ends = [query * end.to(wide) for end in (key.amin(-2, keepdim=True), key.amax(-2, keepdim=True))]
     lowest, highest = (pick(*ends).sum(-1, keepdim=True) for pick in (torch.minimum, torch.maximum))
     is_nan = ~(highest.abs() < math.inf)
     if hides_later:
+        finite_query, finite_key = (x.abs().amax(-1) < math.inf for x in (query, key))
         count = key.shape[-2]
         place = torch.arange(count, device=key.device)
-        first = torch.where((key * 0).sum(-1).isnan(), place, count).amin(-1, keepdim=True)
-        is_nan = is_nan & ((place >= first) | (query * 0).sum(-1).isnan()).unsqueeze(-1)
-    # where all scores of a row are -inf, the kernels say 0
+        first = torch.where(finite_key, count, place).amin(-1, keepdim=True)
+        is_nan = is_nan & ((place >= first) | ~finite_query).unsqueeze(-1)
+    # where all scores of a row are -inf, a kernel gives 0
     is_empty = (lowest == -math.inf) & (result.abs().sum(-1, keepdim=True) == 0)
     # a factor instead of a `where`, so that gradients are NaN too
     return result * torch.where(is_nan | is_empty, math.nan, 1.0).to(result.dtype)
-
-
-def nan_rows(result: Tensor, query: Tensor, key: Tensor, hides_later: bool = False) -> Tensor:
-    """The same before autograd. Under autocast the kernel rounds its operands to the dtype of the result."""
-    query, key = (x.detach().to(result.dtype) for x in (query, key))
-    return with_nan_rows(result, query, key, hides_later)
 
 
 LIBRARY.define(

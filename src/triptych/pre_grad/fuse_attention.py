@@ -44,8 +44,8 @@ class FuseAttention(Pass):
     give zero only where all scores of a row are -inf because of infinite queries or keys, and are left as they are.
     Scores are taken to be finite where a mask is: NaN and infinity that a mask hides in eager may show here, and the
     other way round for a product with zeros and ones (docs/attention.md says which). Nothing divides masked scores by
-    zero or multiplies them by infinity. Where NaN is set to zero after the softmax, NaN in queries or keys gives zero as
-    in eager, but the gradient of the values is NaN.
+    zero or multiplies them by infinity. Where NaN is set to zero after the softmax, NaN in queries or keys gives zero
+    as in eager, but the gradient of the values is NaN.
 
     What is masked after the softmax and divided by the sum of the rest is masked before it: so the rest is not lost
     where it is too small beside what is masked. A sink beside the scores is the bias of one more key, and that and its
