@@ -107,7 +107,6 @@ class Writer:
         for name, rows, width in (("q", self.L, self.D), ("k", self.M, self.D), ("v", self.M, self.E)):
             kind = "float"
             if strange and c.random() < 0.6:
-                # what becomes of NaN in queries and keys is up to the kernel
                 kind = "strange_" + self.pick("zero", "big", *["nan", "inf", "huge"] * (name == "v"))
             self.inputs[name] = (kind, (*self.batch, rows, width), True)
         self.product()
@@ -122,6 +121,10 @@ class Writer:
             self.lines.append("p = p.to(v.dtype)")
         self.values()
         dynamic = c.random() < 0.15
+        # what a mask hides of NaN is up to the kernel, and a shift by the highest of all scores carries it everywhere
+        if strange and not self.masked and not any(part in line for line in self.lines for part in ("cat(", "clamp", "max(min", "s.max()")):
+            for name in self.pick("", "q", "k", "qk"):
+                self.inputs[name] = ("strange_" + self.pick("nan", "inf"), *self.inputs[name][1:])
         return Program(seed, tuple(self.lines), self.inputs, dtype, train, autocast, dynamic, strange)
 
     def product(self):

@@ -7,10 +7,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from ..ir.facts import known_equal, same_layout, tensor_fact
-from ..ir.program import Value
+from ..ir.program import ATEN, Value
+from ..kernels.nan_rows import nan_rows
 from ..rewrite.clones import copied_as
 from ..rewrite.emit import Emitter
+from ..rewrite.functions import in_aten, put
 from .kernel import kernel
 from .plan import AttentionPlan
 from .rule import is_decomposed
@@ -19,12 +23,13 @@ from .rule import is_decomposed
 def emit(op: Emitter, plan: AttentionPlan, same_strides: bool) -> Value:
     """The replacement of the product with the values; `same_strides`: with the strides that eager gives it."""
     q, k, wide, v, attn_mask, finite_rows, kept_rows, key_gradient, *factors = plan.draft.place(op, plan.values)
-    assert v is not None
+    assert q is not None and k is not None and v is not None
     causal = {"is_causal": True} if plan.is_causal else {}
     how = {"attn_mask": attn_mask, "dropout_p": plan.dropout, **causal, "scale": plan.scale}
     attend = functools.partial(kernel, op) if is_decomposed(op.program) else op.scaled_dot_product_attention
     result = attend(q, k, wide, **how)
     result = result if known_equal(result.shape[-1], v.shape[-1]) else op.slice(result, 3, 0, v.shape[-1])
+    result = _nan_rows(op, plan, result, q, k)
     if key_gradient is not None:
         result = op.add(result, _in_dtype_of(op, key_gradient, result))
     result = _rows_without_keys(op, plan, result, v, finite_rows, kept_rows)
@@ -48,6 +53,18 @@ def emit(op: Emitter, plan: AttentionPlan, same_strides: bool) -> Value:
 def _with_batch(op: Emitter, result: Value, batch: Sequence[Any]) -> Value:
     wanted = [*batch, *result.shape[-2:]]
     return result if known_equal(wanted, result.shape) else op.reshape(result, wanted)
+
+
+def _nan_rows(op: Emitter, plan: AttentionPlan, result: Value, q: Value, k: Value) -> Value:
+    """Makes the rows NaN whose softmax is NaN in eager. The kernels of a CPU give 0 for some of them."""
+    if q.device is None or q.device.type != "cpu":
+        return result
+    if op.program.dialect != ATEN:
+        later = {"hides_later": True} if plan.hides_later else {}
+        return op.call(torch.ops.triptych.nan_rows.default, result, q, k, **later)
+    operands = [value.node for value in (result, q, k)]
+    traced = in_aten(op, lambda result, q, k: nan_rows(result, q, k, plan.hides_later), operands)
+    return Value(op.program, put(op, traced, operands))
 
 
 def _rows_without_keys(

@@ -36,6 +36,8 @@ class MaskedCall:
     v: Value
     attn_mask: Value | None = None
     is_causal: bool = False
+    hides_later: bool = False
+    """With a causal mask: is NaN in a later key hidden, too? It is if scores are filled, but not if -inf is added."""
     finite_rows: Value | None = None
     """Which queries have a key whose bias is not -inf; results and gradients of the others are NaN."""
     kept_rows: Value | None = None
@@ -177,11 +179,12 @@ class MaskPlanner:
         draft = self.draft
         assert call.attn_mask is not None
         attn_mask = draft.sub(call.attn_mask, draft.where(sunk, self._highest(bias), 0.0))
-        if not gradient or not self.sheet.is_training:
+        if not gradient:
             return replace(call, attn_mask=attn_mask, q=draft.where(sunk, 0.0, call.q))
-        # the value is zero, but there is a gradient, as in eager
-        idle = draft.where(sunk, draft.sub(call.q, draft.detach(call.q)), call.q)
-        key_gradient = self._key_gradient(call, bias, sunk) if self.sink is None else None
+        # zero, but NaN stays NaN, and there is a gradient, as in eager
+        idle = draft.where(sunk, draft.sub(call.q, self._detached(call.q)), call.q)
+        wants_gradient = self.sheet.is_training and self.sink is None
+        key_gradient = self._key_gradient(call, bias, sunk) if wants_gradient else None
         return replace(call, attn_mask=attn_mask, q=idle, key_gradient=key_gradient)
 
     def _key_gradient(self, call: MaskedCall, bias: Value, sunk: Value) -> Value:
@@ -205,7 +208,7 @@ class MaskPlanner:
     def _keep(self, call: MaskedCall, keep: Value) -> MaskedCall:
         draft = self.draft
         if call.covers(keep) and self.know.is_causal(keep.node):
-            return replace(call, is_causal=True)
+            return replace(call, is_causal=True, hides_later=self.scores.is_filled)
         if self.below.empty_rows_are_zero or self.scores.fills == {-math.inf}:
             call, attn_mask = self._kept(call, keep)
             return replace(call, attn_mask=attn_mask)

@@ -44,6 +44,8 @@ class AttentionPlan:
     is_causal: bool
     may_have_kernel: bool
     """A fused kernel may compute the call. Otherwise torch computes it by products and a softmax."""
+    hides_later: bool
+    """With a causal mask: is NaN in a later key hidden as well?"""
     dropout: float
     scale: float
     finite_rows: Value | None
@@ -248,6 +250,7 @@ def _call(
         attn_mask,
         call.is_causal,
         may_have_kernel,
+        call.hides_later,
         below.dropout,
         scale,
         call.finite_rows,

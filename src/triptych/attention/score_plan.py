@@ -140,6 +140,11 @@ class ScorePlan:
         return bool(fills) and fills[-1] == -math.inf
 
     @property
+    def is_filled(self) -> bool:
+        """Are all masked scores replaced, whatever they are? A product with zeros and ones would leave NaN."""
+        return not any(isinstance(term, GateMask) for term, _ in self.trail)
+
+    @property
     def masks(self) -> list[tuple[Node, bool]]:
         """The masks that are not part of the bias, and whether each is true where a score is masked."""
         masks: list[tuple[Node, bool]] = []

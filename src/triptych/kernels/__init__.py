@@ -1,4 +1,4 @@
-"""Triton kernels as registered operators, `torch.ops.triptych.*`, each with a form for any device.
+"""Our operators, `torch.ops.triptych.*`: mostly Triton kernels, each with a form for any device.
 
 Importing this registers the operators; Triton itself is imported when the first of them runs on a GPU.
 """
@@ -13,6 +13,7 @@ from . import (  # noqa: F401  (registers them)
     group_linear,
     int_mm_mul,
     lce,
+    nan_rows,
     parallel_linear,
     sum_parts,
 )

@@ -44,13 +44,17 @@ class FuseAttention(Pass):
     kernel gets each key twice, unchanged and as zero. With `lowest_score` = -4e3, -1e4 is a plain mask too, which is
     faster; with -inf nothing is assumed.
 
-    Scores under a mask are assumed to be finite: multiplied by a mask of zeros and ones, infinity and NaN would give
-    NaN in eager. Scores are also assumed not to be divided by zero or multiplied by infinity. What NaN in queries or
-    keys gives depends on the kernel; a kernel for CPUs may give zero. If probabilities are masked after the softmax
-    and divided by the sum of the others, the scores are masked before the softmax instead, which keeps probabilities
-    that would underflow beside the masked ones. A sink beside the scores becomes the bias of one more key; this key
-    and its value are zero. Where NaN is set to zero after the softmax, NaN in queries or keys gives zero as in eager,
-    but the gradient of the values is NaN.
+    A row that is NaN in eager because of NaN or infinity in queries or keys is NaN here too, and so are its gradients.
+    The kernels of a CPU give zero for some of these rows, so `triptych::nan_rows` sets them to NaN there. Those of a
+    GPU give zero only where all scores of a row are -inf because of infinite queries or keys, and are left as they are.
+    Scores under a mask are assumed to be finite: NaN and infinity that a mask hides in eager may show here, and the
+    other way round for a product with zeros and ones (docs/attention.md says which). Scores are also assumed not to be
+    divided by zero or multiplied by infinity.
+
+    If probabilities are masked after the softmax and divided by the sum of the others, the scores are masked before
+    the softmax instead, which keeps probabilities that would underflow beside the masked ones. A sink beside the scores
+    becomes the bias of one more key; this key and its value are zero. Where NaN is set to zero after the softmax, NaN
+    in queries or keys gives zero as in eager, but the gradient of the values is NaN.
 
     Under autocast, a bias of a wider dtype is rounded to the dtype of the kernel's operands after the highest number
     of its row is subtracted. So the numbers that have weight, which are near the highest, are hardly rounded.
