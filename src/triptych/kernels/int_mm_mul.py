@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from ..ir.facts import known_equal
 from .registry import KERNEL_DTYPES, check, register, triton_is_there
 
 Tensor = torch.Tensor
@@ -29,6 +28,8 @@ NAME_OF = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def _check(a: Tensor, b: Tensor, scales: Sequence[Tensor], dtypes: Sequence[str]) -> None:
+    from ..ir.facts import known_equal  # not with the operators, which `import triptych` registers
+
     check(a.dim() == b.dim() == 2, lambda: "int_mm_mul takes two matrices")
     check(a.dtype == b.dtype == torch.int8, lambda: f"the matrices are int8, not {a.dtype} and {b.dtype}")
     check(a.shape[1] == b.shape[0], lambda: f"a has {a.shape[1]} columns, b {b.shape[0]} rows")
