@@ -239,13 +239,15 @@ def check_kernels():
             for got, want in zip(triton_sums.launch(parts, 5, columns, dtype, through), wanted, strict=True):
                 torch.testing.assert_close(got, want, rtol=2**-7, atol=1e-2)
     silu = "sigmoid v0; mul v0 v1; add v2 1.0"  # not 0 at 0
+    sign = "gt v0 0.0; float v1; lt v0 0.0; float v3; sub v2 v4"
     for (m, k, n, p), transposed in itertools.product([(70, 16, 256, 32), (5, 3, 100, 7), (64, 64, 128, 16)], (False, True)):
         a, b, c, bias = torch.randn(m, k), torch.randn(n, k).t(), torch.randn(2 * n, p)[::2], torch.randn(n)
         for vector in (None, bias):
             y = b2b_gemm.fake(a, b, c, vector, silu, transposed)
-            got = triton_b2b_gemm.launch(a, b, c, vector, b2b_gemm.function(silu), y)
             wide = [None if t is None else t.double() for t in (a, b, c, vector)]
-            close(got, b2b_gemm.anywhere(*wide, silu, transposed), torch.full((1,), float(n)))
+            for f in (silu, sign):
+                got = triton_b2b_gemm.launch(a, b, c, vector, b2b_gemm.function(f), y)
+                close(got, b2b_gemm.anywhere(*wide, f, transposed), torch.full((1,), float(n)))
 
 
 def close(got, want, summed=None):

@@ -49,6 +49,9 @@ ONE, TWO = "self", "self other"
 LARGER = "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)"
 SMALLER = "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)"
 
+COMPARISONS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}
+"""Their results are conditions: only `where` and `float` take one. All other operands are numbers."""
+
 OPERATIONS: dict[str, Operation] = {
     "add": _parameters(TWO, torch.add, "({0} + {1})"),
     "sub": _parameters(TWO, torch.sub, "({0} - {1})"),
@@ -69,10 +72,8 @@ OPERATIONS: dict[str, Operation] = {
     "sin": _parameters(ONE, torch.sin, "tl.sin({0})"),
     "cos": _parameters(ONE, torch.cos, "tl.cos({0})"),
     "log": _parameters(ONE, torch.log, "tl.log({0})"),
-    **{
-        name: _parameters(TWO, getattr(torch, name), f"({{0}} {sign} {{1}})")
-        for name, sign in {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}.items()
-    },
+    **{name: _parameters(TWO, getattr(torch, name), f"({{0}} {sign} {{1}})") for name, sign in COMPARISONS.items()},
+    "float": _parameters(ONE, torch.Tensor.float, "{0}.to(tl.float32)"),
     "where": _parameters(f"condition {TWO}", torch.where, "tl.where({0}, {1}, {2})"),
 }
 """By canonical name. Operations that Triton computes with less than the precision of float32 for small arguments
