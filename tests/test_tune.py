@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import triptych
+from triptych.cost import measure
 from triptych.cost import timed as timed_costs
 from triptych.cost.device import USUAL
 
@@ -81,6 +82,20 @@ def test_a_sure_gain_is_not_timed():
 def test_a_wrong_value_is_said():
     with pytest.raises(triptych.TriptychError, match="tune"):
         triptych.explain(lambda x: x, torch.ones(1), options={"tune": "sometimes"})
+
+
+def test_what_is_timed_neither_sees_nor_changes_the_state_of_the_program(monkeypatch):
+    monkeypatch.setattr(measure, "add_to_store", lambda *_: None)
+    dtypes = set()
+
+    def prepare():
+        a = torch.randn(4, 4)
+        return lambda: dtypes.add((a @ a).dtype)
+
+    before = torch.get_rng_state()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert measure.measured("a product", torch.device("cpu"), prepare) > 0
+    assert dtypes == {torch.float32} and torch.equal(torch.get_rng_state(), before)
 
 
 # ---- products and copies that are timed ----
