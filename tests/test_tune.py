@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import triptych
-from triptych.cost import measure
+from triptych.cost import Layout, measure
 from triptych.cost import timed as timed_costs
 from triptych.cost.device import USUAL
 
@@ -157,3 +157,11 @@ def test_a_product_is_timed_at_its_strides_and_with_what_is_added_to_it(times):
 
 def test_a_cpu_is_never_timed():
     assert timed_costs.timed(torch.device("cpu"), two_products_or_one) is None
+
+
+@pytest.mark.parametrize("x", [
+    torch.empty(3, 1, 4).expand(3, 5, 4), torch.empty(()).expand(2, 3), torch.empty(6, 8)[::2, 1::3].t(), torch.empty(0, 4),
+])  # fmt: skip
+def test_operands_that_are_timed_have_the_strides_of_the_program(x):
+    got = Layout.of(x).random(torch.float32, torch.device("cpu"))
+    assert (got.shape, got.stride()) == (x.shape, x.stride()) and got.isfinite().all()
