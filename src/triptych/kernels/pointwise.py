@@ -65,7 +65,7 @@ OPERATIONS: dict[str, Operation] = {
     "exp": _parameters(ONE, torch.exp, "tl.exp({0})"),
     "erf": _parameters(ONE, torch.erf, "erf({0}, SHORT)"),
     "sigmoid": _parameters(ONE, torch.sigmoid, "tl.sigmoid({0})"),
-    "tanh": _parameters(ONE, torch.tanh, "(2 * tl.sigmoid(2 * {0}) - 1)"),
+    "tanh": _parameters(ONE, torch.tanh, "tanh({0})"),
     "reciprocal": _parameters(ONE, torch.reciprocal, "(1 / {0})"),
     "sqrt": _parameters(ONE, torch.sqrt, "tl.sqrt_rn({0})"),
     "rsqrt": _parameters(ONE, torch.rsqrt, "tl.rsqrt({0})"),
