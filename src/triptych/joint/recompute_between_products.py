@@ -118,7 +118,7 @@ class RecomputeBetweenProducts(Rule):
         fires(lambda a: F.relu(a[:, :1].expand(a.shape[0], 4).exp() @ torch.ones(4, 40)) @ torch.ones(40, 3), A,
               **ALWAYS, dynamic=True),
         declines(lambda a, b: (y := F.relu(a @ b)) @ y, A, _ones(4, 9), because="used elsewhere, by mm", **ALWAYS),
-        declines(lambda a, b, c: F.relu(a @ b).bfloat16() @ c, A, B, HALVES[2], because="the products are", **ALWAYS),
+        declines(lambda a, b, c: F.relu(a @ b).float() @ c, *HALVES[:2], C, because="the products are", **ALWAYS),
         declines(lambda a, b, c: ((y := F.relu(a @ b)) @ c, y.sum()), A, B, C, because="relu is used elsewhere, by sum",
                  **ALWAYS),
         declines(lambda a, b, c: (F.relu(a @ b) @ c, (a @ b).sum()), A, B, C,

@@ -111,20 +111,19 @@ class _Reader:
         if result.dtype == torch.bool and call.op not in COMPARISONS:
             return None  # `add` and `mul` of conditions are logical operations
         if call.op == "to" and set(args) == {"self", "dtype"} and isinstance(args["self"], Node):
-            value = self._number(args["self"])  # not rounded: every step computes in float32
-            return value if isinstance(value, int) else None
+            return self._cast(args["self"], args["dtype"])
         if call.op == "pow" and args.get("exponent") == 2:
-            return self._add("mul", self._number(args["self"]), self._number(args["self"]))
+            return self._add("mul", self._operand(args["self"]), self._operand(args["self"]))
         if call.op == "clamp" and set(args) <= {"self", "min", "max"}:
-            value = self._number(args["self"])
+            value = self._operand(args["self"])
             for name, bound in (("maximum", args.get("min")), ("minimum", args.get("max"))):
-                value = value if bound is None else self._add(name, value, self._number(bound))
+                value = value if bound is None else self._add(name, value, self._operand(bound))
             return value if isinstance(value, int) else None
         operation = OPERATIONS.get(call.op)
         if operation is None or set(args) != set(operation.parameters):
             return None
         return self._add(call.op, *(
-            self.read(args[name]) if name == "condition" else self._number(args[name]) for name in operation.parameters
+            self.read(args[name]) if name == "condition" else self._operand(args[name]) for name in operation.parameters
         ))  # fmt: skip
 
     def _with_bias(self, node: Node) -> Product | None:
@@ -151,11 +150,25 @@ class _Reader:
                 return Product(inside[-1], product.a, product.b, bias)
         return None
 
-    def _number(self, value: Any) -> Operand | None:
-        """An operand that is computed with: of a condition, 1.0 and 0.0."""
+    def _cast(self, node: Node, dtype: torch.dtype) -> int | None:
+        """The steps compute in float32, and a cast between them rounds nothing.
+
+        A cast to fewer bits than the product has is not supported: the program may need what it cuts off, as
+        `x - x.half().float()` does.
+        """
+        number = self._number(node)
+        if self.product is None or dtype not in (torch.float32, tensor_of(self.product.node).dtype):
+            return None
+        return number
+
+    def _number(self, node: Node) -> int | None:
+        """As `read`; 1.0 and 0.0 for a condition."""
+        value, fact = self.read(node), tensor_fact(node)
+        return self._add("float", value) if fact is not None and fact.dtype == torch.bool else value
+
+    def _operand(self, value: Any) -> Operand | None:
         if isinstance(value, Node):
-            operand, fact = self.read(value), tensor_fact(value)
-            return self._add("float", operand) if fact is not None and fact.dtype == torch.bool else operand
+            return self._number(value)
         return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
     def _add(self, name: str, *operands: Operand | None) -> int | None:
