@@ -204,7 +204,7 @@ class _Joint:
 
 
 def _written_again(program: Program, found: TwoProducts) -> int:
-    """How many times as many bytes as the middle matrix has the backward reads and writes to apply the function again.
+    """How many times the backward reads or writes a matrix of the middle one's size to apply the function again.
 
     A kernel of the backward that is pointwise or a reduction applies it to the product as it reads that. For a reader
     of another kind, such as a product, a kernel writes the result: one that runs anyway, or one that must read the

@@ -76,8 +76,8 @@ OPERATIONS: dict[str, Operation] = {
     "float": _parameters(ONE, torch.Tensor.float, "{0}.to(tl.float32)"),
     "where": _parameters(f"condition {TWO}", torch.where, "tl.where({0}, {1}, {2})"),
 }
-"""By canonical name. Operations that Triton computes with less than the precision of float32 for small arguments
-(`expm1`, `log1p` by way of `exp` and `log`) are left out."""
+"""By canonical name; `float` makes 1.0 and 0.0 of a condition. Operations that Triton computes with less than
+the precision of float32 for small arguments (`expm1`, `log1p` by way of `exp` and `log`) are left out."""
 
 
 @dataclass(frozen=True)

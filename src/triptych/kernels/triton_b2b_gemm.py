@@ -51,8 +51,8 @@ def b2b_gemm_kernel(
     HAS_BIAS: tl.constexpr, EVEN: tl.constexpr, SHORT: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """BLOCK_M rows of the result: the middle matrix is made, used and forgotten BLOCK_N columns at a time. Where B and
-    C are EVEN, whole blocks of them are read, and nothing is asked about their ends."""
+    """Computes BLOCK_M rows of the result, from BLOCK_N columns of the middle matrix at a time. EVEN: the sizes of
+    B and C are multiples of the blocks, so both are read without masks."""
     rows = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     inner = tl.arange(0, BLOCK_K).to(tl.int64)
     columns = tl.arange(0, BLOCK_P).to(tl.int64)
