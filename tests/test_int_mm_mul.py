@@ -4,7 +4,6 @@ the kernel, and where the rule `fused_int_mm_mul` puts it; and where that rule l
 from __future__ import annotations
 
 import functools
-import importlib.util
 import itertools
 import operator
 import re
@@ -16,7 +15,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import triptych
-from tests.test_kernels import run_interpreted
+from tests.test_kernels import NEEDS_TRITON, ptx_of, run_interpreted
 from triptych.kernels import int_mm_mul
 from triptych.kernels.int_mm_mul import LARGEST_INNER, NAME_OF
 from triptych.passes.session import watching
@@ -28,7 +27,6 @@ from triptych.testing.check import compare_graphs, run_pass
 bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 FLOATS = (f32, bf16, f16)
 INT_MM, FUSED = torch.ops.aten._int_mm.default, torch.ops.triptych.int_mm_mul.default
-NEEDS_TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 
 
 def int_mm(a, b):
@@ -262,18 +260,13 @@ def test_what_the_kernel_is_compiled_to(capability):
 
 
 def compiled_to(kinds, scales, dtypes, capability):
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from triptych.kernels.triton_int_mm_mul import kernel_for
 
-    kernel, pointer = kernel_for(kinds, dtypes).fn, {f32: "*fp32", bf16: "*bf16", f16: "*fp16"}
+    pointer = {f32: "*fp32", bf16: "*bf16", f16: "*fp16"}
     constants = {"a_k": 1, "b_k": 1, "EVEN": False, "GROUP": 8, "BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64}
     types = {"a": "*i8", "b": "*i8", "y": pointer[dtypes[-1]]}
-    types |= {f"scale{i}": pointer[dtype] for i, dtype in enumerate(scales)} | dict.fromkeys(constants, "constexpr")
-    source = ASTSource(kernel, {name: types.get(name, "i32") for name in kernel.arg_names}, constants)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4}).asm["ptx"]
+    types |= {f"scale{i}": pointer[dtype] for i, dtype in enumerate(scales)}
+    return ptx_of(kernel_for(kinds, dtypes).fn, types, constants, capability)
 
 
 # ---- where the rule fires: on a GPU that need not be there ----

@@ -174,7 +174,10 @@ def run_interpreted(module, function):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+NEEDS_TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+
+
+@NEEDS_TRITON
 def test_kernels_in_the_interpreter():
     run_interpreted("tests.test_kernels", "check_kernels")
 
@@ -239,13 +242,52 @@ def check_kernels():
             for got, want in zip(triton_sums.launch(parts, 5, columns, dtype, through), wanted, strict=True):
                 torch.testing.assert_close(got, want, rtol=2**-7, atol=1e-2)
     silu = "sigmoid v0; mul v0 v1; add v2 1.0"  # not 0 at 0
+    sign = "gt v0 0.0; float v1; lt v0 0.0; float v3; sub v2 v4"
     for (m, k, n, p), transposed in itertools.product([(70, 16, 256, 32), (5, 3, 100, 7), (64, 64, 128, 16)], (False, True)):
         a, b, c, bias = torch.randn(m, k), torch.randn(n, k).t(), torch.randn(2 * n, p)[::2], torch.randn(n)
         for vector in (None, bias):
             y = b2b_gemm.fake(a, b, c, vector, silu, transposed)
-            got = triton_b2b_gemm.launch(a, b, c, vector, b2b_gemm.function(silu), y)
             wide = [None if t is None else t.double() for t in (a, b, c, vector)]
-            close(got, b2b_gemm.anywhere(*wide, silu, transposed), torch.full((1,), float(n)))
+            for f in (silu, sign):
+                got = triton_b2b_gemm.launch(a, b, c, vector, b2b_gemm.function(f), y)
+                close(got, b2b_gemm.anywhere(*wide, f, transposed), torch.full((1,), float(n)))
+
+
+def check_tanh():
+    from triptych.kernels import b2b_gemm, triton_b2b_gemm
+
+    x = torch.cat([torch.logspace(-30, 2, 500), torch.tensor([0.0, 0.1, torch.inf, torch.nan])])
+    x, one = torch.cat([x, -x])[:, None], torch.ones(1, 1)
+    got = triton_b2b_gemm.launch(x, one, one, None, b2b_gemm.function("tanh v0"), torch.empty_like(x))
+    torch.testing.assert_close(got, x.double().tanh().float(), rtol=2e-6, atol=0, equal_nan=True)
+
+
+@NEEDS_TRITON
+def test_tanh_of_small_numbers():
+    run_interpreted("tests.test_kernels", "check_tanh")
+
+
+@NEEDS_TRITON
+def test_addresses_of_two_products_need_64_bits():
+    """Every place in a matrix may lie beyond 2**31 elements."""
+    from triptych.kernels.pointwise import Pointwise
+    from triptych.kernels.triton_b2b_gemm import kernel_for
+
+    constants = {"HAS_BIAS": True, "EVEN": False, "SHORT": True, "PRECISION": "tf32"}
+    constants |= {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16, "BLOCK_P": 16}
+    types = dict.fromkeys(("a", "b", "c", "bias", "y"), "*bf16")
+    assert "mul.lo.s32" not in ptx_of(kernel_for(Pointwise.read("relu v0")).fn, types, constants, 90)
+
+
+def ptx_of(kernel, types, constants, capability):
+    """What a kernel is compiled to, without a GPU; arguments without a type are integers of 32 bits."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    types = types | dict.fromkeys(constants, "constexpr")
+    source = ASTSource(kernel, {name: types.get(name, "i32") for name in kernel.arg_names}, constants)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4}).asm["ptx"]
 
 
 def close(got, want, summed=None):

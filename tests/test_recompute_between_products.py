@@ -138,6 +138,7 @@ PROGRAMS = {
     "an operand that is written": (Overwritten(), matrices(b=False)[1:], 1),
     "dropout behind": (lambda a, b, c: (F.relu(a @ b) @ c) * F.dropout(torch.ones(3), 0.0), matrices(), 1),
     "the result is read again": (lambda a, b, c: (y := F.relu(a @ b) @ c).exp() * y, matrices(), 1),
+    "conditions": (lambda a, b, c: (lambda x: ((x > 0).float() + (x > 1)) * x)(a @ b) @ c, matrices(), 1),
     "operands from before": (lambda a, b, c: F.relu(a.sin() @ b.exp()) @ c.cos(), matrices(), 1),
 }  # fmt: skip
 

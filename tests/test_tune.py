@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import triptych
+from triptych.cost import Layout, measure
 from triptych.cost import timed as timed_costs
 from triptych.cost.device import USUAL
 
@@ -83,6 +84,20 @@ def test_a_wrong_value_is_said():
         triptych.explain(lambda x: x, torch.ones(1), options={"tune": "sometimes"})
 
 
+def test_what_is_timed_neither_sees_nor_changes_the_state_of_the_program(monkeypatch):
+    monkeypatch.setattr(measure, "add_to_store", lambda *_: None)
+    dtypes = set()
+
+    def prepare():
+        a = torch.randn(4, 4)
+        return lambda: dtypes.add((a @ a).dtype)
+
+    before = torch.get_rng_state()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert measure.measured("a product", torch.device("cpu"), prepare) > 0
+    assert dtypes == {torch.float32} and torch.equal(torch.get_rng_state(), before)
+
+
 # ---- products and copies that are timed ----
 
 GPU = torch.device("cuda", 0)
@@ -142,3 +157,11 @@ def test_a_product_is_timed_at_its_strides_and_with_what_is_added_to_it(times):
 
 def test_a_cpu_is_never_timed():
     assert timed_costs.timed(torch.device("cpu"), two_products_or_one) is None
+
+
+@pytest.mark.parametrize("x", [
+    torch.empty(3, 1, 4).expand(3, 5, 4), torch.empty(()).expand(2, 3), torch.empty(6, 8)[::2, 1::3].t(), torch.empty(0, 4),
+])  # fmt: skip
+def test_operands_that_are_timed_have_the_strides_of_the_program(x):
+    got = Layout.of(x).random(torch.float32, torch.device("cpu"))
+    assert (got.shape, got.stride()) == (x.shape, x.stride()) and got.isfinite().all()

@@ -14,11 +14,10 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from .. import _private
 from ..ir.facts import known
 from ..ir.sizes import bytes_of, elements, size_hint
 from .store import add_to_store, read_store
-from .timing import seconds
+from .timing import apart_from_the_program, seconds
 
 log = logging.getLogger("triptych")
 
@@ -153,7 +152,7 @@ def measure(name: str, device: torch.device) -> DeviceModel:
     """Measures bandwidth by a copy and arithmetic by a product, which takes about a second, once. The cost of a launch
     is not measured: it is that of the known GPUs."""
     log.info("measuring %s, once", name)
-    with _private.without_dispatch_modes(), torch.no_grad():
+    with apart_from_the_program(device):
         large = torch.empty(1 << 27, dtype=torch.uint8, device=device)
         target = torch.empty_like(large)
         bandwidth = 2 * large.numel() / seconds(lambda: target.copy_(large))

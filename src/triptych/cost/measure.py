@@ -15,7 +15,7 @@ import torch
 
 from .. import _private
 from .store import add_to_store, read_store
-from .timing import Work, seconds, seconds_on_cpu
+from .timing import Work, apart_from_the_program, seconds, seconds_on_cpu
 
 log = logging.getLogger("triptych")
 
@@ -63,7 +63,7 @@ def measured(question: str, device: torch.device, prepare: Callable[[], Work]) -
         _known.update(_read())
     if key not in _known:
         try:
-            with _private.without_dispatch_modes(), torch.no_grad():
+            with apart_from_the_program(device):
                 _known[key] = _seconds(device, prepare)
         except Exception as error:  # no memory after all, no such kernel, or one that Triton does not compile
             log.info("not measured: %s: %s", question, error)

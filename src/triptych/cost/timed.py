@@ -64,7 +64,8 @@ class Layout:
         return dtype.itemsize * (1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides)))
 
     def random(self, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty_strided(self.shape, self.strides, dtype=dtype, device=device).normal_()
+        elements = torch.randn(self.bytes(dtype) // dtype.itemsize, dtype=dtype, device=device)
+        return elements.as_strided(self.shape, self.strides)  # an expanded tensor cannot be filled itself
 
     def __str__(self) -> str:
         return f"{list(self.shape)}{list(self.strides)}"

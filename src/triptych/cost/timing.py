@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +17,17 @@ CYCLES_A_SECOND = 3.5e9
 """An upper bound on the clock rate of a GPU: waiting for this many cycles takes at least a second."""
 LONGEST_WAIT = 0.1
 """Seconds that the GPU may wait for the host in one round."""
+
+
+@contextmanager
+def apart_from_the_program(device: torch.device) -> Iterator[None]:
+    """For work that is timed while a program is compiled. Its time does not depend on the program's autocast or other
+    modes, and the program draws the same random numbers as if nothing had been timed."""
+    gpus = [device] if device.type == "cuda" else []
+    with (
+        _private.without_dispatch_modes(), _private.without_autocast(), torch.no_grad(), torch.random.fork_rng(gpus)
+    ):  # fmt: skip
+        yield
 
 
 def seconds(work: Work, rounds: int = 5, least: float = 1e-3) -> float:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from ..cost import can_measure, device_model, measured, size_hint
+from ..cost import Layout, can_measure, device_model, measured, size_hint
 from ..cost.device import tf32_is_allowed
 from ..ir.facts import known
 from ..ir.program import Program, Value
@@ -117,11 +117,8 @@ def seconds_of(site: Site, what: str, work: Callable[[Site], Callable[[], Any]])
 
 def operands(site: Site) -> tuple[torch.Tensor, torch.Tensor]:
     shapes = (*site.batch, site.m, site.k), (*site.batch, site.k, site.n)
-    matrices = [
-        torch.empty_strided(shape, stride, dtype=site.dtype, device=site.device).normal_()
-        for shape, stride in zip(shapes, site.strides)
-    ]
-    return matrices[0], matrices[1]
+    a, b = (Layout(shape, strides).random(site.dtype, site.device) for shape, strides in zip(shapes, site.strides))
+    return a, b
 
 
 def _plain_work(site: Site) -> Callable[[], Any]:

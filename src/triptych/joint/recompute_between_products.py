@@ -117,6 +117,8 @@ class RecomputeBetweenProducts(Rule):
         fires(lambda a, b, c: F.relu(a @ b) @ c, A, B.detach(), C.detach(), **ALWAYS),
         fires(lambda a: F.relu(a[:, :1].expand(a.shape[0], 4).exp() @ torch.ones(4, 40)) @ torch.ones(40, 3), A,
               **ALWAYS, dynamic=True),
+        declines(lambda a, b: (y := F.relu(a @ b)) @ y, A, _ones(4, 9), because="used elsewhere, by mm", **ALWAYS),
+        declines(lambda a, b, c: F.relu(a @ b).float() @ c, *HALVES[:2], C, because="the products are", **ALWAYS),
         declines(lambda a, b, c: ((y := F.relu(a @ b)) @ c, y.sum()), A, B, C, because="relu is used elsewhere, by sum",
                  **ALWAYS),
         declines(lambda a, b, c: (F.relu(a @ b) @ c, (a @ b).sum()), A, B, C,
@@ -202,7 +204,7 @@ class _Joint:
 
 
 def _written_again(program: Program, found: TwoProducts) -> int:
-    """How many times as many bytes as the middle matrix has the backward reads and writes to apply the function again.
+    """How many times the backward reads or writes a matrix of the middle one's size to apply the function again.
 
     A kernel of the backward that is pointwise or a reduction applies it to the product as it reads that. For a reader
     of another kind, such as a product, a kernel writes the result: one that runs anyway, or one that must read the

@@ -49,6 +49,9 @@ ONE, TWO = "self", "self other"
 LARGER = "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)"
 SMALLER = "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)"
 
+COMPARISONS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}
+"""Their results are conditions: only `where` and `float` take one. All other operands are numbers."""
+
 OPERATIONS: dict[str, Operation] = {
     "add": _parameters(TWO, torch.add, "({0} + {1})"),
     "sub": _parameters(TWO, torch.sub, "({0} - {1})"),
@@ -62,21 +65,19 @@ OPERATIONS: dict[str, Operation] = {
     "exp": _parameters(ONE, torch.exp, "tl.exp({0})"),
     "erf": _parameters(ONE, torch.erf, "erf({0}, SHORT)"),
     "sigmoid": _parameters(ONE, torch.sigmoid, "tl.sigmoid({0})"),
-    "tanh": _parameters(ONE, torch.tanh, "(2 * tl.sigmoid(2 * {0}) - 1)"),
+    "tanh": _parameters(ONE, torch.tanh, "tanh({0})"),
     "reciprocal": _parameters(ONE, torch.reciprocal, "(1 / {0})"),
     "sqrt": _parameters(ONE, torch.sqrt, "tl.sqrt_rn({0})"),
     "rsqrt": _parameters(ONE, torch.rsqrt, "tl.rsqrt({0})"),
     "sin": _parameters(ONE, torch.sin, "tl.sin({0})"),
     "cos": _parameters(ONE, torch.cos, "tl.cos({0})"),
     "log": _parameters(ONE, torch.log, "tl.log({0})"),
-    **{
-        name: _parameters(TWO, getattr(torch, name), f"({{0}} {sign} {{1}})")
-        for name, sign in {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}.items()
-    },
+    **{name: _parameters(TWO, getattr(torch, name), f"({{0}} {sign} {{1}})") for name, sign in COMPARISONS.items()},
+    "float": _parameters(ONE, torch.Tensor.float, "{0}.to(tl.float32)"),
     "where": _parameters(f"condition {TWO}", torch.where, "tl.where({0}, {1}, {2})"),
 }
-"""By canonical name. Operations that Triton computes with less than the precision of float32 for small arguments
-(`expm1`, `log1p` by way of `exp` and `log`) are left out."""
+"""By canonical name; `float` makes 1.0 and 0.0 of a condition. Operations that Triton computes with less than
+the precision of float32 for small arguments (`expm1`, `log1p` by way of `exp` and `log`) are left out."""
 
 
 @dataclass(frozen=True)

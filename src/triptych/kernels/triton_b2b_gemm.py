@@ -35,6 +35,14 @@ def erf(x, SHORT: tl.constexpr):
     return value * x
 
 
+@triton.jit
+def tanh(x):
+    """tanh(x); near 0, where the difference loses all digits, the first terms of the series."""
+    u = x * x
+    near_0 = x * (1 + u * (0.13333333333333333 * u - 0.3333333333333333))
+    return tl.where(tl.abs(x) < 0.1, near_0, 2 * tl.sigmoid(2 * x) - 1)
+
+
 SOURCE = '''
 def b2b_gemm_kernel(
     a, b, c, bias, y, m, k, n, p,
@@ -43,11 +51,11 @@ def b2b_gemm_kernel(
     HAS_BIAS: tl.constexpr, EVEN: tl.constexpr, SHORT: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """BLOCK_M rows of the result: the middle matrix is made, used and forgotten BLOCK_N columns at a time. Where B and
-    C are EVEN, whole blocks of them are read, and nothing is asked about their ends."""
+    """Computes BLOCK_M rows of the result, from BLOCK_N columns of the middle matrix at a time. EVEN: the sizes of
+    B and C are multiples of the blocks, so both are read without masks."""
     rows = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
-    inner = tl.arange(0, BLOCK_K)
-    columns = tl.arange(0, BLOCK_P)
+    inner = tl.arange(0, BLOCK_K).to(tl.int64)
+    columns = tl.arange(0, BLOCK_P).to(tl.int64)
     middle = tl.arange(0, BLOCK_N).to(tl.int64)
     left = tl.load(a + rows[:, None] * a_m + inner[None, :] * a_k,
                    mask=(rows < m)[:, None] & (inner < k)[None, :], other=0.0)
@@ -91,7 +99,7 @@ LARGEST_N = max(blocks["BLOCK_N"] for blocks, _, _ in CONFIGS)
 @functools.cache
 def kernel_for(f: Pointwise) -> Any:
     """The kernel with f written into it."""
-    kernel = kernel_of(SOURCE.replace("BODY", f.in_triton(8 * " ")), "b2b_gemm_kernel", erf=erf)
+    kernel = kernel_of(SOURCE.replace("BODY", f.in_triton(8 * " ")), "b2b_gemm_kernel", erf=erf, tanh=tanh)
     return triton.autotune(configs=configs(CONFIGS), key=["m_bucket", "n_bucket", "BLOCK_K", "BLOCK_P"])(kernel)
 
 

@@ -35,6 +35,10 @@ def _gelu(x: torch.Tensor) -> torch.Tensor:
     return x * 0.5 * (1 + (x * math.sqrt(0.5)).erf())
 
 
+def _sign(x: torch.Tensor) -> torch.Tensor:
+    return (x > 0).float() - (x < 0).float()
+
+
 @dataclass(frozen=True)
 class FusedProducts(Rule):
     """mm(f(mm(A, B) + bias), C) -> triptych.b2b_gemm(A, B, C, bias, f), where f is pointwise; up to rounding
@@ -78,12 +82,17 @@ class FusedProducts(Rule):
         fires(lambda a, b, c: a @ (lambda x: x / (1 + (-x).exp()))(b @ c), *TURNED, **ALWAYS),
         fires(lambda a, b, c: (a @ b).clamp(-1, 2).square() @ c, "bf16[9, 4]", "bf16[4, 40]", "bf16[40, 3]", **ALWAYS),
         fires(lambda a, b, c: (lambda x: torch.where(x > 0, x, x * 0.1))(a @ b) @ c, *SMALL, **ALWAYS),
+        fires(lambda a, b, c: _sign(a @ b) @ c, *SMALL, **ALWAYS),
+        declines(lambda a, b, c: (lambda x: (x > 0) + (x > 1))(a @ b).float() @ c, *SMALL, **ALWAYS),
         fires(
             lambda x, w, v, c, d: F.linear(F.relu(F.linear(x, w, v)), c, d),
             "f32[9, 4]", "f32[40, 4]", "f32[40]", "f32[3, 40]", "f32[3]", **ALWAYS,
         ),
         declines(lambda a, b, c: F.relu(a @ b) @ c, *SMALL, dialects=("aten",)),  # on a GPU only
         declines(lambda a, b, c: (y := F.relu(a @ b), y @ c), *SMALL, because="used elsewhere", **ALWAYS),
+        declines(lambda a, b: (y := F.relu(a @ b)) @ y, "f32[9, 4]", "f32[4, 9]", because="used elsewhere", **ALWAYS),
+        declines(lambda a, b, c: torch.addmm(y := F.relu(a @ b), y, c), "f32[9, 4]", "f32[4, 9]", "f32[9, 9]",
+                 because="used elsewhere", **ALWAYS),
         declines(lambda a, b, c: (a @ b) @ c, *SMALL, **ALWAYS),
         fires(lambda a, b, c, v: (a @ b + v).relu() @ c, *SMALL, "f32[40]", **ALWAYS),
         # layers over a batch of sequences
@@ -102,6 +111,11 @@ class FusedProducts(Rule):
         ),
         declines(lambda a, b, c: (a @ b).softmax(-1) @ c, *SMALL, **ALWAYS),
         declines(lambda a, b, c: ((a @ b) * (a @ b * 2)) @ c, *SMALL, **ALWAYS),
+        declines(lambda a, b, c: F.relu(a @ b).float() @ c, "bf16[9, 4]", "bf16[4, 40]", SMALL[2],
+                 because="the products are", **ALWAYS),
+        declines(lambda a, b, c: (lambda x: x - x.half().float())(a @ b) @ c, *SMALL, **ALWAYS),
+        declines(lambda a, b, c, v: F.relu(a @ b + v).bfloat16() @ c, "bf16[9, 4]", "bf16[4, 40]", "bf16[40, 3]",
+                 "f32[40]", **ALWAYS),
         declines(lambda a, b, c: F.relu(a @ b) @ c, "f64[9, 4]", "f64[4, 40]", "f64[40, 3]", **ALWAYS),
         declines(
             lambda a, b, c: F.relu(a @ b) @ c, "f32[9, 300]", "f32[300, 40]", "f32[40, 3]", because="the ends", **ALWAYS

@@ -157,7 +157,7 @@ class Chain:
 
 
 def _is_float32(value: Any) -> bool:
-    """A number that multiplications in float32 can take."""
+    """A number in the range of float32."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return is_number and (not math.isfinite(value) or abs(value) <= LARGEST_FLOAT)
 

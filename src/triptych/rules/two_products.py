@@ -16,7 +16,7 @@ from ..ir.facts import known_equal, tensor_fact, tensor_of
 from ..ir.program import Program, Value
 from ..ir.refusal import Refusal
 from ..kernels.b2b_gemm import LARGEST_END
-from ..kernels.pointwise import OPERATIONS, Operand, Pointwise, Step
+from ..kernels.pointwise import COMPARISONS, OPERATIONS, Operand, Pointwise, Step
 from ..kernels.registry import KERNEL_DTYPES
 from ..rewrite.emit import Emitter
 from ..rewrite.rule import Match
@@ -108,8 +108,10 @@ class _Reader:
             return self.read(args["self"])
         if not all(known_equal(getattr(tensor_fact(o), "shape", None), result.shape) for o in node.all_input_nodes):
             return None  # broadcast
+        if result.dtype == torch.bool and call.op not in COMPARISONS:
+            return None  # `add` and `mul` of conditions are logical operations
         if call.op == "to" and set(args) == {"self", "dtype"} and isinstance(args["self"], Node):
-            return self.read(args["self"]) if args["dtype"] in FLOATS else None  # every step computes in float32
+            return self._cast(args["self"], args["dtype"])
         if call.op == "pow" and args.get("exponent") == 2:
             return self._add("mul", self._operand(args["self"]), self._operand(args["self"]))
         if call.op == "clamp" and set(args) <= {"self", "min", "max"}:
@@ -120,7 +122,9 @@ class _Reader:
         operation = OPERATIONS.get(call.op)
         if operation is None or set(args) != set(operation.parameters):
             return None
-        return self._add(call.op, *(self._operand(args[name]) for name in operation.parameters))
+        return self._add(call.op, *(
+            self.read(args[name]) if name == "condition" else self._operand(args[name]) for name in operation.parameters
+        ))  # fmt: skip
 
     def _with_bias(self, node: Node) -> Product | None:
         """`mm(a, b) + bias`, with one number for each column."""
@@ -137,17 +141,34 @@ class _Reader:
             product, row = Product.read(self.program, inside[-1]), tensor_fact(bias)
             if product is None or product.bias is not None or row is None or row.dim() != 1:
                 continue
-            columns = tensor_of(inside[-1]).shape[1]
-            is_row = row.dtype == result.dtype and known_equal((row.shape[0], result.shape[-1]), (columns, columns))
+            of_product = tensor_of(inside[-1])
+            columns = of_product.shape[1]
+            is_row = row.dtype == of_product.dtype and known_equal((row.shape[0], result.shape[-1]), (columns, columns))
             if is_row and known_equal(result.shape, tensor_of(value).shape) and self.values.keys().isdisjoint(inside):
                 # part of the site, but no operands: the function is one of the sum
                 self.values.update(dict.fromkeys(inside))
                 return Product(inside[-1], product.a, product.b, bias)
         return None
 
+    def _cast(self, node: Node, dtype: torch.dtype) -> int | None:
+        """The steps compute in float32, and a cast between them rounds nothing.
+
+        A cast to fewer bits than the product has is not supported: the program may need what it cuts off, as
+        `x - x.half().float()` does.
+        """
+        number = self._number(node)
+        if self.product is None or dtype not in (torch.float32, tensor_of(self.product.node).dtype):
+            return None
+        return number
+
+    def _number(self, node: Node) -> int | None:
+        """As `read`; 1.0 and 0.0 for a condition."""
+        value, fact = self.read(node), tensor_fact(node)
+        return self._add("float", value) if fact is not None and fact.dtype == torch.bool else value
+
     def _operand(self, value: Any) -> Operand | None:
         if isinstance(value, Node):
-            return self.read(value)
+            return self._number(value)
         return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
     def _add(self, name: str, *operands: Operand | None) -> int | None:
@@ -180,14 +201,18 @@ class TwoProducts:
 
     @property
     def uses_elsewhere(self) -> Iterator[tuple[Node, Node]]:
-        """Values between the two products with users that are not, each with that user."""
-        inside = {*self.middle.nodes, self.outer.node}
-        return ((n, u) for n in self.middle.nodes for u in n.users if u not in inside)
+        """Values between the two products that are needed for more than that, each with the user that needs it."""
+        outer = self.outer
+        inside = {*self.middle.nodes, outer.node}
+        for value in self.middle.nodes:
+            if value in (outer.a if self.turned else outer.b, outer.bias):  # `y @ y`
+                yield value, outer.node
+            yield from ((value, user) for user in value.users if user not in inside)
 
     def match(self, program: Program, problem: Refusal | None = None, **found: Any) -> Match:
         """The site, as `require_sizes` and `fused` expect it."""
         outer, inner = self.outer, self.middle.product
-        problem = problem or self._problem_of_bias()
+        problem = problem or self._problem_of_dtypes() or self._problem_of_bias()
         if problem is not None:
             return Match.at(program, outer.node, problem=problem)
         matrices = (inner.b, inner.a, outer.a) if self.turned else (inner.a, inner.b, outer.b)
@@ -195,6 +220,10 @@ class TwoProducts:
             program, outer.node, covers=self.middle.nodes, matrices=matrices, turned=self.turned, bias=inner.bias,
             added=outer.bias, function=self.middle.function, **found,
         )  # fmt: skip
+
+    def _problem_of_dtypes(self) -> Refusal | None:
+        dtypes = [tensor_of(product.node).dtype for product in (self.middle.product, self.outer)]
+        return Refusal("the products are {found}", found=dtypes) if dtypes[0] != dtypes[1] else None
 
     def _problem_of_bias(self) -> Refusal | None:
         inner = self.middle.product
