@@ -46,6 +46,8 @@ class AttentionPlan:
     """A fused kernel may compute the call. Otherwise torch computes it by products and a softmax."""
     hides_later: bool
     """With a causal mask: is NaN in a later key hidden as well?"""
+    may_be_empty: bool
+    """Is a row NaN if all products of its query are -inf? Beside a sink it is zero."""
     dropout: float
     scale: float
     finite_rows: Value | None
@@ -251,6 +253,7 @@ def _call(
         call.is_causal,
         may_have_kernel,
         call.hides_later,
+        sink is None,
         below.dropout,
         scale,
         call.finite_rows,
