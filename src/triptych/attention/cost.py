@@ -46,6 +46,8 @@ CPU_BACKWARD_TRAFFIC = 4
 CPU_HEAD = 1e-6
 """Seconds that the kernel needs for each head besides its arithmetic. The four numbers are fitted to float32 on one
 core of an EPYC with AVX-512: 8 to 1024 queries, 1 to 96 heads."""
+CPU_NAN_ROWS = 40e9
+"""Bytes of queries, keys and results that a core moves in a second in `nan_rows`, fitted likewise."""
 CPU_TOO_SHORT = 50e-6
 """An attention that takes less than this is fused without a measurement: the difference would be a few microseconds."""
 CPU_TOO_LONG = 0.25
@@ -103,7 +105,7 @@ class _Site:
             mask_dtype=None if mask is None else mask.dtype,
             mask_bytes=0 if mask is None else elements * mask.dtype.itemsize,
             is_causal=plan.is_causal,
-            dtype=q.dtype,
+            dtype=plan.dtype,
             device=q.device,
             dropout=plan.dropout,
             trains=trains,
@@ -155,7 +157,17 @@ class _Site:
             backward += gemm(rows, width, keys) + gemm(keys, width, rows)
             before += backward + CPU_BACKWARD_TRAFFIC * moved
             after += backward + gemm(rows, keys, width) + heads
-        return before + moved, after + heads
+        return before + moved, after + heads + self.nan_rows
+
+    @property
+    def nan_rows(self) -> float:
+        """Seconds of the operations that set rows to NaN behind a kernel on a CPU."""
+        if self.device.type != "cpu":
+            return 0.0
+        (rows, width), keys, columns = self.query[-2:], self.key[-2], self.value[-1]
+        results = 4 if self.trains else 2  # read and written, and the gradient in the backward
+        moved = self.batch * self.dtype.itemsize * (rows * width + keys * width + results * rows * columns)
+        return moved / (CPU_NAN_ROWS * torch.get_num_threads())
 
     def timed(self) -> tuple[float, float] | None:
         """The same, timed on the device; None where that is not possible."""
@@ -169,7 +181,7 @@ class _Site:
         after = measured(f"attention fused {sizes} mask {mask}", self.device, self._fused)
         if before is None or after is None:
             return None
-        return before + self.mask_bytes / device_model(self.device).bandwidth, after
+        return before + self.mask_bytes / device_model(self.device).bandwidth, after + self.nan_rows
 
     def _operands(self) -> list[torch.Tensor]:
         shapes = (self.query, self.key, self.value)

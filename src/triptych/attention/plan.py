@@ -38,6 +38,8 @@ class AttentionPlan:
     key: Value
     value: Value
     """As the kernel takes them: (batch, heads, rows, columns)."""
+    dtype: torch.dtype
+    """In which the kernel computes: that of its operands, or the one that autocast rounds them to."""
     narrow_value: Value
     """The values before they were padded with zeros to the width of the keys."""
     attn_mask: Value | None
@@ -248,6 +250,7 @@ def _call(
         q,
         k,
         wide,
+        narrow or dtype,
         v,
         attn_mask,
         call.is_causal,

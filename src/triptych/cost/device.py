@@ -153,7 +153,7 @@ def measure(name: str, device: torch.device) -> DeviceModel:
     """Measures bandwidth by a copy and arithmetic by a product, which takes about a second, once. The cost of a launch
     is not measured: it is that of the known GPUs."""
     log.info("measuring %s, once", name)
-    with _private.without_dispatch_modes(), torch.no_grad():
+    with _private.without_dispatch_modes(), _private.without_autocast(), torch.no_grad():
         large = torch.empty(1 << 27, dtype=torch.uint8, device=device)
         target = torch.empty_like(large)
         bandwidth = 2 * large.numel() / seconds(lambda: target.copy_(large))

@@ -63,7 +63,7 @@ def measured(question: str, device: torch.device, prepare: Callable[[], Work]) -
         _known.update(_read())
     if key not in _known:
         try:
-            with _private.without_dispatch_modes(), torch.no_grad():
+            with _private.without_dispatch_modes(), _private.without_autocast(), torch.no_grad():
                 _known[key] = _seconds(device, prepare)
         except Exception as error:  # no memory after all, no such kernel, or one that Triton does not compile
             log.info("not measured: %s: %s", question, error)
