@@ -122,6 +122,25 @@ def test_on_a_cpu_both_ways_are_timed(dtype, tune, times, is_fused, monkeypatch)
     assert record.fired["fuse_attention"] == is_fused
 
 
+def with_dropout(q, k, v, bias):
+    return torch.dropout((q @ k.mT / 8).softmax(-1), 0.1, True) @ v
+
+
+def with_bias(q, k, v, bias):
+    return (q @ k.mT / 8 + bias).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("program, codegen", [(with_dropout, "inductor"), (with_bias, "eager")])
+@pytest.mark.parametrize("rows, is_fused", [(8, True), (256, False)])
+def test_without_a_kernel_on_a_cpu_products_stay(program, codegen, rows, is_fused):
+    """Torch would compute them itself, and those of bfloat16 in float32."""
+    inputs = [torch.randn(shape, requires_grad=True) for shape in [(1, 2, rows, 64)] * 3 + [(rows, rows)]]
+    explanation = triptych.explain(program, *inputs, train=True, options={"codegen": codegen})
+    (record,) = explanation.runs_of("fuse_attention")
+    assert record.fired["fuse_attention"] == is_fused
+    assert is_fused or "no kernel" in record.declines[0].reason
+
+
 def test_under_autocast_the_narrow_dtype_is_timed(monkeypatch):
     asked = []
     monkeypatch.setattr(cost._Site, "timed", lambda self: asked.append(self.dtype))

@@ -6,6 +6,7 @@ is read or written. With a mask tensor a slower kernel has to be used, which cos
 A CPU has one kernel for all masks. It computes in float32, whatever the dtype, one head after the other, and its
 backward computes the scores again. That pays where the scores do not fit into the cache. On a CPU with instructions for
 bfloat16, products in bfloat16 are up to five times as fast as the kernel, so that there only a measurement can tell.
+With dropout, or if the mask needs a gradient, a CPU has no kernel: torch computes products and a softmax, in float32.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ..cost.timing import Work
 from ..ir.facts import tensor_of
 from ..rewrite.record import MODEL_ERROR
 from ..rewrite.rule import Match
+from .kernel import NO_KERNEL
 from .plan import AttentionPlan
 
 FORWARD_RATE, BACKWARD_RATE = 0.3, 0.2
@@ -62,10 +64,11 @@ def require_quicker(m: Match, plan: AttentionPlan) -> None:
     if device.type == "cuda" and plan.attn_mask is not None:
         site = _Site.of(plan)
         m.pays(*site.modelled(), measure=site.timed)
-    if device.type == "cpu" and plan.may_have_kernel:
+    if device.type == "cpu":
         site = _Site.of(plan)
         before, after = site.modelled_on_cpu()
         if before > CPU_TOO_SHORT:
+            m.require(plan.may_have_kernel, NO_KERNEL)
             timed = site.timed if before < CPU_TOO_LONG else None
             error = math.inf if site.dtype in HALF else MODEL_ERROR
             m.pays(before, after, measure=timed, error=error, saves=site.score_bytes)
