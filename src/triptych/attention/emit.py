@@ -59,7 +59,7 @@ def _nan_rows(op: Emitter, plan: AttentionPlan, result: Value, q: Value, k: Valu
     """Makes the rows NaN whose softmax is NaN in eager. The kernels of a CPU give 0 for some of them."""
     if q.device is None or q.device.type != "cpu":
         return result
-    how = {"hides_later": True} if plan.hides_later else {}
+    how: dict[str, Any] = {"hides_later": True} if plan.hides_later else {}
     how |= {} if plan.may_be_empty else {"may_be_empty": False}
     if op.program.dialect != ATEN:
         return op.call(torch.ops.triptych.nan_rows.default, result, q, k, **how)

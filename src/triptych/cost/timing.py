@@ -34,9 +34,11 @@ def seconds(work: Work, rounds: int = 5, least: float = 1e-3) -> float:
 
 
 def seconds_on_cpu(work: Work, rounds: int = 5, least: float = 2e-3, most: float = 0.2) -> float:
-    """Seconds that one call of `work` takes on the CPU: the best of some rounds, each at least `least` seconds long, and
-    of fewer rounds where these would take more than `most` seconds. The first call, which also prepares the kernels, only
-    counts if it takes as long alone."""
+    """Seconds that one call of `work` takes on the CPU: the best of some rounds, each at least `least` seconds long.
+
+    There are fewer rounds if they would take more than `most` seconds together. The first call also prepares the
+    kernels, so it counts only if it takes as long as that by itself.
+    """
     first = _on_cpu(work, 1)
     if first > most:
         return first

@@ -21,12 +21,12 @@ Tensor = torch.Tensor
 def nan_rows(
     result: Tensor, query: Tensor, key: Tensor, hides_later: bool = False, may_be_empty: bool = True
 ) -> Tensor:
-    """`hides_later`: a row does not see the keys after its own, not even NaN in them. `may_be_empty`: no score beside
-    those of query and key keeps a row from being -inf everywhere.
+    """`hides_later`: a row does not see the keys after its own, not even NaN in them. `may_be_empty`: a row is NaN if
+    all its scores are -inf, which it is not beside a sink.
 
-    The scores are not computed. Each score of a query q is at most the sum, over the width, of the higher of q times the
-    lowest and q times the highest number of all keys. Unless it overflows, this sum is NaN or +inf exactly where a score
-    is, and -inf only where all are.
+    The scores are not computed. Each score of a query q is at most the sum, over the width, of the higher of q times
+    the lowest and q times the highest number of all keys. Unless it overflows, this sum is NaN or +inf exactly where a
+    score is, and -inf only where all are.
     """
     # (batch, rows, heads, width), the order in memory of the kernel's result and mostly of the others
     result, query, key = (x.transpose(1, 2) for x in (result, query, key))
@@ -42,7 +42,7 @@ def nan_rows(
         first = torch.where(finite_key, count, place).amin(1, keepdim=True)
         is_nan = is_nan & ((place >= first) | ~finite_query)
     if may_be_empty:
-        # -inf comes from other places of infinite keys, too; where all scores of a row are -inf, a kernel gives 0
+        # infinite keys also make all scores -inf at different places of the width, where a kernel gives 0
         infinite_key = torch.maximum(-lowest, highest).amax(-1, keepdim=True) == math.inf
         is_nan = is_nan | (infinite_key & (result.abs().sum(-1, keepdim=True) == 0))
     # a factor instead of a `where`, so that gradients are NaN too
