@@ -11,6 +11,7 @@ import triptych
 from triptych.attention import cost
 from triptych.cost import measure
 from triptych.cost.device import USUAL
+from triptych.cost.timing import seconds_on_cpu
 
 BOOLEAN, BIAS = ((2, 1, 6, 6), (36, 36, 6, 1), torch.bool), ((2, 4, 6, 6), (0, 0, 6, 1), torch.float32)
 
@@ -119,6 +120,58 @@ def test_on_a_cpu_both_ways_are_timed(dtype, tune, times, is_fused, monkeypatch)
     explanation = triptych.explain(by_hand, *inputs, options={"codegen": "eager", "tune": tune})
     (record,) = explanation.runs_of("fuse_attention")
     assert record.fired["fuse_attention"] == is_fused
+
+
+def with_dropout(q, k, v, bias):
+    return torch.dropout((q @ k.mT / 8).softmax(-1), 0.1, True) @ v
+
+
+def with_bias(q, k, v, bias):
+    return (q @ k.mT / 8 + bias).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("program, codegen", [(with_dropout, "inductor"), (with_bias, "eager")])
+@pytest.mark.parametrize("rows, is_fused", [(8, True), (256, False)])
+def test_without_a_kernel_on_a_cpu_products_stay(program, codegen, rows, is_fused):
+    """Torch would compute them itself, and those of bfloat16 in float32."""
+    inputs = [torch.randn(shape, requires_grad=True) for shape in [(1, 2, rows, 64)] * 3 + [(rows, rows)]]
+    explanation = triptych.explain(program, *inputs, train=True, options={"codegen": codegen})
+    (record,) = explanation.runs_of("fuse_attention")
+    assert record.fired["fuse_attention"] == is_fused
+    assert is_fused or "no kernel" in record.declines[0].reason
+
+
+def test_under_autocast_the_narrow_dtype_is_timed(monkeypatch):
+    asked = []
+    monkeypatch.setattr(cost._Site, "timed", lambda self: asked.append(self.dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        triptych.explain(by_hand, *(torch.randn(1, 12, 256, 64) for _ in range(3)), options={"codegen": "eager"})
+    assert asked == [torch.bfloat16]
+
+
+def test_nothing_is_timed_under_autocast(monkeypatch, tmp_path):
+    """Otherwise the times of float32, which are stored for other programs, would be those of bfloat16."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    x, dtypes = torch.randn(4, 4), set()
+    with torch.autocast("cpu", torch.bfloat16):
+        measure.measured("a product", x.device, lambda: lambda: dtypes.add((x @ x).dtype))
+    assert dtypes == {torch.float32}
+
+
+def test_long_work_is_timed_less_often():
+    calls = []
+    work = lambda: calls.append(sum(range(30_000)))  # noqa: E731
+    assert seconds_on_cpu(work, most=1e-6) > 0 and len(calls) == 1
+    calls.clear()
+    assert seconds_on_cpu(work, least=0.0, most=10.0) > 0 and len(calls) == 2 + 5
+
+
+def test_what_a_cpu_adds_to_its_kernel_counts():
+    plain, wide = ([(8, 12, rows, 64)] * 3 for rows in (32, 64))
+    kind = {"is_causal": False, "dtype": torch.float32, "dropout": 0.0, "mask_trains": False, "trains": False}
+    times = [cost._Site(*operands, None, (), None, 0, **kind, device=torch.device(device)).nan_rows
+             for operands, device in ((plain, "cpu"), (wide, "cpu"), (wide, "cuda"))]  # fmt: skip
+    assert 0 < times[0] < times[1] and times[2] == 0
 
 
 def test_what_a_cpu_is_timed_with_runs(monkeypatch, tmp_path):

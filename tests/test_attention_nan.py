@@ -238,6 +238,21 @@ def test_infinite_keys_may_mask(program):
     same_nan(want, run(q, k, v))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("place", [all_keys, all_keys_at_different_places])
+def test_a_sink_keeps_a_row_from_being_empty(place, dtype):
+    """A row whose scores are all -inf is zero: the sink has all the weight."""
+
+    def beside_a_sink(q, k, v):
+        return torch.cat([q @ k.mT, torch.zeros_like(q[..., :1])], -1).softmax(-1)[..., :-1] @ v
+
+    for count in SIZES:
+        _, run = fused(beside_a_sink, *operands(count, dtype=dtype))
+        for number in NUMBERS.values():
+            inputs = operands(count, place, number, dtype)
+            same_nan(beside_a_sink(*inputs), run(*inputs))
+
+
 def test_numbers_that_are_huge_but_finite_may_mask():
     q, k, v = operands(40)
     q, k, v = F.pad(q, (0, 1), value=2.0), F.pad(k, (0, 1)), F.pad(v, (0, 1))

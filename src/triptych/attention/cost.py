@@ -6,6 +6,7 @@ is read or written. With a mask tensor a slower kernel has to be used, which cos
 A CPU has one kernel for all masks. It computes in float32, whatever the dtype, one head after the other, and its
 backward computes the scores again. That pays where the scores do not fit into the cache. On a CPU with instructions for
 bfloat16, products in bfloat16 are up to five times as fast as the kernel, so that there only a measurement can tell.
+With dropout, or if the mask needs a gradient, a CPU has no kernel: torch computes products and a softmax, in float32.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ..cost.timing import Work
 from ..ir.facts import tensor_of
 from ..rewrite.record import MODEL_ERROR
 from ..rewrite.rule import Match
+from .kernel import NO_KERNEL
 from .plan import AttentionPlan
 
 FORWARD_RATE, BACKWARD_RATE = 0.3, 0.2
@@ -46,6 +48,8 @@ CPU_BACKWARD_TRAFFIC = 4
 CPU_HEAD = 1e-6
 """Seconds that the kernel needs for each head besides its arithmetic. The four numbers are fitted to float32 on one
 core of an EPYC with AVX-512: 8 to 1024 queries, 1 to 96 heads."""
+CPU_NAN_ROWS = 40e9
+"""Bytes of queries, keys and results that a core moves in a second in `nan_rows`, fitted likewise."""
 CPU_TOO_SHORT = 50e-6
 """An attention that takes less than this is fused without a measurement: the difference would be a few microseconds."""
 CPU_TOO_LONG = 0.25
@@ -60,10 +64,11 @@ def require_quicker(m: Match, plan: AttentionPlan) -> None:
     if device.type == "cuda" and plan.attn_mask is not None:
         site = _Site.of(plan)
         m.pays(*site.modelled(), measure=site.timed)
-    if device.type == "cpu" and plan.may_have_kernel:
+    if device.type == "cpu":
         site = _Site.of(plan)
         before, after = site.modelled_on_cpu()
         if before > CPU_TOO_SHORT:
+            m.require(plan.may_have_kernel, NO_KERNEL)
             timed = site.timed if before < CPU_TOO_LONG else None
             error = math.inf if site.dtype in HALF else MODEL_ERROR
             m.pays(before, after, measure=timed, error=error, saves=site.score_bytes)
@@ -103,7 +108,7 @@ class _Site:
             mask_dtype=None if mask is None else mask.dtype,
             mask_bytes=0 if mask is None else elements * mask.dtype.itemsize,
             is_causal=plan.is_causal,
-            dtype=q.dtype,
+            dtype=plan.dtype,
             device=q.device,
             dropout=plan.dropout,
             trains=trains,
@@ -155,7 +160,17 @@ class _Site:
             backward += gemm(rows, width, keys) + gemm(keys, width, rows)
             before += backward + CPU_BACKWARD_TRAFFIC * moved
             after += backward + gemm(rows, keys, width) + heads
-        return before + moved, after + heads
+        return before + moved, after + heads + self.nan_rows
+
+    @property
+    def nan_rows(self) -> float:
+        """Seconds of the operations that set rows to NaN behind a kernel on a CPU."""
+        if self.device.type != "cpu":
+            return 0.0
+        (rows, width), keys, columns = self.query[-2:], self.key[-2], self.value[-1]
+        results = 4 if self.trains else 2  # read and written, and the gradient in the backward
+        moved = self.batch * self.dtype.itemsize * (rows * width + keys * width + results * rows * columns)
+        return moved / (CPU_NAN_ROWS * torch.get_num_threads())
 
     def timed(self) -> tuple[float, float] | None:
         """The same, timed on the device; None where that is not possible."""
@@ -169,7 +184,7 @@ class _Site:
         after = measured(f"attention fused {sizes} mask {mask}", self.device, self._fused)
         if before is None or after is None:
             return None
-        return before + self.mask_bytes / device_model(self.device).bandwidth, after
+        return before + self.mask_bytes / device_model(self.device).bandwidth, after + self.nan_rows
 
     def _operands(self) -> list[torch.Tensor]:
         shapes = (self.query, self.key, self.value)

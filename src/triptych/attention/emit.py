@@ -59,11 +59,12 @@ def _nan_rows(op: Emitter, plan: AttentionPlan, result: Value, q: Value, k: Valu
     """Makes the rows NaN whose softmax is NaN in eager. The kernels of a CPU give 0 for some of them."""
     if q.device is None or q.device.type != "cpu":
         return result
+    how: dict[str, Any] = {"hides_later": True} if plan.hides_later else {}
+    how |= {} if plan.may_be_empty else {"may_be_empty": False}
     if op.program.dialect != ATEN:
-        later = {"hides_later": True} if plan.hides_later else {}
-        return op.call(torch.ops.triptych.nan_rows.default, result, q, k, **later)
+        return op.call(torch.ops.triptych.nan_rows.default, result, q, k, **how)
     operands = [value.node for value in (result, q, k)]
-    traced = in_aten(op, lambda result, q, k: nan_rows(result, q, k, plan.hides_later), operands)
+    traced = in_aten(op, functools.partial(nan_rows, **how), operands)
     return Value(op.program, put(op, traced, operands))
 
 

@@ -20,6 +20,8 @@ KERNELS = "aten::_scaled_dot_product_"
 BY_PRODUCTS = "aten::_scaled_dot_product_attention_math"
 """An operator with the same prefix that computes an attention by several products."""
 
+NO_KERNEL = "torch has no kernel for this attention, and would compute it by products and a softmax"
+
 
 def kernel(op: Emitter, q: Value, k: Value, v: Value, attn_mask: Value | None, **how: Any) -> Value:
     """Inserts the operators into which `scaled_dot_product_attention` decomposes for these operands.
@@ -35,7 +37,7 @@ def kernel(op: Emitter, q: Value, k: Value, v: Value, attn_mask: Value | None, *
 
     traced = in_aten(op, attention, operands)
     if not any(map(_is_kernel, traced.graph.nodes)):
-        raise Refused("torch has no kernel for this attention, and would compute it by products and a softmax")
+        raise Refused(NO_KERNEL)
     return Value(op.program, put(op, traced, operands))
 
 

@@ -38,6 +38,8 @@ class AttentionPlan:
     key: Value
     value: Value
     """As the kernel takes them: (batch, heads, rows, columns)."""
+    dtype: torch.dtype
+    """In which the kernel computes: that of its operands, or the one that autocast rounds them to."""
     narrow_value: Value
     """The values before they were padded with zeros to the width of the keys."""
     attn_mask: Value | None
@@ -46,6 +48,8 @@ class AttentionPlan:
     """A fused kernel may compute the call. Otherwise torch computes it by products and a softmax."""
     hides_later: bool
     """With a causal mask: is NaN in a later key hidden as well?"""
+    may_be_empty: bool
+    """Is a row NaN if all products of its query are -inf? Beside a sink it is zero."""
     dropout: float
     scale: float
     finite_rows: Value | None
@@ -246,11 +250,13 @@ def _call(
         q,
         k,
         wide,
+        narrow or dtype,
         v,
         attn_mask,
         call.is_causal,
         may_have_kernel,
         call.hides_later,
+        sink is None,
         below.dropout,
         scale,
         call.finite_rows,

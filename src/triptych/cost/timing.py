@@ -45,10 +45,18 @@ def seconds(work: Work, rounds: int = 5, least: float = 1e-3) -> float:
     return min(_round(work, times, launching) for _ in range(rounds))
 
 
-def seconds_on_cpu(work: Work, rounds: int = 5, least: float = 2e-3) -> float:
-    """Seconds that one call of `work` takes on the CPU: the best of some rounds, each at least `least` seconds long."""
-    work()
-    times = max(1, min(100, int(least / max(_on_cpu(work, 1), 1e-6))))
+def seconds_on_cpu(work: Work, rounds: int = 5, least: float = 2e-3, most: float = 0.2) -> float:
+    """Seconds that one call of `work` takes on the CPU: the best of some rounds, each at least `least` seconds long.
+
+    There are fewer rounds if they would take more than `most` seconds together. The first call also prepares the
+    kernels, so it counts only if it takes as long as that by itself.
+    """
+    first = _on_cpu(work, 1)
+    if first > most:
+        return first
+    once = _on_cpu(work, 1)
+    times = max(1, min(100, int(least / max(once, 1e-6))))
+    rounds = max(1, min(rounds, int(most / (times * once))))
     return min(_on_cpu(work, times) for _ in range(rounds))
 
 
