@@ -48,10 +48,13 @@ CPU_BACKWARD_TRAFFIC = 4
 CPU_HEAD = 1e-6
 """Seconds that the kernel needs for each head besides its arithmetic. The four numbers are fitted to float32 on one
 core of an EPYC with AVX-512: 8 to 1024 queries, 1 to 96 heads."""
-CPU_NAN_ROWS = 40e9
-"""Bytes of queries, keys and results that a core moves in a second in `nan_rows`, fitted likewise."""
+CPU_NAN_ROWS, CPU_KEY = 40e9, 0.4e-9
+"""Bytes of queries and results that a core moves in a second in `nan_rows`, and the seconds that it needs for each
+number of the keys, of which the kernel finds the lowest and the highest; both fitted likewise."""
 CPU_TOO_SHORT = 50e-6
 """An attention that takes less than this is fused without a measurement: the difference would be a few microseconds."""
+CPU_MUCH_MEMORY = 64 << 20
+"""On a CPU the kernel may be a little slower if this many bytes of scores are saved."""
 CPU_TOO_LONG = 0.25
 """An attention that takes longer than this many seconds is not measured."""
 
@@ -71,7 +74,8 @@ def require_quicker(m: Match, plan: AttentionPlan) -> None:
             m.require(plan.may_have_kernel, NO_KERNEL)
             timed = site.timed if before < CPU_TOO_LONG else None
             error = math.inf if site.dtype in HALF else MODEL_ERROR
-            m.pays(before, after, measure=timed, error=error, saves=site.score_bytes)
+            saves = site.score_bytes if site.score_bytes >= CPU_MUCH_MEMORY else 0
+            m.pays(before, after, measure=timed, error=error, saves=saves)
 
 
 @dataclass(frozen=True)
@@ -169,8 +173,8 @@ class _Site:
             return 0.0
         (rows, width), keys, columns = self.query[-2:], self.key[-2], self.value[-1]
         results = 4 if self.trains else 2  # read and written, and the gradient in the backward
-        moved = self.batch * self.dtype.itemsize * (rows * width + keys * width + results * rows * columns)
-        return moved / (CPU_NAN_ROWS * torch.get_num_threads())
+        moved = self.batch * self.dtype.itemsize * rows * (width + results * columns)
+        return (moved / CPU_NAN_ROWS + self.batch * keys * width * CPU_KEY) / torch.get_num_threads()
 
     def timed(self) -> tuple[float, float] | None:
         """The same, timed on the device; None where that is not possible."""
