@@ -109,7 +109,7 @@ def by_hand(q, k, v):
     [
         (torch.bfloat16, "unsure", (2e-3, 9e-3), False),  # a CPU with instructions for bfloat16
         (torch.bfloat16, "unsure", (9e-3, 2e-3), True),
-        (torch.bfloat16, "off", (2e-3, 9e-3), True),
+        (torch.bfloat16, "off", (9e-3, 2e-3), False),  # by the model the gain is too small
         (torch.float32, "unsure", (2e-3, 9e-3), False),
         (torch.float32, "unsure", None, True),
     ],
