@@ -200,6 +200,13 @@ def quantized_layer(on: Machine) -> Work:
     return Work(program, [x, w, w_scale], what)
 
 
+@measures("products_by_onednn")
+def linear_layer(on: Machine) -> Work:
+    rows, width, out = on.size(8192, 512), on.size(4096, 512), on.size(4096, 2048)
+    w, b = on.normal(out, width, scale=width**-0.5), on.normal(out)
+    return Work(F.linear, [on.normal(rows, width), w, b], f"a linear layer, {rows} rows, {width} -> {out}")
+
+
 @measures("recompute_between_products")
 def two_products_in_training(on: Machine) -> Work:
     rows, ends, middle = on.size(65536, 1024), 64, on.size(4096, 512)

@@ -193,9 +193,10 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "SchedulerNode": "torch._inductor.scheduler:SchedulerNode",
         "WeakDep": "torch._inductor.dependencies:WeakDep",
         "StarDep": "torch._inductor.dependencies:StarDep",
-        # what Inductor makes of each operator; adds a call of ATen's own; keeps the operands laid out as in eager
+        # what Inductor makes of each operator; adds a call of torch's own, or returns it; keeps the strides of eager
         "lowerings": "torch._inductor.lowering:lowerings",
         "make_fallback": "torch._inductor.lowering:make_fallback",
+        "fallback_handler": "torch._inductor.lowering:fallback_handler",
         "constrain_to_fx_strides": "torch._inductor.lowering:constrain_to_fx_strides",
         # stock Inductor, passes and all: what is left to try when a compile of ours fails
         "stock_compile_fx": "torch._inductor.compile_fx:compile_fx",
@@ -446,5 +447,4 @@ def trace_artifact(name: str, payload: Any) -> None:
 
 def unlimited_recompiles() -> contextlib.AbstractContextManager[Any]:
     """Many small programs through Dynamo in one process, without its limit on recompiles."""
-    many = 1 << 20
-    return __getattr__("dynamo_config").patch(recompile_limit=many, accumulated_recompile_limit=many)
+    return __getattr__("dynamo_config").patch(recompile_limit=1 << 20, accumulated_recompile_limit=1 << 20)

@@ -55,6 +55,7 @@ from .post_grad.post_grad_fusions import (
     SplitCatAtenPass,
     UnbindStackAtenPass,
 )
+from .post_grad.products_by_onednn import ProductsByOnednnPass
 from .post_grad.reduced_atomic_contention import ReducedAtomicContention
 from .post_grad.region_results import RegionResultsPass
 from .post_grad.reinplace import Reinplace
@@ -275,6 +276,7 @@ BEFORE_CODEGEN: list[Entry] = [
     SpellOutComplexNumbersPass,
     LaunchTritonKernels,  # before memory is reused: it allocates the memory that kernels write
     Reinplace,  # nothing may be moved or matched once memory is written in the middle of the graph
+    ProductsByOnednnPass,  # after the previous, which knows products by ATen's names, and adds to their memory
     CopyOperandsOfCatPass,  # last: it looks for writes that follow
 ]
 """What a code generator needs. These passes run on nested graphs too."""

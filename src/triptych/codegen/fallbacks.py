@@ -10,11 +10,14 @@ decomposition, which would come too late here, or would undo an in-place write.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from torch.fx import GraphModule
 
 from .. import _private
+from ..kernels.onednn import linear_operator
 
 
 def call_what_has_no_kernel(gm: GraphModule) -> None:
@@ -35,3 +38,18 @@ def _has_no_kernel(overload: Any) -> bool:
     if overload.namespace != "aten" or overload in _private.lowerings:
         return False
     return overload._schema.is_mutable or overload in _private.select_decomp_table()
+
+
+@contextlib.contextmanager
+def calling_onednn() -> Iterator[None]:
+    """Inductor calls oneDNN's linear layer with any weight. Its own lowering takes only weights that it has packed."""
+    operator, lowerings = linear_operator(), _private.lowerings
+    usual = lowerings.get(operator)
+    if usual is None:
+        yield
+        return
+    lowerings[operator] = _private.fallback_handler(operator, add_to_fallback_set=False)
+    try:
+        yield
+    finally:
+        lowerings[operator] = usual

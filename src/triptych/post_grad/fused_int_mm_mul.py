@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .. import _private
 from ..cost import size_hint
 from ..ir.calls import Call
 from ..ir.facts import known, known_equal, tensor_fact, tensor_of
@@ -25,11 +24,10 @@ from ..ir.program import Program
 from ..ir.refusal import Refusal
 from ..kernels.int_mm_mul import LARGEST_INNER, NAME_OF, multiplies_int8
 from ..kernels.registry import KERNEL_DTYPES
-from ..options import Options
 from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Match, Rule
 from .int_mm_mul_cost import modelled, site_of, timed
-from .neighbours import made_by_pointwise
+from .neighbours import generates_products, made_by_pointwise
 
 LEAST_ROWS, MULTIPLE = 17, 8
 """On a GPU, torch multiplies int8 matrices of at least this many rows, and of sizes that are a multiple of this."""
@@ -193,7 +191,7 @@ class FusedIntMmMul(Rule):
         m.leave_behind(chain.expanded)
         if self.always:
             return
-        generated = _generates_products(m.program.options)
+        generated = generates_products(m.program.options)
         m.require(not generated, "if the best kernel for the product is a generated one, it scales the result too")
         m.require(a.device.type == "cuda" and multiplies_int8(a.device), "on a GPU only, which has a kernel for it")
         sizes = tuple(map(size_hint, (a.shape[0], inner, b.shape[1])))
@@ -250,13 +248,3 @@ class FusedIntMmMul(Rule):
         declines(lambda a, b, s: int_mm(a, b).double() * s, A, B, "f32[6]", **ALWAYS),
         declines(lambda a, b, s: (a @ b) * s, "f32[4, 8]", "f32[8, 8]", "f32[8]", **ALWAYS),
     ]  # fmt: skip
-
-
-def _generates_products(options: Options) -> bool:
-    """Does Inductor generate its own kernels for products? It makes what follows a part of them."""
-    if options.codegen != "inductor":
-        return False
-    config = _private.inductor_config
-    switches = ("max_autotune", "max_autotune_gemm")
-    by_mode = options.mode in ("max-autotune", "max-autotune-no-cudagraphs")
-    return by_mode or any(options.inductor_options.get(name, getattr(config, name)) for name in switches)

@@ -1,12 +1,15 @@
-"""Which operations before and after a value generated code can fuse with it, looking through views."""
+"""Which operations before and after a value generated code can fuse with it, looking through views; and whether it
+computes products itself."""
 
 from __future__ import annotations
 
 from torch.fx import Node
 
+from .. import _private
 from ..ir.program import Program
 from ..ir.readers import readers
 from ..ir.traits import is_pointwise, is_reduction, is_view
+from ..options import Options
 
 
 def read_by_pointwise(program: Program, node: Node, reductions: bool = False) -> bool:
@@ -37,3 +40,13 @@ def made_by_pointwise(program: Program, node: Node) -> bool:
             return is_pointwise(call.op)
         node = call.args["self"]
     return False
+
+
+def generates_products(options: Options) -> bool:
+    """Does Inductor generate its own kernels for products? It makes what follows a part of them."""
+    if options.codegen != "inductor":
+        return False
+    config = _private.inductor_config
+    switches = ("max_autotune", "max_autotune_gemm")
+    by_mode = options.mode in ("max-autotune", "max-autotune-no-cudagraphs")
+    return by_mode or any(options.inductor_options.get(name, getattr(config, name)) for name in switches)
