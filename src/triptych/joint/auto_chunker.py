@@ -243,6 +243,10 @@ class AutoChunker(Pass):
     sequence, a chunk consists of whole sequences, and a symbolic number of them is split from four on. A number of rows
     that depends on data is left whole.
 
+    With Inductor's kernels, a batch with fewer than two rows, or sequences, for each chunk may be compiled again, with
+    fewer chunks or whole. Larger batches that come later may then use that graph as well, and need more memory. Pad
+    such batches or leave them out.
+
     Gradients in float16 are left whole. They would be computed for a loss gradient of one, without the loss scale,
     which only the backward knows. For 4096 rows and 32000 classes that set 99% of the gradients of the logits to zero.
     The gradients of the rows and of the weight were off by 1.0e-2 and 4.1e-3; in eager, with a loss scale of 65536, by
