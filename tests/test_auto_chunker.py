@@ -91,6 +91,11 @@ def z_loss(head: Head) -> torch.Tensor:
     return F.cross_entropy(logits, head.y) + 0.1 * logits.logsumexp(-1).square().mean()
 
 
+def entropy(head: Head) -> torch.Tensor:
+    p = F.linear(head.h, head.w).softmax(-1)
+    return (p * p.log()).sum(-1).mean()
+
+
 def soft_cap(head: Head) -> torch.Tensor:
     return F.cross_entropy(5 * torch.tanh(F.linear(head.h, head.w) / 5), head.y)
 
@@ -160,7 +165,7 @@ def two_heads(head: Head) -> torch.Tensor:
 
 
 FIRES: list[Loss] = [
-    plain, with_bias, summed, weighted_rows, weighted_classes, smoothed, z_loss, soft_cap, llama, shifted_logits,
+    plain, with_bias, summed, weighted_rows, weighted_classes, smoothed, z_loss, entropy, soft_cap, llama, shifted_logits,
     classes_second, soft_targets, scaled_after, perplexity, frozen_weight, tied, temperature, two_heads,
     linear_loss, contrastive,
 ]  # fmt: skip
@@ -210,7 +215,7 @@ def test_equal_to_eager_in_bfloat16(loss):
     assert fired(check(loss, Head.make(torch.bfloat16))) == 1
 
 
-@pytest.mark.parametrize("loss", [llama, with_bias, shifted_logits], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("loss", [llama, with_bias, shifted_logits, entropy], ids=lambda f: f.__name__)
 def test_equal_by_kernels(loss):
     assert fired(check(loss, Head.make(), codegen="inductor")) == 1
 

@@ -63,6 +63,10 @@ def smoothed(h: T, w: T, b: T, y: T) -> T:
     return F.cross_entropy(F.linear(h, w, b).view(-1, CLASSES), y.view(-1), label_smoothing=0.1)
 
 
+def bias_added_later(h: T, w: T, b: T, y: T) -> T:
+    return F.cross_entropy(F.linear(h, w).view(-1, CLASSES) + b, y.view(-1))
+
+
 def shifted_logits(h: T, w: T, b: T, y: T) -> T:
     """Whole sequences only, since each is cut."""
     logits = F.linear(h, w)[..., :-1, :].contiguous()
@@ -84,7 +88,9 @@ def contrastive(h: T, w: T, b: T, y: T) -> T:
     return F.cross_entropy(narrow @ narrow.t(), torch.arange(narrow.shape[0]))
 
 
-ROWS: list[Loss] = [plain, llama, counted_tokens, masked, means_of_sequences, z_loss, smoothed, contrastive]
+ROWS: list[Loss] = [
+    plain, llama, counted_tokens, masked, means_of_sequences, z_loss, smoothed, bias_added_later, contrastive,
+]  # fmt: skip
 SEQUENCES: list[Loss] = [shifted_logits, all_but_the_last, classes_second]
 
 
@@ -162,7 +168,7 @@ def test_equal_to_eager_by_one_graph(loss, dims):
     assert not any(n.target is torch.ops.aten.mm.default for n in backward.graph.nodes)
 
 
-@pytest.mark.parametrize("loss", [plain, z_loss, counted_tokens], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("loss", [plain, z_loss, counted_tokens, bias_added_later], ids=lambda f: f.__name__)
 def test_fewer_rows_than_chunks(loss):
     """Then the first chunk has all rows, and the others have none; that takes no other graph."""
     assert len(check(loss, (0,), sizes=(*TINY, 2), first=(21, 1))) == 1

@@ -14,6 +14,7 @@ from ..ir.facts import fact, known_equal, numel, tensor_of
 from ..ir.program import Program, Value
 from ..ir.traits import is_gemm, is_pointwise
 from ..rewrite.emit import Emitter
+from ..rewrite.refusal import Refused
 from .region import Region
 from .rows import COPIES, ONE_DIM, REDUCTIONS, SAME_ORDER, RowRules, Rows, Summed, reduced_dims, tensor_operands
 from .sizes import Size, Span, shape_of, spans
@@ -145,9 +146,12 @@ class Builder:
 
     def _outside(self, node: Node) -> Node:
         """A value from outside the region as the chunks can read it. A value of the backward is computed again for a
-        seed of one; a value that stands after the chunks is computed again before them."""
+        seed of one; a value that stands after the chunks is computed again before them. Raises Refused for random
+        draws, of which the backward would see another than the forward."""
         if node not in self.region.seeded and node < self.op.anchor:
             return node
+        if not self.program.aliasing.effects(node).pure:
+            raise Refused("{at} comes after the first reader of the loss, and cannot be computed twice", at=node)
         if node not in self.copies:
             if node is self.region.seed:
                 like = tensor_of(node)

@@ -45,6 +45,9 @@ def problem(node: Node, call_of: Callable[[Node], Call | None], seeded: Collecti
         return None if dependent == ["self"] and "rounding_mode" not in args else not_known
     if call.op in FACTORS:
         return None if len(dependent) == 1 else not_known
+    if call.op == "prims.fma":  # a * b + c
+        factors = [name for name in dependent if name != "c"]
+        return None if len(factors) == 1 and "c" in dependent else not_known
     if call.op == "gather":
         return None if dependent == ["self"] else not_known
     terms = TERMS.get(call.op)

@@ -194,6 +194,7 @@ OPERATIONS: dict[str, Operation] = {
         "memory_format": None, "pin_memory": None,
     }),
     "prims.convert_element_type": Operation("pointwise"),
+    "prims.fma": Operation("pointwise", {"a": REQUIRED, "b": REQUIRED, "c": REQUIRED}),  # Inductor registers it
     "reshape": Operation("same_elements", {"self": REQUIRED, "shape": REQUIRED}),
     "permute": Operation("same_elements", {"self": REQUIRED, "dims": REQUIRED}),
     "expand": Operation("same_elements", {"self": REQUIRED, "size": REQUIRED, "implicit": False},

@@ -50,6 +50,11 @@ def _shifted(h: Any, w: Any, y: Any) -> Any:
     return F.cross_entropy(logits.reshape(-1, w.shape[0]), y[:, 1:].reshape(-1))
 
 
+def _random_weights(h: Any, w: Any, y: Any) -> Any:
+    losses = F.cross_entropy(F.linear(h, w), y, reduction="none")
+    return losses.detach().sum(), (losses * torch.rand(6)).sum()
+
+
 @dataclass(frozen=True)
 class ChunkRows(Rule):
     """loss(h @ W), with its gradients -> cat or sum over chunks of h; gradients times that of the loss; up to rounding
@@ -151,6 +156,8 @@ class ChunkRows(Rule):
                  because="no single number", **JOINT),
         declines(lambda h, w, y: F.cross_entropy(F.dropout(F.linear(h, w)), y), HIDDEN, WEIGHT, TARGETS,
                  because="draws random numbers", **JOINT),
+        # the chunks come before the first sum, and with them the gradients, which need the same draw
+        declines(_random_weights, HIDDEN, WEIGHT, TARGETS, because="cannot be computed twice", **JOINT),
         # whole sequences, of which there must be four: two for each chunk
         declines(lambda h, w, y: F.cross_entropy(F.linear(h, w).mT, y), HIDDEN.detach().view(2, 3, 4).requires_grad_(),
                  WEIGHT, TARGETS.view(2, 3), dynamic=True, because="too few rows, or sequences", **JOINT),
@@ -235,6 +242,10 @@ class AutoChunker(Pass):
     which the graph is compiled; `auto_chunker.chunks` sets another number. Where a loss cuts off the end of each
     sequence, a chunk consists of whole sequences, and a symbolic number of them is split from four on. A number of rows
     that depends on data is left whole.
+
+    With Inductor's kernels, a batch with fewer than two rows, or sequences, for each chunk may be compiled again, with
+    fewer chunks or whole. Larger batches that come later may then use that graph as well, and need more memory. Pad
+    such batches or leave them out.
 
     Gradients in float16 are left whole. They would be computed for a loss gradient of one, without the loss scale,
     which only the backward knows. For 4096 rows and 32000 classes that set 99% of the gradients of the logits to zero.
