@@ -198,6 +198,7 @@ def test_what_is_missing_is_named(file, spec, message):
         ("explain FILE --pass nope", "names is similar; 'triptych passes --no-run' lists them"),
         ("passes add_zeros", "did you mean 'add_zero'"),
         ("passes qqqq", "names is similar; 'triptych passes --no-run' lists them"),
+        ("why-not add_rules FILE", "'add_rules' is a hook, which has no rules of its own"),
         ("explain FILE --html .", ". cannot be written: it is a folder"),
         ("explain FILE --html models.py/page.html", "models.py/page.html cannot be written"),
         ("why-not fuse_attentio FILE", "did you mean 'fuse_attention'"),
