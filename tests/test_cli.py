@@ -217,6 +217,12 @@ def test_names_and_paths_are_checked_before_the_file_is_read(file, call, message
     assert message in result.stderr and result.stderr.startswith("triptych: ") and result.stderr.count("\n") == 1
 
 
+def test_missing_folders_are_created_before_the_file_is_read(file):
+    (file.parent / "never.py").write_text("raise AssertionError('this file was read')")
+    assert "this file was read" in run("explain", "never.py", "--html", "new/folder/page.html", code=2).stderr
+    assert (file.parent / "new" / "folder").is_dir()
+
+
 def test_an_unknown_command_names_the_near_ones():
     assert run("explane", code=2).stderr == "triptych: unknown command 'explane'; did you mean 'explain'?\n"
 
