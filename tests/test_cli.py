@@ -345,6 +345,14 @@ def test_the_name_of_a_stage_is_known_as_one(known):
     assert run("passes", "joint", code=2).stderr == message
 
 
+def test_passes_shows_a_part_of_a_pass():
+    text = run("passes", "batch_aten_tanh").output
+    assert "that part of `group_batch_fusion_passes` alone" in text and "runs if added" in text
+    assert "x.tanh() for x in v" in text and "add_passes=batch_aten_tanh" in text
+    (data,) = json.loads(run("passes", "batch_aten_tanh", "--json").output)
+    assert data["run"]["rewrites"] == 1 and data["run"]["forward"] in ("equal", "close")
+
+
 def test_passes_as_data(known):
     data = json.loads(run("passes", "--stage", "joint", "--json").output)
     assert [(info["name"], info["stage"], info["step"]) for info in data] == [("first_pass", "joint", 1)]

@@ -127,7 +127,7 @@ def _pass_page(infos: list[PassInfo]) -> None:
 
     info = infos[0]
     # a pass that runs at several places is one pass
-    places = ", ".join(f"{i.stage} step {i.step}" for i in infos)
+    places = ", ".join(dict.fromkeys(f"{i.stage} step {i.step}" for i in infos))
     click.secho(info.name, bold=True)
     if info.name in required_names():
         runs = "always runs"

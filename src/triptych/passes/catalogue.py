@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ALL_PASSES, TriptychError, UnknownName
 from ..options import HOOKS, Options
 from ..pipeline import FAMILIES, STAGES, Entry, Hook
+from ..rewrite.examples import Example
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
 
@@ -77,7 +79,13 @@ def _parts(entry: Entry, stage: str, step: int) -> list[PassInfo]:
     """The names under which parts of a pass can be added."""
     if isinstance(entry, Hook):
         return []
-    return [PassInfo(part, stage, step, False, f"that part of `{entry.name}` alone") for part in entry.parts]
+    infos = []
+    for part in entry.parts:
+        example: Example = entry.part_examples[part]
+        rules = tuple(_rule_info(rule, [example]) for rule in entry.rules_of_part(part))
+        purpose = f"that part of `{entry.name}` alone"
+        infos.append(PassInfo(part, stage, step, False, purpose, example.source, rules=rules))
+    return infos
 
 
 def _info(entry: Entry, stage: str, step: int) -> PassInfo:
@@ -86,15 +94,15 @@ def _info(entry: Entry, stage: str, step: int) -> PassInfo:
     rules = entry().rules()
     examples = [e for shown in (entry.examples, *(r.examples for r in rules)) for e in shown if e.fires]
     example = examples[0].source if examples else ""
-    shown = tuple(_rule_info(r) for r in rules)
+    shown = tuple(_rule_info(r, r.examples) for r in rules)
     return PassInfo(
         entry.name, stage, step, entry.default, entry.purpose(), example, entry.option_fields(), shown, entry.details()
     )
 
 
-def _rule_info(rule: Rule) -> RuleInfo:
+def _rule_info(rule: Rule, examples: Sequence[Example]) -> RuleInfo:
     fires, declines = (
-        tuple(ExampleInfo(e.source, e.conditions, e.because) for e in rule.examples if e.fires is fired)
+        tuple(ExampleInfo(e.source, e.conditions, e.because) for e in examples if e.fires is fired)
         for fired in (True, False)
     )
     return RuleInfo(rule.name, rule.formula(), rule.exact, fires, declines)
