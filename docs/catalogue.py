@@ -122,12 +122,17 @@ def _pass(info: PassInfo, gains: MeasuredGains) -> str:
     if info.options:
         options = ", ".join(f"`{info.name}.{name}` = {value!r}" for name, value in info.options.items())
         lines.append(f"Options: {options}")
+    lines += [_example("fires", pass_.part_examples[info.name]) for pass_ in _passes_with_part(info.name)]
     for pass_ in classes:
         rules = pass_().rules()
         lines += [_rule(rule, gains.sentence(rule.name)) for rule in rules]
         if pass_.examples:
             lines.append(_examples(pass_))
     return "\n\n".join(lines)
+
+
+def _passes_with_part(part: str) -> list[type[Pass]]:
+    return [pass_ for passes in all_passes().values() for pass_ in passes if part in pass_.parts]
 
 
 def _rule(rule: Rule, gain: str) -> str:

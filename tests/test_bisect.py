@@ -349,12 +349,25 @@ def test_a_command_says_what_is_good(tmp_path):
     assert found.rewrite.rule == "wrong" and found.compiles <= most_compiles(found.rewrites)
     assert any("relu" in line for line in found.rewrite.changes)
     check.write_text("")
-    assert bisect_command(f"{sys.executable} {check}").verdict == EQUAL
+    with pytest.raises(triptych.TriptychError, match="compiled nothing"):
+        bisect_command(f"{sys.executable} {check}")
 
 
-def test_a_check_that_fails_without_us_is_an_error():
-    result = CliRunner().invoke(main, ["bisect", "--check", "exit 3"])
-    assert result.exit_code == 2 and "no pass of triptych rewrote anything" in result.output
+def test_a_command_without_rewrites_is_good(tmp_path):
+    """A compile that needs no rewrite is told apart from a command that compiles nothing."""
+    check = tmp_path / "check.py"
+    check.write_text(
+        "import torch, triptych\n"
+        "torch.compile(torch.sin, backend=triptych.compile_fx, options={'codegen': 'eager'})(torch.ones(3))\n"
+    )
+    found = bisect_command(f"{sys.executable} {check}")
+    assert (found.verdict, found.rewrites) == (EQUAL, 0)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_check_that_compiles_nothing_is_an_error(code):
+    result = CliRunner().invoke(main, ["bisect", "--check", f"exit {code}"])
+    assert result.exit_code == 2 and "compiled nothing with Triptych" in result.output
     assert CliRunner().invoke(main, ["bisect"]).exit_code == 2
 
 

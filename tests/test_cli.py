@@ -195,6 +195,10 @@ def test_what_is_missing_is_named(file, spec, message):
         ("explain FILE --option inductor.max_autotun=1", "did you mean 'max_autotune'"),
         ("explain FILE --backend inducter", "'inductor'"),
         ("explain FILE --pass fuse_attentio", "did you mean 'fuse_attention'"),
+        ("explain FILE --pass nope", "names is similar; 'triptych passes --no-run' lists them"),
+        ("passes add_zeros", "did you mean 'add_zero'"),
+        ("passes qqqq", "names is similar; 'triptych passes --no-run' lists them"),
+        ("why-not add_rules FILE", "'add_rules' is a hook, which has no rules of its own"),
         ("explain FILE --html .", ". cannot be written: it is a folder"),
         ("explain FILE --html models.py/page.html", "models.py/page.html cannot be written"),
         ("why-not fuse_attentio FILE", "did you mean 'fuse_attention'"),
@@ -211,6 +215,12 @@ def test_names_and_paths_are_checked_before_the_file_is_read(file, call, message
     (file.parent / "never.py").write_text("raise AssertionError('this file was read')")
     result = run(*call.replace("FILE", "never.py").split(), code=2)
     assert message in result.stderr and result.stderr.startswith("triptych: ") and result.stderr.count("\n") == 1
+
+
+def test_missing_folders_are_created_before_the_file_is_read(file):
+    (file.parent / "never.py").write_text("raise AssertionError('this file was read')")
+    assert "this file was read" in run("explain", "never.py", "--html", "new/folder/page.html", code=2).stderr
+    assert (file.parent / "new" / "folder").is_dir()
 
 
 def test_an_unknown_command_names_the_near_ones():
@@ -333,6 +343,14 @@ def test_passes_shows_a_rule_by_its_own_name(known):
 def test_the_name_of_a_stage_is_known_as_one(known):
     message = "triptych: joint is a stage: triptych passes --stage joint lists its passes\n"
     assert run("passes", "joint", code=2).stderr == message
+
+
+def test_passes_shows_a_part_of_a_pass():
+    text = run("passes", "batch_aten_tanh").output
+    assert "that part of `group_batch_fusion_passes` alone" in text and "runs if added" in text
+    assert "x.tanh() for x in v" in text and "add_passes=batch_aten_tanh" in text
+    (data,) = json.loads(run("passes", "batch_aten_tanh", "--json").output)
+    assert data["run"]["rewrites"] == 1 and data["run"]["forward"] in ("equal", "close")
 
 
 def test_passes_as_data(known):

@@ -68,6 +68,13 @@ step = torch.compile(lambda x: x.sin(), backend="triptych")
 assert sys.argv[1:] == ["--steps", "10"]
 step(torch.randn(3))
 """
+MY_TEST = """
+import torch
+import triptych
+
+compiled = torch.compile(torch.sin, backend=triptych.compile_fx, options={"codegen": "eager"})
+assert torch.equal(compiled(torch.zeros(3)), torch.zeros(3))
+"""
 RULES = '''
 import triptych
 
@@ -87,7 +94,7 @@ def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", list(sys.argv))
     monkeypatch.setattr("sys.path", list(sys.path))
-    for name, text in (("model.py", MODEL), ("rules.py", RULES), ("my_test.py", ""), ("train.py", TRAIN)):
+    for name, text in (("model.py", MODEL), ("rules.py", RULES), ("my_test.py", MY_TEST), ("train.py", TRAIN)):
         (tmp_path / name).write_text(text)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.export.graph_signature import InputKind
 
 import triptych
 from triptych.errors import TriptychError
+from triptych.rewrite.passes import Pass
 
 RAISE = {"on_error": "raise"}
 
@@ -161,11 +163,18 @@ def test_graphs_inside_the_graph():
 
 
 def test_a_pass_that_breaks_the_signature_is_an_error_or_leaves_the_program(recwarn):
-    def drop_output(graph):
-        graph.output_node().args = ((),)
+    @dataclass(frozen=True)
+    class DropOutput(Pass):
+        """Returns nothing."""
+
+        name = "drop_output"
+
+        def run(self, rewriter, *, strict=False, tally=None):
+            rewriter.program.graph.output_node().args = ((),)
+            return tally
 
     program = exported()
-    options = {"post_grad_custom_post_pass": drop_output}
+    options = {"post_grad_custom_post_pass": DropOutput}
     with pytest.raises(RuntimeError, match="the graph returns 0 values, the signature 4"):
         triptych.optimize(program, options={**options, **RAISE})
     assert triptych.optimize(program, options={**options, "on_error": "fallback"}) is program

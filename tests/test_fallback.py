@@ -66,6 +66,7 @@ def test_a_stage_that_raises(monkeypatch, codegen, train):
     (text,) = texts
     assert "was compiled without Triptych's passes" in text and "ValueError: broken on purpose" in text
     assert "while running pass normalization_pass_aten of stage pre_grad" in text
+    assert "in the same way" not in text
 
 
 def test_partition_that_raises(monkeypatch):
@@ -73,6 +74,24 @@ def test_partition_that_raises(monkeypatch):
     (text,), y, gradient = run(train=True)
     assert_right(y, gradient)
     assert "was compiled by Inductor itself" in text and "while partitioning the joint graph" in text
+
+
+@pytest.mark.parametrize(
+    ("codegen", "where"),
+    [("inductor", "in PyTorch's own compiler"), ("eager", "without Triptych's passes")],
+)
+def test_what_fails_without_us_too_is_said_to(codegen, where):
+    def refused(x):
+        with torch.inference_mode():
+            y = x * 2
+        return y * x
+
+    with warnings.catch_warnings(record=True) as caught, pytest.raises(RuntimeError, match="Inference tensors"):
+        warnings.simplefilter("always")
+        x = torch.ones(3, requires_grad=True)
+        torch.compile(refused, backend=triptych.compile_fx, options={**FALL_BACK, "codegen": codegen})(x)
+    (text,) = [str(w.message) for w in caught if "Triptych failed" in str(w.message)]
+    assert f". It fails in the same way {where}. To reproduce it" in text
 
 
 def test_code_generation_that_raises(monkeypatch):

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from triptych.passes.catalogue import list_passes
 from triptych.pipeline import STAGES, Hook
 from triptych.rewrite.passes import Pass
 from triptych.rewrite.rule import Rule
 from triptych.testing import declines, fires
 from triptych.testing.check import compare_gradients, gradients, run_example
-from triptych.testing.gallery import CLOSE, DIFFERS, EQUAL, NOTHING, exhibit, one_line
+from triptych.testing.gallery import CLOSE, DIFFERS, EQUAL, NOTHING, exhibit, gallery, one_line
 from triptych.verify.tolerances import GRADIENT
 
 PRE_GRAD = {entry.name: entry for entry in STAGES["pre_grad"] if not isinstance(entry, Hook)}
@@ -40,6 +41,16 @@ LATER = [(s, e) for s in ("joint", "post_grad") for e in STAGES[s] if not isinst
 def test_a_later_pass_equals_eager(stage, entry):
     shown = exhibit(entry, stage)
     assert shown.good or entry.name in ELSEWHERE, shown
+
+
+PARTS = [info for info in list_passes() if any(info.name in e.parts for _, e in LATER)]
+
+
+@pytest.mark.parametrize("info", PARTS, ids=lambda info: info.name)
+def test_a_part_of_a_pass_equals_eager(info):
+    assert info.rules and all(rule.fires for rule in info.rules) and info.example
+    (shown,) = gallery([info])
+    assert shown.good, shown
 
 
 # ---- a check that cannot fail checks nothing ----

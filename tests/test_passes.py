@@ -97,6 +97,23 @@ def test_a_user_pass_that_breaks_the_graph_is_undone():
     assert torch.equal(gm(X), X.relu() + 1) and session.warnings
 
 
+def erase_output(graph):
+    graph.erase_node(graph.output_node())
+
+
+def return_nothing(graph):
+    graph.output_node().args = ((),)
+
+
+@pytest.mark.parametrize("broken", [erase_output, return_nothing])
+@pytest.mark.parametrize("hook", ["pre_grad_custom_pass", "joint_custom_post_pass", "post_grad_custom_post_pass"])
+def test_a_user_pass_that_drops_the_output_is_undone(hook, broken, caplog):
+    options = {"codegen": "eager", "on_error": "raise", hook: broken}
+    compiled = torch.compile(lambda x: x.sin() + 1, backend=triptych.compile_fx, options=options)
+    assert torch.equal(compiled(X), X.sin() + 1)
+    assert f"{hook}: {broken.__name__} raised VerificationError" in caplog.text
+
+
 def test_a_user_pass_may_leave_the_order_to_the_sort():
     def unordered(graph):
         nodes = list(graph.nodes)

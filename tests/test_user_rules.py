@@ -235,6 +235,20 @@ def test_joined_weights_say_what_they_would_cost():
     assert answer.fires or any("would cost" in miss.reason for miss in answer)
 
 
+def test_why_not_takes_the_name_of_a_users_rule():
+    options = {**EAGER, "add_rules": [SiluByHand], "joint_custom_pre_pass": [RELU_OF_SUM]}
+    answer = triptych.why_not("silu_by_hand", gated, *INPUTS, options=options)
+    assert [one.rule for one in answer.fires] == ["silu_by_hand"]
+
+
+def test_why_not_says_that_a_hook_is_no_rule():
+    message = "'add_rules' is a hook.*: ask for one of your rules in it "
+    with pytest.raises(triptych.TriptychError, match=message + "[(]silu_by_hand, relu_of_sum[)]"):
+        triptych.why_not("add_rules", gated, *INPUTS, options={"add_rules": [SiluByHand, RELU_OF_SUM]})
+    with pytest.raises(triptych.TriptychError, match="'joint_custom_pre_pass' is a hook.*, by its class or its name"):
+        triptych.why_not("joint_custom_pre_pass", gated, *INPUTS)
+
+
 def test_why_not_asks_a_users_rule_in_training():
     x = INPUTS[0].clone().requires_grad_()
     answer = triptych.why_not(SiluByHand, lambda x: torch.sigmoid(x) * x, x, train=True)

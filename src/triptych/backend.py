@@ -150,12 +150,15 @@ def compile_program(
             return reproduction(gm, example_inputs, options, error)
 
         resorts = {
-            "inductor": Way("was compiled by Inductor itself", by_inductor),
+            "inductor": Way("was compiled by Inductor itself", by_inductor, without_us="in PyTorch's own compiler"),
             "eager": Way("runs eagerly", by_eager),
         }
         ways = [
             Way("was compiled as usual", lambda: compile_flow(gm, example_inputs, session, choose_codegen)),
-            Way("was compiled without Triptych's passes", without_passes, breaks_graph=True),
+            Way(
+                "was compiled without Triptych's passes", without_passes, breaks_graph=True,
+                without_us="without Triptych's passes",
+            ),  # fmt: skip
             *(resorts[name] for name in last_resorts),
         ]
         return first_that_compiles(ways, session, reproduce)

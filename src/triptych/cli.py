@@ -27,7 +27,7 @@ from .cli_base import (
     rule_and_pass_names,
     working,
 )
-from .errors import TriptychError, UnknownName
+from .errors import ALL_PASSES, TriptychError, UnknownName
 from .options import MODES
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def explain(
         raise UnknownName("backend", backend, BACKENDS)
     parsed = parse_options(options) if backend == "triptych" else dict(map(parse_option, options))
     if pass_name is not None and backend == "triptych" and pass_name not in (known := pass_names()):
-        raise UnknownName("pass", pass_name, known)
+        raise UnknownName("pass", pass_name, known, lister=ALL_PASSES)
     require_writable(html)
     with only_data_on_stdout(as_json):
         subject = load(file)

@@ -157,7 +157,7 @@ def parse_options(texts: tuple[str, ...]) -> dict[str, Any]:
 
 
 def require_writable(path: str | None) -> None:
-    """Raise an error now, not after a long compile, if a file cannot be written."""
+    """Raise an error now, not after a long compile, if a file cannot be written. Missing folders are created."""
     if path is None:
         return
     folder = Path(path).parent
@@ -165,6 +165,9 @@ def require_writable(path: str | None) -> None:
         if Path(path).is_dir():
             raise IsADirectoryError(0, "it is a folder")
         folder.mkdir(parents=True, exist_ok=True)
+        if Path(path).exists():
+            with open(path, "ab"):
+                pass
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:

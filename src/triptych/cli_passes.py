@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .cli_base import JSON, Failed, command, complete, rule_and_pass_names, stage_names
-from .errors import TriptychError, UnknownName
+from .errors import ALL_PASSES, TriptychError, UnknownName
 
 if TYPE_CHECKING:
     from .ir.operation_names import OperationInfo
@@ -59,7 +59,8 @@ def passes(name: str | None, stage: str | None, run: bool, operations: bool, as_
         if not chosen and name in stage_names():
             raise TriptychError(f"{name} is a stage: triptych passes --stage {name} lists its passes")
         if not chosen:
-            raise UnknownName("pass", name, {info.name for info in infos})
+            names = {n for info in infos for n in (info.name, *(rule.name for rule in info.rules))}
+            raise UnknownName("pass or rule", name, names, lister=ALL_PASSES)
         infos = chosen
     if name is not None and not as_json:
         _pass_page(infos)
@@ -126,7 +127,7 @@ def _pass_page(infos: list[PassInfo]) -> None:
 
     info = infos[0]
     # a pass that runs at several places is one pass
-    places = ", ".join(f"{i.stage} step {i.step}" for i in infos)
+    places = ", ".join(dict.fromkeys(f"{i.stage} step {i.step}" for i in infos))
     click.secho(info.name, bold=True)
     if info.name in required_names():
         runs = "always runs"

@@ -6,6 +6,9 @@ import difflib
 import re
 from collections.abc import Iterable
 
+ALL_PASSES = "triptych passes --no-run"
+"""The command that lists all passes."""
+
 
 class TriptychError(Exception):
     """Base of every error this package raises on purpose."""
@@ -17,20 +20,22 @@ class UnknownName(TriptychError, ValueError):
     MOST_LISTED = 40
     """Where no name comes near, all are listed if there are no more than this."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
-        """`hint`: what to do, in place of the names that come nearest."""
+    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "", lister: str = "") -> None:
+        """`hint`: what to do, in place of the names that come nearest. `lister`: the command that lists all names."""
         self.kind, self.name = kind, name
         names = sorted({n for n in known if n != name})
         self.near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
         if not self.near:
             self.near = [n for n in names if str(name).lower() in n.lower()][:3]
-        super().__init__(f"unknown {kind} {name!r}; {hint or self._names(names)}")
+        super().__init__(f"unknown {kind} {name!r}; {hint or self._names(names, lister)}")
 
-    def _names(self, known: list[str]) -> str:
+    def _names(self, known: list[str], lister: str) -> str:
         if self.near:
             return "did you mean " + " or ".join(repr(n) for n in self.near) + "?"
-        more = len(known) - self.MOST_LISTED
-        return "known: " + ", ".join(known[: self.MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
+        if len(known) > self.MOST_LISTED:
+            listed = f"; {lister!r} lists them" if lister else ""
+            return f"none of the {len(known)} known names is similar{listed}"
+        return "known: " + ", ".join(known)
 
 
 def in_one_line(error: BaseException) -> str:

@@ -31,6 +31,8 @@ class Way:
     compile: Callable[[], Callable[..., Any]]
     breaks_graph: bool = False
     """An error that Dynamo answers with a graph break is left to Dynamo: our passes have not caused it."""
+    without_us: str = ""
+    """What of Triptych this way leaves out, as a phrase: an error that is the same there is not Triptych's own."""
 
 
 def first_that_compiles(ways: Sequence[Way], session: Session, reproduce: Callable[[Exception], str]) -> Any:
@@ -40,6 +42,7 @@ def first_that_compiles(ways: Sequence[Way], session: Session, reproduce: Callab
     says where it is.
     """
     first_error: Exception | None = None
+    likewise = ""
     for number, way in enumerate(ways):
         try:
             with falling_back() if number else contextlib.nullcontext():
@@ -50,9 +53,11 @@ def first_that_compiles(ways: Sequence[Way], session: Session, reproduce: Callab
             log.debug("failed, so not: the program %s", way.outcome, exc_info=True)
             if first_error is None:
                 first_error, activity = error, session.activity
+            elif way.without_us and _same_failure(first_error, error):
+                likewise = way.without_us
             continue
         if first_error is not None:
-            _warn(session, _message(first_error, activity, way.outcome, reproduce(first_error)))
+            _warn(session, _message(first_error, activity, likewise, way.outcome, reproduce(first_error)))
         return compiled
     assert first_error is not None
     raise first_error
@@ -101,11 +106,22 @@ def refuse_to_start_again() -> None:
         raise RuntimeError("stock Inductor was asked to compile this program, and led back to Triptych")
 
 
-def _message(error: Exception, activity: str, outcome: str, reproduction: str) -> str:
-    what = str(error).strip().partition("\n")[0]
+def _same_failure(first: Exception, other: Exception) -> bool:
+    """Do two errors say the same? Inductor puts the class of an error before its message when it raises it again."""
+    what = _first_line(first)
+    return what in str(other) if what else type(first) is type(other)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _message(error: Exception, activity: str, likewise: str, outcome: str, reproduction: str) -> str:
+    also = f" It fails in the same way {likewise}." if likewise else ""
     return (
         f"Triptych failed to compile a program, which {outcome} instead. The failure, while {activity}: "
-        f"{type(error).__name__}: {what}. {reproduction}; options={{'on_error': 'raise'}} shows the whole error."
+        f"{type(error).__name__}: {_first_line(error)}.{also} {reproduction}; "
+        "options={'on_error': 'raise'} shows the whole error."
     )
 
 

@@ -278,7 +278,10 @@ def _attempt_command(command: str, limit: int | None, timeout: float | None) -> 
             failure = Failure("command", f"exit code {process.returncode}{detail}") if process.returncode else None
         lines = report.read_text("utf-8").splitlines() if report.exists() else []
     steps = _reported(lines)
-    if failure is not None and not steps and limit is None:
+    if limit is None and not lines:
+        outcome = "passes" if failure is None else f"fails ({failure})"
+        raise TriptychError(f"the check {outcome}, but it compiled nothing with Triptych: there is nothing to bisect")
+    if limit is None and failure is not None and not steps:
         raise TriptychError(f"the check fails ({failure}), and no pass of triptych rewrote anything in it")
     return Attempt(limit, failure, steps)
 

@@ -14,8 +14,8 @@ from ..ir.facts import fact
 from ..ir.program import Program
 from ..ir.text import source_line
 from ..match.matcher import Matcher
-from ..options import ADD_RULES, Options
-from ..passes.catalogue import all_rules, rules_of
+from ..options import ADD_RULES, HOOKS, Options
+from ..passes.catalogue import all_rules, own_rules, rules_of
 from ..pipeline import required_names
 from ..rewrite.passes import Pass
 from ..rewrite.record import Decline, Firing
@@ -60,7 +60,8 @@ class WhyNot(list[Decline]):
 def find(rule: Wanted, gm: GraphModule, options: Mapping[str, Any] | Options | None = None) -> list[Match]:
     """Every place where the rule matches and its checks hold; nothing is rewritten. For a pass: of all its rules."""
     require_graph(gm, "find", of_a_model="why_not takes a model")
-    return [match for one in rules_of(rule) for match in _find(one, gm, Options.make(options))]
+    made = Options.make(options)
+    return [match for one in rules_of(rule, made) for match in _find(one, gm, made)]
 
 
 def _find(rule: Rule, gm: GraphModule, options: Options) -> list[Match]:
@@ -87,11 +88,13 @@ def why_not(
 ) -> WhyNot:
     """Where the rule fires, and where it nearly matched, nearest first, each with the user's source line.
 
-    `rule` is a rule, a pass or the name of either. A model is compiled with all passes, which says where the rule
-    fires and where it declined, and once more without this rule, to look for what nearly matched in the graphs that
-    it would have seen; with `train` its backward too. A graph is looked at as it is.
+    `rule` is a rule, a pass or the name of either, also of a rule of yours that the options bring. A model is compiled
+    with all passes, which says where the rule fires and where it declined, and once more without this rule, to look for
+    what nearly matched in the graphs that it would have seen; with `train` its backward too. A graph is looked at as it
+    is.
     """
-    rules, user_options = rules_of(rule), Options.make(options)
+    user_options = Options.make(options)
+    rules = rules_of(rule, user_options)
     require_model(model_or_gm, "why_not")
     fires: list[Firing] = []
     misses: list[Decline] = []
@@ -100,13 +103,14 @@ def why_not(
         graphs: dict[str, Any] = {"graph": model_or_gm}
     else:
         known = all_rules()
-        own = [one for one in rules if one.name not in known]
+        given = {one.name for hook in HOOKS for one in own_rules(user_options, hook)}
+        own = [one for one in rules if one.name not in known and one.name not in given]
         seen = _explained(
             model_or_gm, args, kwargs, train, user_options, add_rules=[*user_options.custom_passes(ADD_RULES), *own]
         )
         fires, misses = _seen(rules, seen)
         removable = known.keys() - required_names()
-        removed = (*user_options.remove_passes, *(one.name for one in rules if one.name in removable))
+        removed = (*user_options.remove_passes, *(one.name for one in rules if one.name in removable | given))
         without = _explained(model_or_gm, args, kwargs, train, user_options, remove_passes=removed)
         graphs = {name: gm for name, gm in without.graphs.items() if name.partition("#")[0] in LOOKED_AT}
     for one in rules:

@@ -21,7 +21,7 @@ from .canonical import CANONICAL
 from .facts import fact, fixed_number, settled, tensor_fact
 from .modules import module_call
 from .operations import OPERATIONS, operation
-from .schema import REQUIRED, fixed_parameters, overloads, parameters, same_constant, signature
+from .schema import REQUIRED, fixed_parameters, list_parameters, overloads, parameters, same_constant, signature
 
 log = logging.getLogger("triptych")
 
@@ -247,7 +247,7 @@ def _canonical(node: Node, name: str, args: dict[str, Any], mutates: bool) -> Ca
     known = _with_fixed_numbers(name, args)
     if known is None:
         return None
-    args = known
+    args = _with_lists_of_sizes(name, known)
     adapt = CANONICAL.get(name)
     if adapt is not None and not mutates:
         adapted = adapt(node, args)
@@ -271,6 +271,17 @@ def _with_fixed_numbers(name: str, args: dict[str, Any]) -> dict[str, Any] | Non
     defaults = parameters(name)
     left_out = {key for key, value in numbers.items() if same_constant(value, defaults[key])}
     return {key: numbers.get(key, value) for key, value in args.items() if key not in left_out}
+
+
+def _with_lists_of_sizes(name: str, args: dict[str, Any]) -> dict[str, Any]:
+    """The arguments, with a list of numbers wherever the schema wants one and a single node computes all of them.
+
+    `x.expand(y.size())` reads as `expand(self=x, size=[s0, 3])`, so rules can rely on a list of sizes being a list. A
+    node of which nothing is known stays, since it may also be a single number.
+    """
+    sizes = {key: fact(args[key]) for key in list_parameters(name) if isinstance(args.get(key), Node)}
+    lists = {key: list(value) for key, value in sizes.items() if isinstance(value, (list, tuple))}
+    return {**args, **lists} if lists else args
 
 
 def _has_node(value: Any) -> bool:

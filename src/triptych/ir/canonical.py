@@ -40,10 +40,13 @@ def spelled(op: str, *names: str) -> Callable[[Adapter], Adapter]:
 
 
 def renamed(op: str, *names: str, **params: str) -> None:
-    """The spelling differs from `op` in its name and in the names of its parameters only."""
+    """The spelling differs from `op` in its name and in the names of its parameters only: it is read as `op` itself is,
+    with the arguments that `op`'s own adapter makes."""
 
-    def adapter(node: Node, args: Args) -> tuple[str, Args]:
-        return op, {params.get(k, k): v for k, v in args.items()}
+    def adapter(node: Node, args: Args) -> tuple[str, Args] | None:
+        named = {params.get(k, k): v for k, v in args.items()}
+        own = CANONICAL.get(op)
+        return (op, named) if own is None else own(node, named)
 
     spelled(op, *names)(adapter)
 

@@ -254,6 +254,12 @@ def fixed_parameters(name: str) -> frozenset[str]:
 
 
 @functools.cache
+def list_parameters(name: str) -> frozenset[str]:
+    """Parameters of an operation that take a list of numbers, in some overload."""
+    return frozenset(p.name for s in overloads(name) for p in s.params if p.kind == "ints")
+
+
+@functools.cache
 def keyword_only(name: str) -> frozenset[str]:
     """Parameters of an operation that no call may give by position."""
     return frozenset(p.name for s in overloads(name) for p in s.params if p.keyword_only)

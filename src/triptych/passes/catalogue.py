@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import TriptychError, UnknownName
+from ..errors import ALL_PASSES, TriptychError, UnknownName
+from ..options import HOOKS, Options
 from ..pipeline import FAMILIES, STAGES, Entry, Hook
+from ..rewrite.examples import Example
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
 
@@ -76,7 +79,13 @@ def _parts(entry: Entry, stage: str, step: int) -> list[PassInfo]:
     """The names under which parts of a pass can be added."""
     if isinstance(entry, Hook):
         return []
-    return [PassInfo(part, stage, step, False, f"that part of `{entry.name}` alone") for part in entry.parts]
+    infos = []
+    for part in entry.parts:
+        example: Example = entry.part_examples[part]
+        rules = tuple(_rule_info(rule, [example]) for rule in entry.rules_of_part(part))
+        purpose = f"that part of `{entry.name}` alone"
+        infos.append(PassInfo(part, stage, step, False, purpose, example.source, rules=rules))
+    return infos
 
 
 def _info(entry: Entry, stage: str, step: int) -> PassInfo:
@@ -85,15 +94,15 @@ def _info(entry: Entry, stage: str, step: int) -> PassInfo:
     rules = entry().rules()
     examples = [e for shown in (entry.examples, *(r.examples for r in rules)) for e in shown if e.fires]
     example = examples[0].source if examples else ""
-    shown = tuple(_rule_info(r) for r in rules)
+    shown = tuple(_rule_info(r, r.examples) for r in rules)
     return PassInfo(
         entry.name, stage, step, entry.default, entry.purpose(), example, entry.option_fields(), shown, entry.details()
     )
 
 
-def _rule_info(rule: Rule) -> RuleInfo:
+def _rule_info(rule: Rule, examples: Sequence[Example]) -> RuleInfo:
     fires, declines = (
-        tuple(ExampleInfo(e.source, e.conditions, e.because) for e in rule.examples if e.fires is fired)
+        tuple(ExampleInfo(e.source, e.conditions, e.because) for e in examples if e.fires is fired)
         for fired in (True, False)
     )
     return RuleInfo(rule.name, rule.formula(), rule.exact, fires, declines)
@@ -119,23 +128,42 @@ def all_passes() -> dict[str, list[type[Pass]]]:
     return passes
 
 
+def _asks_for_a_hook(hook: str, options: Options | None) -> TriptychError:
+    message = f"{hook!r} is a hook, which has no rules of its own: ask for one of your rules in it"
+    names = [] if options is None else [rule.name for rule in own_rules(options, hook)]
+    return TriptychError(f"{message} ({', '.join(names)})" if names else f"{message}, by its class or its name")
+
+
 def _passes_of(name: str) -> list[type[Pass]]:
     """The passes that a name stands for: one, one in each of two stages, or a family."""
     members = FAMILIES.get(name)
     return all_passes().get(name, []) if members is None else [m for m in members if not isinstance(m, Hook)]
 
 
-def rules_of(wanted: Rule | type[Rule] | Pass | type[Pass] | str) -> list[Rule]:
-    """The rule itself, or the rules of a pass; both may be given as a class or by any name that `explain` prints."""
+def own_rules(options: Options, hook: str) -> list[Rule]:
+    """The user's own rules in one hook, those of their own passes too."""
+    given = [one() if isinstance(one, type) else one for one in options.custom_passes(hook)]
+    rules = [one.rules() if isinstance(one, Pass) else [one] for one in given if isinstance(one, (Rule, Pass))]
+    return [rule for some in rules for rule in some]
+
+
+def rules_of(wanted: Rule | type[Rule] | Pass | type[Pass] | str, options: Options | None = None) -> list[Rule]:
+    """The rule itself, or the rules of a pass; both may be given as a class or by any name that `explain` prints.
+
+    The `options` may have rules of the user's own, which can be named too.
+    """
     if isinstance(wanted, str):
-        rules = all_rules()
+        if wanted in HOOKS:
+            raise _asks_for_a_hook(wanted, options)
+        own = {} if options is None else {rule.name: rule for hook in HOOKS for rule in own_rules(options, hook)}
+        rules = all_rules() | own
         if wanted in rules:
             return [rules[wanted]]
         if passes := _passes_of(wanted):
             return [rule for pass_ in passes for rule in pass_().rules()]
         counted = [rule for rule in rules.values() if rule.counts_as(wanted)]  # parts of passes too
         if not counted:
-            raise UnknownName("rule or pass", wanted, [*rules, *all_passes(), *FAMILIES])
+            raise UnknownName("rule or pass", wanted, [*rules, *all_passes(), *FAMILIES], lister=ALL_PASSES)
         return counted
     kind = wanted if isinstance(wanted, type) else type(wanted)
     if not issubclass(kind, (Rule, Pass)):

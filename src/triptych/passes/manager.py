@@ -27,7 +27,7 @@ from ..rewrite.record import Decline
 from ..rewrite.rewriter import Rewriter
 from ..rules.stable_topological_sort import StableTopologicalSort
 from ..verify.numerics import NumericCheck
-from ..verify.structure import Contract, contract, verify
+from ..verify.structure import Contract, contract, interface, require_interface, verify
 from .culprit import Rewrite, first_bad, last_rewrite
 from .custom_passes import call_custom, custom_steps, name_of
 from .node_lines import node_lines
@@ -158,11 +158,12 @@ class _StageRunner:
             self._close(record, before, None)
             return
         backup = GraphState(self.gm)
-        was = fingerprint(self.gm.graph)
+        was, had = fingerprint(self.gm.graph), interface(self.gm.graph)
         started = time.perf_counter()
         try:
             with timed_pass(self.stage, f"{hook}: {name}"):
                 call_custom(custom, self.gm, self.is_inference)
+            require_interface(self.gm.graph, had)
             self._put_in_order()
             self.gm.graph.lint()
         except Exception as error:

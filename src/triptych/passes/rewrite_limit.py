@@ -1,7 +1,8 @@
 """A limit on the rewrites of a whole process, set by environment variables: `triptych bisect --check COMMAND` uses it.
 
 `TRIPTYCH_REWRITE_LIMIT=n`: the process makes its first n rewrites and no more, over all programs it compiles.
-`TRIPTYCH_REWRITE_REPORT=path`: every pass that rewrote something appends a line of JSON to that file.
+`TRIPTYCH_REWRITE_REPORT=path`: every compile that begins, and every pass that rewrote something, appends a line of JSON
+to that file.
 """
 
 from __future__ import annotations
@@ -43,10 +44,15 @@ def reporting() -> bool:
     return bool(os.environ.get(REPORT))
 
 
+def report_compile() -> None:
+    """Tell whoever started this process that it compiles a program, which may need no rewrite."""
+    if reporting():
+        _append({"process": os.getpid(), "compile": True})
+
+
 def report(record: PassRecord, limit: int | None) -> None:
     """Tell whoever started this process what a pass did: at once, since the process may end at any time."""
-    path = os.environ.get(REPORT)
-    if not path or not record.rewrites:
+    if not reporting() or not record.rewrites:
         return
     data: dict[str, Any] = {
         "process": os.getpid(),
@@ -59,5 +65,9 @@ def report(record: PassRecord, limit: int | None) -> None:
     }
     if limit is not None and record.ordinal + record.rewrites >= limit:  # the last pass: its listings are needed
         data |= {"before": record.before, "after": record.after}
-    with open(path, "a", encoding="utf-8") as file:
+    _append(data)
+
+
+def _append(data: dict[str, Any]) -> None:
+    with open(os.environ[REPORT], "a", encoding="utf-8") as file:
         file.write(json.dumps(data) + "\n")

@@ -22,7 +22,7 @@ from ..ir.origins import Origins
 from ..ir.values.buffers import KnownBuffers
 from ..options import Options
 from .record import Listing, PassRecord
-from .rewrite_limit import RewriteCount, count_of_process, limit_of_process, report, reporting
+from .rewrite_limit import RewriteCount, count_of_process, limit_of_process, report, report_compile, reporting
 
 PACKAGE = str(Path(__file__).parent.parent)
 
@@ -183,6 +183,7 @@ def open_session(options: Options, caller: str = "") -> Session:
         session.rewrite_limit, session.count = limit, count_of_process
     for sessions in (*(w.sessions for w in watchers), *(r.sessions for r in recorders)):
         sessions.append(session)
+    report_compile()
     return session
 
 

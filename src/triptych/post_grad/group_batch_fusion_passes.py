@@ -19,7 +19,7 @@ from ..batching.recipes import BatchAlongDims, BatchLinear, BatchPointwise, Grou
 from ..ir.calls import Call
 from ..ir.program import Program
 from ..pre_grad.group_batch_fusion_passes import BatchRule, kernel_runs
-from ..rewrite.examples import declines, fires
+from ..rewrite.examples import Example, declines, fires
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
 
@@ -121,6 +121,13 @@ def _of_any_sizes(*values: Any) -> Any:
 X, W, B = ("f32[4, 16]",) * 8, ("f32[16, 16]",) * 8, ("f32[16]",) * 8
 SIZES = (*("f32[4, 16]", "f32[8, 2]", "f32[6, 5]") * 2, *("f32[3, 16]", "f32[1, 2]", "f32[7, 5]") * 2)
 ATEN: dict[str, Any] = {"dialects": ("aten",)}
+
+
+def _alone(op: str, program: Any) -> Example:
+    """An example of the part for one pointwise operation."""
+    return fires(program, *X * 2, options={"add_passes": f"batch_aten_{op}"}, **ATEN)
+
+
 BatchAten.examples = [
     fires(_towers, X[0], *W, *B, **ATEN),
     fires(_towers, X[0], *W, *B, dynamic=True, **ATEN),
@@ -135,6 +142,17 @@ BatchAten.examples = [
     declines(_linears, *["f32[2048, 16]"] * 8, *W, because="would cost", **ATEN),
     declines(_of_any_sizes, *SIZES, **ATEN),
 ]  # fmt: skip
+BatchFusionOnAten.part_examples = {
+    LINEAR: fires(_linears, *X, *W, options={"add_passes": LINEAR}, **ATEN),
+    GROUP: fires(_of_any_sizes, *SIZES, settings={"always": True}, options={"add_passes": GROUP}, **ATEN),
+    "batch_aten_tanh": _alone("tanh", lambda *v: torch.cat([x.tanh() for x in v])),
+    "batch_aten_sigmoid": _alone("sigmoid", lambda *v: torch.cat([x.sigmoid() for x in v])),
+    "batch_aten_relu": _alone("relu", lambda *v: torch.cat([x.relu() for x in v])),
+    "batch_aten_add": _alone("add", lambda *v: torch.cat([x + y for x, y in zip(v[::2], v[1::2])])),
+    "batch_aten_sub": _alone("sub", lambda *v: torch.cat([x - y for x, y in zip(v[::2], v[1::2])])),
+    "batch_aten_mul": _alone("mul", lambda *v: torch.cat([x * y for x, y in zip(v[::2], v[1::2])])),
+    "batch_aten_div": _alone("div", lambda *v: torch.cat([x / y for x, y in zip(v[::2], v[1::2])])),
+}
 GroupAtenLinears.examples = [
     fires(_of_any_sizes, *SIZES, settings={"always": True}, **ATEN),
     declines(_of_any_sizes, *SIZES, **ATEN),

@@ -27,7 +27,9 @@ Form = Callable[["Emitter", dict[str, Any]], Value]
 
 def _torch_expand(op: Emitter, a: dict[str, Any]) -> Value:
     rest = {k: v for k, v in a.items() if k not in ("self", "size")}
-    return op.node("call_method", "expand", (a["self"], *(a["size"] or ([],))), rest)
+    # one node may compute all sizes
+    sizes = [a["size"]] if isinstance(a["size"], Node) or not a["size"] else a["size"]
+    return op.node("call_method", "expand", (a["self"], *sizes), rest)
 
 
 def _torch_to(op: Emitter, a: dict[str, Any]) -> Value:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -22,6 +22,8 @@ class Pass:
     """The pass runs unless it is removed; if False, it runs only if added by name."""
     parts: ClassVar[tuple[str, ...]] = ()
     """Names that, added in place of the pass's own, run a part of it; each can be removed, too."""
+    part_examples: ClassVar[Mapping[str, Any]] = {}
+    """For each part, an example on which it fires if it is added alone."""
     required: ClassVar[bool] = False
     """Later steps depend on the pass: it runs with all passes off and beyond a limit of rewrites, a bisection does not
     count it, and it cannot be removed."""
@@ -50,6 +52,11 @@ class Pass:
 
     def rules(self) -> Sequence[Rule]:
         return ()
+
+    @classmethod
+    def rules_of_part(cls, part: str) -> list[Rule]:
+        """The rules whose rewrites are counted under the name of a part."""
+        return [rule for rule in cls().rules() if rule.counts_as(part)]
 
     def run(self, rewriter: Rewriter, *, strict: bool = False, tally: Tally | None = None) -> Tally:
         """Run the rules, less those that the user removed by name."""

@@ -104,7 +104,7 @@ def _only_slices(index: Any) -> bool:
 
 
 Slices = Annotated[Any, Is("slices", _only_slices)]
-Zeros = Annotated[Any, Is("zeros", lambda pad: all(isinstance(p, int) and p == 0 for p in pad))]
+Zeros = Annotated[Any, Is("zeros", lambda pad: isinstance(pad, list) and all(type(p) is int and p == 0 for p in pad))]
 
 
 class NoopSlice(Noop):

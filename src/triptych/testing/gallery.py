@@ -68,9 +68,24 @@ def gallery(infos: Sequence[PassInfo]) -> Iterator[Exhibit | None]:
     for info in infos:
         key = info.stage, info.name
         if key not in made:
-            entry = next((e for e in STAGES[info.stage] if e.name == info.name and not isinstance(e, Hook)), None)
-            made[key] = None if entry is None else exhibit(entry, info.stage)
+            made[key] = _exhibit_of(info)
         yield made[key]
+
+
+def _exhibit_of(info: PassInfo) -> Exhibit | None:
+    for entry in STAGES[info.stage]:
+        if isinstance(entry, Hook):
+            continue
+        if entry.name == info.name:
+            return exhibit(entry, info.stage)
+        if info.name in entry.parts:
+            return exhibit_of_part(entry, info.name, info.stage)
+    return None
+
+
+def exhibit_of_part(subject: type[Pass], part: str, stage: str) -> Exhibit:
+    """A pass of which only one part runs, on the example of that part."""
+    return _show(subject, subject.part_examples[part], stage)
 
 
 def exhibit(subject: type[Pass], stage: str) -> Exhibit:
@@ -130,8 +145,12 @@ class _Run:
 
     def _carrier(self) -> Rule | type[Pass]:
         """The pass; or the rule alone, if the example has settings for that rule."""
-        rules = self.subject().rules() if self.example.settings else ()
-        return next((rule for rule in rules if any(e is self.example for e in rule.examples)), self.subject)
+        if not self.example.settings:
+            return self.subject
+        of_parts = [r for part, e in self.subject.part_examples.items() if e is self.example
+                    for r in self.subject.rules_of_part(part)]  # fmt: skip
+        own = [rule for rule in self.subject().rules() if any(e is self.example for e in rule.examples)]
+        return next(iter((*own, *of_parts)), self.subject)
 
 
 def _show(subject: type[Pass], example: Example, stage: str) -> Exhibit:

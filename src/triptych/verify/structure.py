@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
+from .. import _private
 from ..errors import VerificationError
 from ..ir.effects import node_operands
 from ..ir.facts import difference, fact, sizes_from_data
@@ -40,6 +41,22 @@ def contract(gm: GraphModule) -> Contract:
         if b.startswith("output") and aliasing.same(left, right)
     }
     return Contract(len(inputs), len(returned), program.dialect, frozenset(sharing))
+
+
+def interface(graph: Graph) -> tuple[int, int]:
+    """How many inputs a graph takes and how many values it returns. Raises VerificationError if it has no output node:
+    torch's own `lint` accepts that, and the graph would return None."""
+    outputs = graph.find_nodes(op="output")
+    if len(outputs) != 1:
+        raise VerificationError(f"the graph has {len(outputs) or 'no'} output node{'s' * (len(outputs) > 1)}")
+    return len(graph.find_nodes(op="placeholder")), len(_private.pytree.tree_leaves(outputs[0].args))
+
+
+def require_interface(graph: Graph, before: tuple[int, int]) -> None:
+    """Raise VerificationError unless the caller of the graph can still call it as before."""
+    now = interface(graph)
+    if now != before:
+        raise VerificationError(f"inputs and outputs were {before[0]} and {before[1]}, now {now[0]} and {now[1]}")
 
 
 def verify(gm: GraphModule, before: Contract | None = None) -> None:
