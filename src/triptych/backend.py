@@ -206,7 +206,8 @@ def compile_flow(
         del forward.meta[BACKWARD]
         forward.graph.output_node().meta[RESULTS] = facts["num_fwd_outputs"]
         if inputs and not any(hasattr(type(x), "__tensor_flatten__") for x in (*example_inputs, *gm.parameters())):
-            mark_gradients(backward.graph, given)  # a wrapper subclass decides on its strides itself
+            # a wrapper subclass decides on its strides itself
+            mark_gradients(backward.graph, given, session.rewritten_before_autograd)
         return forward, backward
 
     def post_grad_stage(gm: GraphModule, inputs: Sequence[Any], graph: str) -> Compiled:

@@ -38,6 +38,7 @@ from .post_grad.draw_into_empty_memory import DrawIntoEmptyMemoryPass
 from .post_grad.eliminate_dead_code import EliminateDeadCode
 from .post_grad.fuse_attention_aten_pass import FuseAttentionAtenPass
 from .post_grad.fuse_ddp_communication import FuseDdpCommunication
+from .post_grad.gradient_strides import GradientStrides
 from .post_grad.group_batch_fusion_passes import BatchFusionOnAten
 from .post_grad.grouped_gemm_pass import GroupedGemmPass
 from .post_grad.launch_triton_kernels import LaunchTritonKernels
@@ -268,6 +269,7 @@ POST_GRAD: list[Entry] = [
 ]
 
 BEFORE_CODEGEN: list[Entry] = [
+    GradientStrides,  # after every pass that changes gradients, the user's too; before memory is reused
     DrawIntoEmptyMemoryPass,
     RegionResultsPass,
     LiftConstantsPass,  # after all that folds or moves constants
@@ -279,7 +281,8 @@ BEFORE_CODEGEN: list[Entry] = [
     ProductsByOnednnPass,  # after the previous, which knows products by ATen's names, and adds to their memory
     CopyOperandsOfCatPass,  # last: it looks for writes that follow
 ]
-"""What a code generator needs. These passes run on nested graphs too."""
+"""What a code generator needs, and what the caller expects of gradients. These passes run on nested graphs too, and
+where a graph is compiled without the other passes of stages 2 and 3."""
 
 STAGES = {
     "pre_grad": tuple(PRE_GRAD),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from .facts import known, known_equal
+from .facts import known, known_equal, numel, tensor_fact
 
 BACKWARD = "triptych_backward"
 """Meta key of a forward module: its backward, while passes look at both."""
@@ -21,12 +21,20 @@ them are saved for the backward."""
 GRADIENTS = "triptych_gradients"
 """Meta key of the output node of a backward graph: the strides of the tensors that its values are the gradients of."""
 
+REWRITTEN = "triptych_rewritten_before_autograd"
+"""Meta key of the output node of a backward graph: was the program rewritten before autograd? Its gradients may then
+have other strides than in eager."""
 
-def mark_gradients(backward: Graph, given: Sequence[Any]) -> None:
-    """Record the strides of the program's inputs, `given`: the backward graph returns a gradient for each, in order."""
+
+def mark_gradients(backward: Graph, given: Sequence[Any], rewritten: bool = False) -> None:
+    """Record the strides of the program's inputs, `given`: the backward graph returns a gradient for each, in order.
+
+    `rewritten`: the program was rewritten before autograd.
+    """
     output = backward.output_node()
     if len(given) == len(output.args[0]):  # type: ignore[arg-type]
         output.meta[GRADIENTS] = [tuple(x.stride()) if isinstance(x, torch.Tensor) else None for x in given]
+        output.meta[REWRITTEN] = rewritten
 
 
 def returns_gradients(graph: Graph) -> bool:
@@ -44,6 +52,22 @@ def is_gradient_that_fits(node: Node, tensor: Any) -> bool:
     if len(wanted) != len(returned):
         return False
     return all(_lies(tensor, strides) for value, strides in zip(returned, wanted) if value is node)
+
+
+def gradients_with_new_strides(graph: Graph) -> list[Node]:
+    """The gradients whose strides may be due to a rewrite before autograd: those that are neither contiguous nor have
+    the strides of the tensors that they are the gradients of."""
+    if not returns_gradients(graph) or not graph.output_node().meta[REWRITTEN]:
+        return []
+    returned: Any = graph.output_node().args[0]
+    gradients = {node: tensor for node in returned if (tensor := tensor_fact(node)) is not None}
+    return [
+        node
+        for node, tensor in gradients.items()
+        if tensor.layout == torch.strided
+        and not _lies(tensor, tuple(numel(tensor.shape[dim + 1 :]) for dim in range(tensor.dim())))
+        and not is_gradient_that_fits(node, tensor)
+    ]
 
 
 def _lies(tensor: torch.Tensor, strides: tuple[Any, ...] | None) -> bool:

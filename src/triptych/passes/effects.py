@@ -147,6 +147,7 @@ EFFECT_OF_PASS: dict[str, Effect] = {
     "overlap_scheduling": MOVE,
     "move_constructors_to_gpu": DEVICE,
     # before_codegen
+    "gradient_strides": PREPARATION,
     "draw_into_empty_memory": PREPARATION,
     "lift_constants": PREPARATION,
     "cat_in_one_launch": PREPARATION,

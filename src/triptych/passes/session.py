@@ -26,6 +26,11 @@ from .rewrite_limit import RewriteCount, count_of_process, limit_of_process, rep
 
 PACKAGE = str(Path(__file__).parent.parent)
 
+RESPELLS = frozenset(
+    ("one_spelling", "arguments", "operands_listed", "index_in_steps", "module_to_function", "move_up")
+)
+"""The rules of stage 1 after which autograd differentiates the same operations as before."""
+
 
 @dataclass(repr=False)
 class Session:
@@ -69,6 +74,12 @@ class Session:
     @property
     def rewrites(self) -> int:
         return sum(r.rewrites for r in self.records)
+
+    @property
+    def rewritten_before_autograd(self) -> bool:
+        """Has stage 1 changed the operations that autograd differentiates?"""
+        rules = (rule for record in self.records if record.stage == "pre_grad" for rule in +record.fired)
+        return any(rule not in RESPELLS for rule in rules)
 
     def __repr__(self) -> str:
         graphs = ", ".join(self.graphs) or "none kept"
