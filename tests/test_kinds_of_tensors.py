@@ -156,3 +156,40 @@ def test_a_product_is_not_added_to_the_values_of_a_sparse_tensor():
     want = [tensor.to_dense() for tensor in program(*inputs)]
     run_pass(Reinplace, gm)
     torch.testing.assert_close([tensor.to_dense() for tensor in gm(*inputs)], want)
+
+
+@pytest.fixture
+def mesh():
+    if not torch.distributed.is_available():
+        pytest.skip("torch without distributed")
+    from torch.distributed.tensor import init_device_mesh
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("codegen", ["eager", "inductor"])
+@pytest.mark.parametrize("train", [False, True])
+def test_local_parts_of_distributed_tensors(codegen, train, mesh):
+    """The values of a graph may be distributed tensors, their local parts, and both."""
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+    def returned(x, w):
+        return (x @ w).to_local()
+
+    def between(x, w):
+        return DTensor.from_local(x.to_local() + 1, mesh, [Shard(0)]) @ w
+
+    def gradient(program, *operands):
+        x, w = (distribute_tensor(t.clone(), mesh, [Shard(0)]).requires_grad_(train) for t in operands)
+        result = program(x, w)
+        if train:
+            result.sum().backward()
+        parts = (result, x.grad, w.grad)
+        return [part.full_tensor() if isinstance(part, DTensor) else part for part in parts]
+
+    operands = torch.randn(4, 6), torch.randn(6, 3)
+    for program in (returned, between):
+        compiled = torch.compile(program, backend=triptych.compile_fx, options={"codegen": codegen, "on_error": "raise"})
+        torch.testing.assert_close(gradient(compiled, *operands), gradient(program, *operands))

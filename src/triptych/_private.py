@@ -342,19 +342,6 @@ def storage_id(tensor: torch.Tensor) -> int | None:
         return None
 
 
-def fake_mode_of(values: Any) -> Any:
-    """The fake-tensor mode that the given values belong to, or None.
-
-    Asked of the values first: around a backend call torch also has a mode of its own that is another one.
-    """
-    for value in values:
-        for item in value if isinstance(value, (list, tuple)) else (value,):
-            mode = getattr(item, "fake_mode", None)
-            if mode is not None:
-                return mode
-    return __getattr__("detect_fake_mode")([v for v in values if isinstance(v, torch.Tensor)])
-
-
 def region_functions() -> dict[Any, str]:
     """Torch-level calls that open or close a region: what stands on either side must stay there."""
     from torch._C import _set_grad_enabled

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,23 @@ from .facts import difference, fact
 def fake(mode: Any, value: Any) -> Any:
     """The fake value of a real tensor in `mode`; a number stays as it is."""
     return mode.from_tensor(value, static_shapes=True) if isinstance(value, torch.Tensor) else value
+
+
+def fake_mode_of(values: Iterable[Any]) -> Any:
+    """The fake-tensor mode that the given values belong to, or None.
+
+    Asked of the values first: around a backend call torch also has a mode of its own that is another one.
+    """
+    work = list(values)[::-1]
+    while work:
+        value = work.pop()
+        if (mode := getattr(value, "fake_mode", None)) is not None:
+            return mode
+        if isinstance(value, (list, tuple)):
+            work += value[::-1]
+        elif hasattr(value, "__tensor_flatten__"):  # a tensor made of others, such as a DTensor
+            work += (getattr(value, name) for name in value.__tensor_flatten__()[0])
+    return _private.detect_fake_mode([v for v in values if isinstance(v, torch.Tensor)])
 
 
 def no_pending_symbols(mode: Any) -> contextlib.AbstractContextManager[None]:
@@ -36,7 +53,7 @@ def compute_facts(
     the facts say which values require a gradient. For a traced ATen graph it stays off: such a graph may write inputs
     that require a gradient, which autograd would refuse.
     """
-    mode = mode or _private.fake_mode_of(list(example_inputs))
+    mode = mode or fake_mode_of(list(example_inputs))
     mode = mode or _private.FakeTensorMode(allow_non_fake_inputs=True)
     try:
         with mode, no_pending_symbols(mode), torch.set_grad_enabled(with_gradients):

@@ -17,7 +17,7 @@ from ..options import Options
 from .alias import Aliasing
 from .autocast import AutocastRegions, is_bound
 from .calls import Call, read
-from .computed_facts import compute_facts, fake, no_pending_symbols, unify_fake_modes
+from .computed_facts import compute_facts, fake, fake_mode_of, no_pending_symbols, unify_fake_modes
 from .fact_memo import FactMemo
 from .facts import fact, is_tangent, tensor_fact
 from .modules import attribute
@@ -95,13 +95,13 @@ class Program:
         self._sizes: dict[Any, list[tuple[Node, int | None]]] | None = None
         self._of_backward: set[Node] = set()
         """Values computed from the tangents of a joint graph; filled together with `_sizes`."""
-        self.fake_mode = _private.fake_mode_of([fact(n) for n in self.graph.nodes if n.op == "placeholder"])
+        self.fake_mode = fake_mode_of([fact(n) for n in self.graph.nodes if n.op == "placeholder"])
         if example_inputs and not self._has_facts():
             with_gradients = self.dialect == TORCH and torch.is_grad_enabled()
             mode = compute_facts(gm, example_inputs, self.fact_key, self.fake_mode, with_gradients)
             self.fake_mode = mode or self.fake_mode
         if self.fake_mode is None:
-            self.fake_mode = _private.fake_mode_of([fact(n) for n in self.graph.nodes])
+            self.fake_mode = fake_mode_of([fact(n) for n in self.graph.nodes])
         if self.fake_mode is not None:
             unify_fake_modes(gm, self.fact_key, self.fake_mode)
 
