@@ -69,6 +69,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "has_any_global_hook": "torch.nn.modules.module:_has_any_global_hook",
         # operators that torch takes apart are taken apart in Python, where symbolic sizes stay symbols
         "enable_python_dispatcher": "torch._dispatch.python:enable_python_dispatcher",
+        # it also makes each call of an operator several microseconds longer, which must not be timed
+        "without_python_dispatcher": "torch._C:_DisablePythonDispatcher",
         # Inductor's counter-based random generator: operations its code generator knows
         "generator_prims": "torch._inductor.inductor_prims",
         # maximum and sum of a softmax in one pass over each row: an operation its code generator knows
