@@ -14,14 +14,20 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import triptych
 from tests import models
 from tests.compare import check_inference, check_training
+from triptych.cost import Layout, device_model, measure
+from triptych.ir.program import Program
+from triptych.options import Options
 from triptych.passes.catalogue import list_passes
 from triptych.passes.session import watching
 from triptych.pipeline import POST_GRAD
-from triptych.post_grad.concat_linear_woq_int4 import BLOCK, ConcatLinearWoqInt4Pass
+from triptych.post_grad import grouped_gemm_pass
+from triptych.post_grad.concat_linear_woq_int4 import BLOCK, ConcatLinearWoqInt4, ConcatLinearWoqInt4Pass
 from triptych.post_grad.grouped_gemm_pass import GroupedGemmPass
+from triptych.post_grad.joined_on_cpu import JoinedOnCpu, Operand
+from triptych.pre_grad.joined_products import pieces_cost
 from triptych.rewrite.rule import Match
 from triptych.testing.capture import capture_aten
-from triptych.testing.check import run_pass
+from triptych.testing.check import run_example, run_pass
 
 CODEGENS = ["eager", "inductor"]
 INT4_MM = torch.ops.aten._weight_int4pack_mm_for_cpu
@@ -301,6 +307,133 @@ def test_only_frozen_weights_are_joined():
 
 def test_the_block_is_a_multiple_of_every_cpu_s():
     assert all(BLOCK % rows == 0 for rows in (16, 32, 64))
+
+
+# ---- where the cost model cannot tell, both ways are timed ----
+
+
+class Linears(nn.Module):
+    """Their results are returned, so that the pieces of the joined product are copied."""
+
+    def __init__(self, inner=256, outs=(64,) * 3, dtype=torch.bfloat16):
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.randn(out, inner, dtype=dtype)) for out in outs)
+
+    def forward(self, x):
+        return [torch.einsum("bi,oi->bo", x, weight) for weight in self.weights]
+
+
+def decided(model, x, name, dynamic=False, **options):
+    """Did the pass fire, and what was said?"""
+    torch._dynamo.reset()
+    given = {"codegen": "eager", "freeze": True, **options}
+    with torch.no_grad(), watching() as sessions:
+        torch.compile(model, backend=triptych.compile_fx, options=given, dynamic=dynamic)(x)
+    (record,) = [r for s in sessions for r in s.records if r.name == name]
+    told = [str(d) for d in record.decisions] or [d.reason for d in record.declines]
+    return bool(sum(record.fired.values())), told[0] if told else ""
+
+
+@pytest.fixture
+def times(monkeypatch):
+    """Pretend that each site takes these seconds, apart and joined; lists the sites that were asked about."""
+    asked = []
+    answer = [(100e-6, 50e-6)]
+
+    def timed(self):
+        asked.append(self)
+        return answer[0]
+
+    monkeypatch.setattr(JoinedOnCpu, "timed", timed)
+    return asked, answer
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_measured_products_decide(times, dtype, dynamic):
+    asked, answer = times
+    model, x = Linears(dtype=dtype), torch.randn(64, 256, dtype=dtype)
+    fires, told = decided(model, x, "grouped_gemm_pass", dynamic)
+    assert fires and told == "50.0 us instead of 100.0 us, measured"
+    (site,) = asked
+    assert (site.x.shape, site.sizes, site.copied, site.once) == ((64, 256), (64,) * 3, (True,) * 3, True)
+    answer[0] = (100e-6, 99e-6)
+    fires, told = decided(model, x, "grouped_gemm_pass", dynamic)
+    assert not fires and told.endswith("too small a gain to be sure of, measured")
+    answer[0] = None  # nothing can be timed: the model decides
+    assert decided(model, x, "grouped_gemm_pass", dynamic)[1].endswith("modelled")
+
+
+def test_what_is_not_timed(times):
+    asked, _ = times
+    assert decided(Linears(), torch.randn(64, 256).bfloat16(), "grouped_gemm_pass", tune="off")[1].endswith("modelled")
+    decided(Linears(16, (8, 8)), torch.randn(4, 16).bfloat16(), "grouped_gemm_pass")  # a few microseconds
+    decided(Linears(1024, (1024,) * 2), torch.randn(512, 1024).bfloat16(), "grouped_gemm_pass")  # too long
+    decided(Linears(dtype=torch.float32, outs=(4,) * 8), torch.randn(512, 256), "grouped_gemm_pass")  # far apart
+    assert not asked
+
+
+class Int4Returned(Int4Layers):
+    def forward(self, x):
+        return self.results(x)
+
+
+@pytest.mark.parametrize("joined, is_fired", [(20e-6, True), (27e-6, False)])
+def test_measured_int4_products_decide(times, joined, is_fired):
+    asked, answer = times
+    answer[0] = (27e-6, joined)
+    x = torch.randn(4, 256, dtype=torch.bfloat16)
+    fires, told = decided(Int4Returned(256, *(256,) * 3), x, "concat_linear_woq_int4")
+    assert fires == is_fired and told.endswith("measured") and len(asked) == 1
+    asked.clear()
+    assert decided(Int4Layers(256, *(256,) * 3), x, "concat_linear_woq_int4")[0]  # nothing is copied: sure
+    assert not asked
+
+
+def test_generated_code_copies_all_pieces_in_one_call():
+    gm, _ = capture_aten(lambda x, w, v: (x @ w, x @ v), [torch.randn(8, 16), torch.randn(16, 4), torch.randn(16, 2)])
+    costs, model = [], device_model("cpu")
+    for codegen in CODEGENS:
+        program = Program(gm, options=Options.make({"codegen": codegen}))
+        (site,) = grouped_gemm_pass.GroupedGemm().sites(program)
+        group, copied = site.bindings["group"], site.bindings["copied"]
+        costs.append([pieces_cost(model, program, group, c) for c in (copied, [True, False], [False, False])])
+    assert costs[0][0] - costs[1][0] == pytest.approx(model.launch)
+    assert costs[0][1:] == costs[1][1:] == [model.copy(2 * 8 * 4 * 4), 0]
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_what_is_timed_runs(once, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(measure, "HOST_BYTES", 1 << 20)
+    x = Layout.of(torch.empty(4, 64))
+
+    def results(operation, multiply, dtype, *operands):
+        site = JoinedOnCpu(operation, multiply, x, dtype, operands, (64, 128), (True, False), once)
+        before, after = site.timed()
+        assert 0 < before < 1 and 0 < after < 1
+        site._joined()()
+        return [y.shape for y in site._apart()()]
+
+    with torch.no_grad():
+        weights = Operand.of([torch.empty(64, 64), torch.empty(128, 64)], dim=0, turned=True)
+        biases = Operand.of([torch.empty(64), torch.empty(128)], dim=0)
+        shapes = [(4, 64), (4, 128)]
+        assert results("products", grouped_gemm_pass._multiply, torch.float32, weights) == shapes
+        assert results("products", grouped_gemm_pass._multiply, torch.float32, weights, biases) == shapes
+        (w, s), (v, t) = packed(64, 64), packed(128, 64)
+        int4 = Operand.of([w, v], dim=0), Operand.of([s, t], dim=1)
+        multiply = lambda x, operands: INT4_MM(x, operands[0], 32, operands[1])  # noqa: E731
+        assert results("int4", multiply, torch.bfloat16, *int4) == shapes
+
+
+def test_examples_do_not_depend_on_the_machine(monkeypatch):
+    """Neither in the tests nor in `triptych passes`: nothing is timed for them."""
+    monkeypatch.setattr(measure, "HOST_BYTES", 1 << 30)
+    monkeypatch.setattr(JoinedOnCpu, "timed", lambda self: pytest.fail("timed"))
+    for rule in (grouped_gemm_pass.GroupedGemm(), ConcatLinearWoqInt4()):
+        for example in rule.examples:
+            run_example(rule, example, "aten")
 
 
 # ---- the stage ----

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import triptych
-from triptych.cost import Layout, measure
+from triptych import _private
+from triptych.cost import Layout, measure, timing
 from triptych.cost import timed as timed_costs
 from triptych.cost.device import USUAL
 
@@ -94,8 +95,57 @@ def test_what_is_timed_neither_sees_nor_changes_the_state_of_the_program(monkeyp
 
     before = torch.get_rng_state()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert measure.measured("a product", torch.device("cpu"), prepare) > 0
+        assert measure.measured("a product of this test", torch.device("cpu"), prepare) > 0
     assert dtypes == {torch.float32} and torch.equal(torch.get_rng_state(), before)
+
+
+def test_neither_the_modes_of_the_compiler_nor_its_dispatcher_are_timed():
+    keys = []
+
+    def look():
+        keys.append(torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PythonDispatcher))
+
+    with _private.enable_python_dispatcher():
+        look()
+        with timing.apart_from_the_program(torch.device("cpu")):
+            look()
+    assert keys == [True, False]
+
+
+def test_works_that_are_compared_are_timed_in_turns(monkeypatch):
+    rounds = []
+
+    def on_cpu(work, times):
+        rounds.append((work, times))
+        return work / 1e4
+
+    monkeypatch.setattr(timing, "_on_cpu", on_cpu)
+    assert timing.seconds_in_turns([1, 2], rounds=3) == [1e-4, 2e-4]
+    assert rounds == [(1, 1), (2, 1)] * 2 + [(1, 5), (2, 2)] * 3
+    rounds.clear()
+    assert timing.seconds_in_turns([1, 2], most=2e-4) == [1e-4, 2e-4] and len(rounds) == 2  # too long for more
+
+
+def test_times_in_turns_are_remembered_together(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(measure, "_known", {})
+    ran = []
+
+    def question(name):
+        return name, lambda: lambda: ran.append(name)
+
+    times = measure.measured_in_turns(question("a"), question("b"))
+    assert set(ran) == {"a", "b"} and all(time > 0 for time in times)
+    ran.clear()
+    monkeypatch.setattr(measure, "_known", {})
+    assert measure.measured_in_turns(question("a"), question("b")) == times and not ran  # from disk
+    measure.measured_in_turns(question("b"), question("c"))
+    assert set(ran) == {"b", "c"}
+
+    def broken():
+        raise RuntimeError("no such kernel")
+
+    assert measure.measured_in_turns(question("a"), ("d", broken)) is None
 
 
 # ---- products and copies that are timed ----
@@ -155,7 +205,7 @@ def test_a_product_is_timed_at_its_strides_and_with_what_is_added_to_it(times):
     assert model.addmm(b, x, torch.empty(8, 5)) == pytest.approx(USUAL.launch + 9e-6)
 
 
-def test_a_cpu_is_never_timed():
+def test_on_a_cpu_products_and_copies_are_not_timed_one_by_one():
     assert timed_costs.timed(torch.device("cpu"), two_products_or_one) is None
 
 

@@ -63,12 +63,12 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "without_autocast": "torch._C:_DisableAutocast",
         # what a subclass of tensors, such as a parameter, has in place of a `__torch_function__`
         "disabled_torch_function": "torch._C:_disabled_torch_function_impl",
-        # the class of fake values
         "FakeTensor": "torch._subclasses:FakeTensor",
         # hooks on every module there is
         "has_any_global_hook": "torch.nn.modules.module:_has_any_global_hook",
-        # operators that torch takes apart are taken apart in Python, where symbolic sizes stay symbols
+        # operators are decomposed in Python, where symbolic sizes stay symbols: microseconds that must not be timed
         "enable_python_dispatcher": "torch._dispatch.python:enable_python_dispatcher",
+        "without_python_dispatcher": "torch._C:_DisablePythonDispatcher",
         # Inductor's counter-based random generator: operations its code generator knows
         "generator_prims": "torch._inductor.inductor_prims",
         # maximum and sum of a softmax in one pass over each row: an operation its code generator knows

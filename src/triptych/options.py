@@ -68,7 +68,7 @@ class Options:
     )
     tune: str = _doc(
         "choices that are timed on the device, once: 'off' (none), 'unsure' (where the cost model cannot tell), "
-        "'all' that can be; on a CPU only attention is timed",
+        "'all' that can be; on a CPU attention and products of one input are timed",
         default="unsure",
     )
     add_passes: tuple[str, ...] = _doc("optional passes to run as well, by name", default=())

@@ -131,6 +131,12 @@ def tf32_is_allowed() -> bool:
     return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
+def products_of_float32_on_a_cpu() -> str:
+    """The setting that says to what oneDNN may round the operands of float32 products on a CPU."""
+    setting: str = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+    return setting
+
+
 NOMINAL_THREADS = 8
 
 

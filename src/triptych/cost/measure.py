@@ -15,7 +15,7 @@ import torch
 
 from .. import _private
 from .store import add_to_store, read_store
-from .timing import Work, apart_from_the_program, seconds, seconds_on_cpu
+from .timing import Work, apart_from_the_program, seconds, seconds_in_turns, seconds_on_cpu
 
 log = logging.getLogger("triptych")
 
@@ -58,7 +58,7 @@ def measured(question: str, device: torch.device, prepare: Callable[[], Work]) -
 
     `question` names everything that the answer depends on except the device and torch's version, which are added.
     """
-    key = f"{_name(device)} | torch {torch.__version__} | {question}"
+    key = _key(question, device)
     if key not in _known:
         _known.update(_read())
     if key not in _known:
@@ -70,6 +70,30 @@ def measured(question: str, device: torch.device, prepare: Callable[[], Work]) -
             return None
         add_to_store(MEASURED, key, _known[key])
     return _known[key]
+
+
+def measured_in_turns(*questions: tuple[str, Callable[[], Work]]) -> tuple[float, ...] | None:
+    """The same on the CPU, for pieces of work that are compared, each with its question; None if one fails. Their
+    rounds alternate, and all are timed if the time of one is not known."""
+    device = torch.device("cpu")
+    keys = [_key(question, device) for question, _ in questions]
+    if not all(key in _known for key in keys):
+        _known.update(_read())
+    if not all(key in _known for key in keys):
+        try:
+            with apart_from_the_program(device):
+                times = seconds_in_turns([prepare() for _, prepare in questions])
+        except Exception as error:  # no memory after all, or no such kernel
+            log.info("not measured: %s: %s", questions[0][0], error)
+            return None
+        for key, answer in zip(keys, times):
+            _known[key] = answer
+            add_to_store(MEASURED, key, answer)
+    return tuple(_known[key] for key in keys)
+
+
+def _key(question: str, device: torch.device) -> str:
+    return f"{_name(device)} | torch {torch.__version__} | {question}"
 
 
 def _seconds(device: torch.device, prepare: Callable[[], Work]) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,11 +21,12 @@ LONGEST_WAIT = 0.1
 
 @contextmanager
 def apart_from_the_program(device: torch.device) -> Iterator[None]:
-    """For work that is timed while a program is compiled. Its time does not depend on the program's autocast or other
-    modes, and the program draws the same random numbers as if nothing had been timed."""
+    """For work that is timed while a program is compiled. Its time does not depend on the modes of the program, such as
+    autocast, or of the compilation, and the program draws the same random numbers as if nothing had been timed."""
     gpus = [device] if device.type == "cuda" else []
     with (
-        _private.without_dispatch_modes(), _private.without_autocast(), torch.no_grad(), torch.random.fork_rng(gpus)
+        _private.without_dispatch_modes(), _private.without_python_dispatcher(), _private.without_autocast(),
+        torch.no_grad(), torch.random.fork_rng(gpus),
     ):  # fmt: skip
         yield
 
@@ -51,13 +52,21 @@ def seconds_on_cpu(work: Work, rounds: int = 5, least: float = 2e-3, most: float
     There are fewer rounds if they would take more than `most` seconds together. The first call also prepares the
     kernels, so it counts only if it takes as long as that by itself.
     """
-    first = _on_cpu(work, 1)
-    if first > most:
+    return seconds_in_turns([work], rounds, least, most)[0]
+
+
+def seconds_in_turns(works: Sequence[Work], rounds: int = 20, least: float = 5e-4, most: float = 0.2) -> list[float]:
+    """The same for several works, whose rounds alternate: other load on the machine, which slows even the time of one
+    thread, then falls on all of them alike."""
+    first = [_on_cpu(work, 1) for work in works]
+    if sum(first) > most:
         return first
-    once = _on_cpu(work, 1)
-    times = max(1, min(100, int(least / max(once, 1e-6))))
-    rounds = max(1, min(rounds, int(most / (times * once))))
-    return min(_on_cpu(work, times) for _ in range(rounds))
+    once = [_on_cpu(work, 1) for work in works]
+    times = [max(1, min(100, int(least / max(seconds, 1e-6)))) for seconds in once]
+    all_once = sum(count * seconds for count, seconds in zip(times, once))
+    rounds = max(1, min(rounds, int(most / max(all_once, 1e-9))))
+    results = [[_on_cpu(work, count) for work, count in zip(works, times)] for _ in range(rounds)]
+    return [min(seconds) for seconds in zip(*results)]
 
 
 def _on_cpu(work: Work, times: int) -> float:

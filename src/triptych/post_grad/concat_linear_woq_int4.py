@@ -4,10 +4,14 @@ Why the packed weights can be concatenated: a weight of N rows is packed in bloc
 (128-bit vectors), each contiguous, and only the last block may be smaller. The kernel computes each block of result
 columns from one such block alone. So the concatenation of weights is the packed form of the concatenated weight if all
 but the last have whole blocks: a multiple of 64 rows is one on every CPU. The results then have the same bits.
+
+It saves calls: compiled, on one core of an EPYC with AVX-512, three products of 1 or 4 rows of bfloat16 with weights of
+256 rows and columns take 1.1x as long apart as joined. Where pieces of the result are copied, both ways are timed.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,14 +19,23 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..cost import bytes_of, device_model, size_hint
+from ..cost import device_model, size_hint
 from ..ir.facts import is_static, tensor_fact, tensor_of
 from ..ir.program import Program
 from ..ir.refusal import Refusal
-from ..pre_grad.joined_products import Product, copied_pieces, placed, runs_with_one_key, take_pieces
+from ..pre_grad.joined_products import (
+    Product,
+    ProductGroup,
+    copied_pieces,
+    pieces_cost,
+    placed,
+    runs_with_one_key,
+    take_pieces,
+)
 from ..rewrite.examples import declines, fires, others_are_weights
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
+from .joined_on_cpu import JoinedOnCpu, Operand, require_quicker
 
 INT4_MM = torch.ops.aten._weight_int4pack_mm_for_cpu.default
 BLOCK = 64
@@ -113,11 +126,10 @@ class ConcatLinearWoqInt4(Rule):
         constants = [*group.weights, *(member.scales for member in group.members)]
         changing = next((n for n in constants if not m.program.computed_once(n)), None)
         m.require(changing is None, "{at} is not frozen: it would be copied on every call", at=changing)
-        model = device_model(m.root.device)
-        copies = sum(model.copy(2 * bytes_of(tensor_of(member.node))) for member, c in zip(group.members, copied) if c)
+        copies = pieces_cost(device_model(m.root.device), m.program, group, copied)
         # each block is computed as before, in fewer calls
         before, after = _seconds(group.members, group.sizes), _seconds(group.members, [sum(group.sizes)])
-        m.pays(before, after + copies, sure=not copies)
+        require_quicker(m, before, after + copies, _site(group, copied), error=math.inf, sure=not copies)
 
     def rewrite(self, op, group, copied):
         first = group.members[0]
@@ -152,6 +164,21 @@ class ConcatLinearWoqInt4(Rule):
         declines(lambda x, w, s, v, t: (_linear(x, w, s).sum(), x[0].add_(1), _linear(x, v, t).sum())[::2],
                  "bf16[4, 32]", *_of(64, 64), **FROZEN),
     ]  # fmt: skip
+
+
+def _site(group: ProductGroup, copied: Sequence[bool]) -> JoinedOnCpu:
+    """The products with their weights and scales, to be timed."""
+    first = group.members[0]
+    assert isinstance(first, Int4Product)
+    group_size = first.group_size
+
+    def multiply(x: torch.Tensor, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+        weight, scales = operands
+        return torch.ops.aten._weight_int4pack_mm_for_cpu(x, weight, group_size, scales)
+
+    weights = Operand.of([tensor_of(n) for n in group.weights], dim=0)
+    scales = Operand.of([tensor_of(m.scales) for m in group.members if isinstance(m, Int4Product)], dim=1)
+    return JoinedOnCpu.of(f"int4 products in groups of {group_size}", multiply, group, [weights, scales], copied, True)
 
 
 def _seconds(members: Sequence[Product], outs: Iterable[int]) -> float:

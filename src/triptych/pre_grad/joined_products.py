@@ -255,8 +255,12 @@ def product_cost(model: DeviceModel, x: Node, outs: Iterable[Any], training: boo
 
 def pieces_cost(model: DeviceModel, program: Program, group: ProductGroup, copied: Sequence[bool]) -> float:
     """Seconds for copying pieces and, in training, for concatenating their gradients and splitting those of the
-    weights."""
-    cost = sum(model.copy(2 * bytes_of(tensor_of(m.node))) for m, c in zip(group.members, copied) if c)
+    weights. Inductor's code for a CPU copies all pieces in one call."""
+    pieces = [tensor_of(m.node) for m, c in zip(group.members, copied) if c]
+    moved = [2 * bytes_of(piece) for piece in pieces]
+    if pieces and pieces[0].device.type == "cpu" and program.options.codegen == "inductor":
+        moved = [sum(moved)]
+    cost = sum(map(model.copy, moved))
     if program.is_training:
         cost += model.copy(2 * total_bytes(group.nodes)) + model.copy(2 * total_bytes(group.weights))
     return cost

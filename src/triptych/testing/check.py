@@ -116,12 +116,14 @@ def _keeps_gradients(subject: Rule | type[Pass], tally: Tally, dialect: str) -> 
 
 
 def apply_example(subject: Rule | type[Pass], gm: GraphModule, example: Example) -> Tally:
-    """Run a rule or a pass over the graph of its example, in place."""
+    """Run a rule or a pass over the graph of its example, in place. The cost model decides, without a measurement, so
+    that the example shows the same on every machine."""
+    options = {"tune": "off", **(example.options or {})}
     if isinstance(subject, Rule):
         subject = type(subject)(**example.settings) if example.settings else subject
-        program = Program(gm, options=Options.make(example.options), is_inference=example.is_inference)
+        program = Program(gm, options=Options.make(options), is_inference=example.is_inference)
         return run_rules(Rewriter(program, subject.name), [subject], strict=True)
-    return run_pass(subject, gm, options=example.options, is_inference=example.is_inference)
+    return run_pass(subject, gm, options=options, is_inference=example.is_inference)
 
 
 def run_pass(
