@@ -134,18 +134,18 @@ def test_times_in_turns_are_remembered_together(monkeypatch, tmp_path):
     def question(name):
         return name, lambda: lambda: ran.append(name)
 
-    times = measure.measured_in_turns(question("a"), question("b"))
+    times = measure.measured_in_turns(torch.device("cpu"), question("a"), question("b"))
     assert set(ran) == {"a", "b"} and all(time > 0 for time in times)
     ran.clear()
     monkeypatch.setattr(measure, "_known", {})
-    assert measure.measured_in_turns(question("a"), question("b")) == times and not ran  # from disk
-    measure.measured_in_turns(question("b"), question("c"))
+    assert measure.measured_in_turns(torch.device("cpu"), question("a"), question("b")) == times and not ran  # from disk
+    measure.measured_in_turns(torch.device("cpu"), question("b"), question("c"))
     assert set(ran) == {"b", "c"}
 
     def broken():
         raise RuntimeError("no such kernel")
 
-    assert measure.measured_in_turns(question("a"), ("d", broken)) is None
+    assert measure.measured_in_turns(torch.device("cpu"), question("a"), ("d", broken)) is None
 
 
 # ---- products and copies that are timed ----

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..cost import can_measure, device_model, measured, size_hint
+from ..cost import can_measure, device_model, measured_in_turns, size_hint
 from ..cost.device import HALF
 from ..cost.timing import Work
 from ..ir.facts import tensor_of
@@ -184,11 +184,14 @@ class _Site:
         mask = f"{self.mask} {self.mask_strides} {self.mask_dtype} gradient={self.mask_trains} dropout={self.dropout}"
         if self.is_causal:
             mask += " causal"
-        before = measured(f"attention apart {sizes}", self.device, self._apart)
-        after = measured(f"attention fused {sizes} mask {mask}", self.device, self._fused)
-        if before is None or after is None:
+        times = measured_in_turns(
+            self.device,
+            (f"attention apart {sizes}", self._apart),
+            (f"attention fused {sizes} mask {mask}", self._fused),
+        )
+        if times is None:
             return None
-        return before + self.mask_bytes / device_model(self.device).bandwidth, after + self.nan_rows
+        return times[0] + self.mask_bytes / device_model(self.device).bandwidth, times[1] + self.nan_rows
 
     def _operands(self) -> list[torch.Tensor]:
         shapes = (self.query, self.key, self.value)

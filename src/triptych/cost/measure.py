@@ -72,21 +72,23 @@ def measured(question: str, device: torch.device, prepare: Callable[[], Work]) -
     return _known[key]
 
 
-def measured_in_turns(*questions: tuple[str, Callable[[], Work]]) -> tuple[float, ...] | None:
-    """The same on the CPU, for pieces of work that are compared, each with its question; None if one fails. Their
-    rounds alternate, and all are timed if the time of one is not known."""
-    device = torch.device("cpu")
+def measured_in_turns(device: torch.device, *questions: tuple[str, Callable[[], Work]]) -> tuple[float, ...] | None:
+    """The same for pieces of work that are compared, each with its question; None if one fails. On a CPU their rounds
+    alternate, because other load there slows what runs beside it, and all are timed if the time of one is not known."""
     keys = [_key(question, device) for question, _ in questions]
-    if not all(key in _known for key in keys):
-        _known.update(_read())
+    if device.type != "cpu" or all(key in _known for key in keys):
+        times = [measured(question, device, prepare) for question, prepare in questions]
+        known = tuple(time for time in times if time is not None)
+        return known if len(known) == len(times) else None
+    _known.update(_read())
     if not all(key in _known for key in keys):
         try:
             with apart_from_the_program(device):
-                times = seconds_in_turns([prepare() for _, prepare in questions])
+                answers = seconds_in_turns([prepare() for _, prepare in questions])
         except Exception as error:  # no memory after all, or no such kernel
             log.info("not measured: %s: %s", questions[0][0], error)
             return None
-        for key, answer in zip(keys, times):
+        for key, answer in zip(keys, answers):
             _known[key] = answer
             add_to_store(MEASURED, key, answer)
     return tuple(_known[key] for key in keys)

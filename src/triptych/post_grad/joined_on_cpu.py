@@ -102,7 +102,7 @@ class JoinedOnCpu:
             question += f" {products_of_float32_on_a_cpu()}"
         how = f"{'once' if self.once else 'on each call'}, copied {[int(c) for c in self.copied]}"
         apart, joined = (f"apart: {question}", self._apart), (f"joined {how}: {question}", self._joined)
-        times = measured_in_turns(apart, joined)
+        times = measured_in_turns(torch.device("cpu"), apart, joined)
         return None if times is None else (times[0], times[1])
 
     def _apart(self) -> Work:

@@ -22,7 +22,8 @@ from typing import Any
 
 import torch
 
-from ..cost import can_measure, device_model, measured, size_hint
+from ..cost import can_measure, device_model, measured_in_turns, size_hint
+from ..cost.device import products_of_float32_on_a_cpu
 from ..ir.facts import known, known_equal, tensor_of
 from ..ir.program import Value
 from ..kernels.onednn import linear_arguments, linear_operator
@@ -71,7 +72,7 @@ class ProductsByOnednn(Rule):
         if self.always:
             return
         m.require(not generates_products(m.program.options), "Inductor generates and tunes its own products")
-        precision = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+        precision = products_of_float32_on_a_cpu()
         uses_blas = torch.backends.mkldnn.enabled and precision in FULL_PRECISION
         m.require(uses_blas, "torch is set to compute float32 products in {found}", found=precision)
         # nothing is assumed of the libraries: without a measurement, the product stays as it is
@@ -151,9 +152,12 @@ class _Product:
         device, needed = torch.device("cpu"), 8 * (self.rows + self.columns) * (self.inner + self.columns)
         if not can_measure(device, needed):
             return None
-        before = measured(f"product by BLAS {self}", device, functools.partial(self._prepare, _by_blas))
-        after = measured(f"product by oneDNN {self}", device, functools.partial(self._prepare, _by_onednn))
-        return None if before is None or after is None else (before, after)
+        times = measured_in_turns(
+            device,
+            (f"product by BLAS {self}", functools.partial(self._prepare, _by_blas)),
+            (f"product by oneDNN {self}", functools.partial(self._prepare, _by_onednn)),
+        )
+        return None if times is None else (times[0], times[1])
 
     def _prepare(self, multiply: Callable[..., torch.Tensor]) -> Callable[[], torch.Tensor]:
         shapes = zip(((self.rows, self.inner), (self.inner, self.columns)), self.turned)
