@@ -34,6 +34,13 @@ def kinds(graph):
     return [c.kind for c in collectives(graph)]
 
 
+def test_examples_communicate_again_after_all_groups_were_destroyed():
+    for _ in range(2):
+        assert wait(all_reduce(torch.ones(2))).tolist() == [3, 3]
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        torch.distributed.destroy_process_group()
+
+
 def test_every_form_is_read():
     def program(x):
         first, second = functional.all_reduce_coalesced([x, x + 1], "avg", NAME)

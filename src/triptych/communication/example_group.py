@@ -25,9 +25,20 @@ RANKS = 2
 RANK = 1
 
 
-@functools.cache
 def register() -> Any:
-    """Register the group under its names, once; it exists as long as it is referenced."""
+    """Register the group under its names, again if `destroy_process_group` has removed them."""
+    group = _group()
+    for name in (NAME, OTHER, SYMMETRIC):
+        try:
+            _private.resolve_process_group(name)
+        except RuntimeError:
+            _private.register_process_group(name, group)
+    return group
+
+
+@functools.cache
+def _group() -> Any:
+    """The group, which exists as long as it is referenced."""
     import torch.distributed as dist
 
     reductions = {
@@ -98,23 +109,26 @@ def register() -> Any:
         def size(self) -> int:
             return RANKS
 
-    group = ExampleGroup(RANK, RANKS)
-    for name in (NAME, OTHER, SYMMETRIC):
-        _private.register_process_group(name, group)
-    return group
+    return ExampleGroup(RANK, RANKS)
+
+
+def register_symmetric() -> None:
+    """Register the group, under one of its names as a group with symmetric memory."""
+    register()
+    _private.stores_of_symmetric_groups.setdefault(SYMMETRIC, None)
+    _symmetric_operators_on_cpu()
 
 
 @functools.cache
-def register_symmetric() -> Any:
-    """Mark one of the groups as one with symmetric memory. The operators that use such memory have kernels only for
-    GPUs; on the CPU, plain collectives and products compute them, as in torch's own tests."""
-    _private.stores_of_symmetric_groups.setdefault(SYMMETRIC, None)
+def _symmetric_operators_on_cpu() -> torch.library.Library:
+    """The operators that use symmetric memory have kernels only for GPUs. On the CPU, plain collectives and products
+    compute them, as in torch's own tests."""
     library = torch.library.Library("symm_mem", "IMPL", "CPU")
     library.impl("fused_all_gather_matmul", _private.plain_all_gather_matmul)
     library.impl("fused_all_gather_scaled_matmul", _private.plain_all_gather_scaled_matmul)
     library.impl("fused_matmul_reduce_scatter", _private.plain_matmul_reduce_scatter)
     library.impl("fused_scaled_matmul_reduce_scatter", _private.plain_scaled_matmul_reduce_scatter)
-    return register(), library
+    return library
 
 
 def all_reduce(x: torch.Tensor, reduction: str = "sum", group: str = NAME) -> torch.Tensor:
