@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from . import kernels  # noqa: F401  makes torch.ops.triptych known: a saved program may call it
+from ._private import plain_torch
 from .releases import check_release
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ def __getattr__(name: str) -> Any:
     """A name is imported from its home when it is first asked for: `import triptych` alone costs next to nothing."""
     if name not in _HOME_OF:
         raise AttributeError(f"module 'triptych' has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(_HOME_OF[name], __name__), name)
+    with plain_torch():  # modules make tensors, for examples among others
+        value = globals()[name] = getattr(importlib.import_module(_HOME_OF[name], __name__), name)
     return value
 
 

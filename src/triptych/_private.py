@@ -59,6 +59,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "gpu_sleep": "torch.cuda:_sleep",
         # facts are computed on fake values even while somebody is tracing around us
         "without_dispatch_modes": "torch.utils._python_dispatch:_disable_current_modes",
+        # neither modes such as a default device, nor what subclasses of tensors do in place of a function
+        "without_torch_function": "torch._C:DisableTorchFunction",
         # nor do the facts of an ATen graph depend on the autocast of whoever runs a pass over it
         "without_autocast": "torch._C:_DisableAutocast",
         # what a subclass of tensors, such as a parameter, has in place of a `__torch_function__`
@@ -290,6 +292,14 @@ def autograd_cache_arguments(shared: Any) -> dict[str, Any]:
     if "compiler_config_extra" in taken:
         return {"compiler_config_extra": shared}
     return {"cudagraphs": shared.cudagraphs, "boxed_forward_device_index": shared.forward_device}
+
+
+@contextlib.contextmanager
+def plain_torch() -> Iterator[None]:
+    """Inside, tensors are real and on the CPU unless a device is named, whatever modes the caller has on."""
+    modes = (__getattr__("without_torch_function"), __getattr__("without_dispatch_modes"))
+    with modes[0](), modes[1](), torch.inference_mode(False):
+        yield
 
 
 # ---- facts about operations and values ----

@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from . import _private
-from .backend import compile_fx
+
+with _private.plain_torch():
+    from .backend import compile_fx
 
 __all__ = ["compile_fx"]
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
+from ..ir.dtypes import rounded
 from ..ir.facts import known, known_equal
 from ..ir.program import Value
 from ..ir.values import Knowledge, knowledge
-from ..ir.values.choices import levels, never_infinite, rounded
+from ..ir.values.choices import levels, never_infinite
 from ..rewrite.refusal import Refused
 from .draft import Draft, Sheet
 from .probability_rules import ProbabilityPlan

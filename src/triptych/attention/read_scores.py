@@ -15,10 +15,10 @@ import torch
 from torch.fx import Node
 
 from ..ir.calls import Call
+from ..ir.dtypes import rounded
 from ..ir.facts import known, known_equal, tensor_fact
 from ..ir.program import Program, Value
 from ..ir.values import knowledge
-from ..ir.values.choices import rounded
 from ..rewrite.refusal import Refused
 from .blame import blaming
 from .contraction import Contraction

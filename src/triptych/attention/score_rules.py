@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from ..ir.dtypes import rounded
 from ..ir.program import Value
-from ..ir.values.choices import choice, never_infinite, rounded
+from ..ir.values.choices import choice, never_infinite
 from ..rewrite.refusal import Refused
 from .blame import blaming
 from .draft import Draft

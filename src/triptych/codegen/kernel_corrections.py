@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .. import _private
-from ..ir.values.choices import rounded
+from ..ir.dtypes import rounded
 from .decompositions import Decomposition, Decompositions
 
 Correction = Callable[[Decomposition], Decomposition]
@@ -81,7 +81,7 @@ def remainder_of_floats(otherwise: Decomposition) -> Decomposition:
         if not dtype.is_floating_point or device.type != "cpu":
             return otherwise(x, divisor)
         if not isinstance(x, torch.Tensor):
-            x = torch.full((), _rounded(x, dtype), dtype=dtype)
+            x = torch.full((), _rounded(x, dtype), dtype=dtype, device=device)
         divisor = _rounded(divisor, dtype)
         rest = torch.fmod(x, divisor)
         is_beyond = (rest != 0) & ((rest < 0) != (divisor < 0))
@@ -94,8 +94,7 @@ def _rounded(value: Any, dtype: torch.dtype) -> Any:
     """A number rounded to the dtype, as in eager; a kernel would compute with more digits."""
     if not isinstance(value, (int, float)):
         return value
-    with _private.without_dispatch_modes():
-        return rounded(value, dtype)
+    return rounded(value, dtype)
 
 
 def truncated_quotients_of_integers(otherwise: Decomposition) -> Decomposition:

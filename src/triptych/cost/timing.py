@@ -25,7 +25,7 @@ def apart_from_the_program(device: torch.device) -> Iterator[None]:
     autocast, or of the compilation, and the program draws the same random numbers as if nothing had been timed."""
     gpus = [device] if device.type == "cuda" else []
     with (
-        _private.without_dispatch_modes(), _private.without_python_dispatcher(), _private.without_autocast(),
+        _private.plain_torch(), _private.without_python_dispatcher(), _private.without_autocast(),
         torch.no_grad(), torch.random.fork_rng(gpus),
     ):  # fmt: skip
         yield

@@ -1,4 +1,4 @@
-"""Which dtypes can represent all values of which others."""
+"""Which dtypes can represent all values of which others, and what a number becomes in a dtype."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ import functools
 from dataclasses import dataclass
 
 import torch
+
+from .. import _private
+
+
+@_private.plain_torch()
+def rounded(number: float, dtype: torch.dtype) -> float:
+    """The number as a tensor of that dtype holds it; inside a compile, too."""
+    return float(torch.tensor(number, dtype=torch.float64).to(dtype))
 
 
 @dataclass(frozen=True)

@@ -77,13 +77,17 @@ def _argument(value: Any) -> str:
     return str(value)
 
 
+FUNCTION_MODES = ("torch/utils/_device.py", "torch/overrides.py")
+"""Where torch calls the user's functions anew, if a default device or another function mode is on."""
+
+
 @functools.lru_cache(4096)
 def _last_frame(trace: str) -> str:
-    frames = re.findall(r'File "([^"]+)", line (\d+)', trace)
-    if not frames:
-        return ""
-    path, line = frames[-1]
-    return f"{path.replace(chr(92), '/').rpartition('/')[2]}:{line}"
+    frames = [(p.replace("\\", "/"), line) for p, line in re.findall(r'File "([^"]+)", line (\d+)', trace)]
+    for path, line in reversed(frames):
+        if not path.endswith(FUNCTION_MODES):
+            return f"{path.rpartition('/')[2]}:{line}"
+    return ""
 
 
 def source_line(node: Node) -> str:

@@ -40,7 +40,7 @@ def number_of(program: Program, node: Node) -> torch.Tensor | None:
     value = knowledge(program).uniform(node)
     if value is None and is_reduction(call.op) and isinstance(fact.numel(), int) and fact.numel() == 1:
         computed = knowledge(program).evaluate(node)
-        with _private.without_dispatch_modes():
+        with _private.plain_torch():
             value = None if computed is None else computed.reshape(())
     return value
 

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from .. import _private
 from ..ir.calls import Call
+from ..ir.dtypes import rounded
 from ..ir.facts import tensor_fact
 from ..ir.program import Program
 from ..match.pattern import Tensor
@@ -49,8 +49,7 @@ class Replaced:
         assert dtype is not None
         limits = torch.finfo(dtype)
         numbers = [d if v is None else float(v) for v, d in zip(values, (0.0, limits.max, limits.min))]
-        with _private.without_dispatch_modes():
-            return Replaced(*torch.tensor(numbers, dtype=torch.float64).to(dtype).tolist())
+        return Replaced(*(rounded(number, dtype) for number in numbers))
 
     def of(self, value: float) -> float:
         if math.isnan(value):

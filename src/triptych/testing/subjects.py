@@ -17,7 +17,7 @@ def subjects() -> Iterator[Rule | type[Pass]]:
     for package in (attention, rules, pre_grad, joint, post_grad):
         for info in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
             module = importlib.import_module(info.name)
-            for member in vars(module).values():
+            for member in list(vars(module).values()):
                 if not inspect.isclass(member) or member.__module__ != module.__name__:
                     continue
                 if issubclass(member, Rule) and not inspect.isabstract(member):

@@ -95,7 +95,7 @@ class KnownBuffers:
             return None
         self.reads += 1
         same = SameContents(tensor, origin)
-        with _private.without_dispatch_modes(), torch.no_grad():
+        with _private.plain_torch(), torch.no_grad():
             value = tensor.detach().cpu()
             same.digest = digest_of(value)
             if same.digest not in self._by_digest:
@@ -201,7 +201,7 @@ class SameContents:
         same = False
         if comparisons < COMPARISONS:
             self.reads += 1
-            with _private.without_dispatch_modes(), torch.no_grad():
+            with _private.plain_torch(), torch.no_grad():
                 same = digest_of(tensor.detach().cpu()) == self.digest
         if not same:
             _changed.add(self.origin)

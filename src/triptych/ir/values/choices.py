@@ -16,6 +16,7 @@ import torch
 from torch.fx import Node
 
 from ..calls import Call
+from ..dtypes import rounded
 from ..facts import known_equal, tensor_fact
 from ..program import Program
 from .equality import same_value
@@ -26,11 +27,6 @@ SAME_PLACES = frozenset("alias clone detach contiguous lift_fresh_copy".split())
 EXACT_INTEGERS = 2**31
 COMBINATIONS = 32
 """How many combinations of its operands' numbers an operation is computed for."""
-
-
-def rounded(number: float, dtype: torch.dtype) -> float:
-    """The number as a tensor of that dtype holds it."""
-    return float(torch.tensor(number, dtype=torch.float64).to(dtype))
 
 
 # ---- which numbers ----

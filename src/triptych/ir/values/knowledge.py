@@ -58,7 +58,7 @@ class Knowledge:
 
     def evaluate(self, node: Node) -> torch.Tensor | None:
         """The elements, on the CPU, of a small tensor that depends on static sizes alone."""
-        with _private.without_dispatch_modes():  # computed for real, also inside a compile
+        with _private.plain_torch():  # computed for real, also inside a compile
             return self._shape_only.value(node)
 
     def is_all_true(self, node: Node) -> bool:
@@ -117,7 +117,7 @@ class Knowledge:
         """The number that all elements are equal to, as a zero-dim tensor of the same dtype."""
         if (elements := self.elements(node)) is None:
             return None
-        with _private.without_dispatch_modes():
+        with _private.plain_torch():
             return elements.number(tensor_of(node).dtype)
 
     def number(self, value: Any) -> bool | int | float | None:
@@ -129,7 +129,7 @@ class Knowledge:
         elements = self.uniform(value)
         if elements is None:
             elements = self.evaluate(value)
-        with _private.without_dispatch_modes():
+        with _private.plain_torch():
             if elements is None or not elements.numel():
                 return None
             first = elements.flatten()[0]
@@ -175,7 +175,7 @@ class Knowledge:
         tensor, elements = tensor_fact(node), self.elements(node)
         if elements is None or tensor is None or tensor.dtype != torch.bool:
             return None
-        with _private.without_dispatch_modes():
+        with _private.plain_torch():
             return _unless_too_large(lambda: elements.truth(tensor.shape))
 
     def bounds(self, node: Node) -> tuple[Any, Any]:
@@ -198,7 +198,7 @@ class Knowledge:
             return self._elements[node]
         if tensor_fact(node) is None:
             return None
-        with _private.without_dispatch_modes(), torch.no_grad():
+        with _private.plain_torch(), torch.no_grad():
             self._look(node)
             self._look_ahead(node)
         return self._elements[node]
@@ -339,7 +339,7 @@ class Knowledge:
             return False
         elements = self.elements(node)
         about = self.mask(node) if dtype is _booleans else elements
-        with _private.without_dispatch_modes():
+        with _private.plain_torch():
             if about is not None and _unless_too_large(lambda: by_pattern(about, tensor.shape)):
                 return True
             if elements is not None and elements.is_uniform and elements.number(tensor.dtype) is not None:
@@ -350,7 +350,7 @@ class Knowledge:
 
 def as_number(value: torch.Tensor) -> bool | int | float:
     """The Python number of a real tensor of one element; works inside a compile, too."""
-    with _private.without_dispatch_modes():
+    with _private.plain_torch():
         return value.item()
 
 

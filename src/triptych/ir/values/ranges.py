@@ -11,6 +11,7 @@ import torch
 from torch.fx import Node
 
 from ..calls import Call
+from ..dtypes import rounded
 from ..facts import number, numel, tensor_fact
 from .affine import Affine
 from .elements import Elements
@@ -97,7 +98,7 @@ def representable(value: Number, dtype: torch.dtype) -> bool:
     if not dtype.is_floating_point:
         widest = of_dtype(dtype)
         return isinstance(value, int) and widest.low <= value <= widest.high
-    return torch.tensor(value, dtype=dtype).item() == value
+    return rounded(value, dtype) == value
 
 
 def _same(know: Knowledge, call: Call, result: torch.Tensor) -> Interval | None:
@@ -111,7 +112,7 @@ def _to(know: Knowledge, call: Call, result: torch.Tensor) -> Interval | None:
     operand = know.interval(call.args["self"])
     if not result.dtype.is_floating_point:
         return operand
-    low, high = (torch.tensor(float(n), dtype=result.dtype).item() for n in (operand.low, operand.high))
+    low, high = (rounded(float(n), result.dtype) for n in (operand.low, operand.high))
     return Interval(low, high, operand.nan)  # rounding keeps the order
 
 

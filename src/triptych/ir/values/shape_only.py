@@ -34,7 +34,7 @@ class ShapeOnly:
     def value(self, node: Node) -> torch.Tensor | None:
         """The elements of a tensor, on the CPU whatever its device; None if it depends on more than shapes."""
         if node not in self._values:
-            with _private.without_dispatch_modes(), torch.no_grad():
+            with _private.plain_torch(), torch.no_grad():
                 self._compute(node)
         value = self._values[node]
         return value if isinstance(value, torch.Tensor) else None
