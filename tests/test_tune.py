@@ -12,6 +12,7 @@ from triptych import _private
 from triptych.cost import Layout, measure, timing
 from triptych.cost import timed as timed_costs
 from triptych.cost.device import USUAL
+from triptych.cost.store import store_path
 
 
 def rule_with(before, after, times, asked, **how):
@@ -146,6 +147,41 @@ def test_times_in_turns_are_remembered_together(monkeypatch, tmp_path):
         raise RuntimeError("no such kernel")
 
     assert measure.measured_in_turns(torch.device("cpu"), question("a"), ("d", broken)) is None
+
+
+@pytest.fixture
+def answers(monkeypatch, tmp_path):
+    """The times that the next measurements give, in an empty store."""
+    given: list[list[float]] = []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(measure, "_known", {})
+    monkeypatch.setattr(measure, "seconds_in_turns", lambda works: given.pop(0))
+    return given
+
+
+def asked(*names):
+    return measure.measured_in_turns(torch.device("cpu"), *((name, lambda: lambda: None) for name in names))
+
+
+def test_times_of_different_moments_are_not_compared(answers):
+    answers += [[4.0, 3.0], [8.0, 7.0]]
+    assert (asked("apart", "one way"), asked("apart", "another way")) == ((4.0, 3.0), (8.0, 7.0))
+    assert asked("apart", "one way") == (4.0, 3.0)
+    measure._known.clear()
+    assert (asked("apart", "one way"), asked("apart", "another way")) == ((4.0, 3.0), (8.0, 7.0))  # from disk
+
+
+def test_a_process_goes_on_using_what_it_has_measured(answers):
+    answers += [[4.0, 3.0], [5.0, 5.0], [1.0, 2.0]]
+    assert asked("a", "b") == (4.0, 3.0)
+    in_this_process = dict(measure._known)
+    measure._known.clear()
+    store_path(measure.MEASURED).unlink()
+    assert asked("a", "b") == (5.0, 5.0)  # as another process, which measured at the same time, would store it
+    measure._known.clear()
+    measure._known.update(in_this_process)
+    asked("c", "d")  # reads the store
+    assert asked("a", "b") == (4.0, 3.0)
 
 
 # ---- products and copies that are timed ----
