@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
+from torch._dynamo import compiled_autograd
 
 import triptych
 from triptych import _private
@@ -111,6 +112,32 @@ def test_neither_the_modes_of_the_compiler_nor_its_dispatcher_are_timed():
         with timing.apart_from_the_program(torch.device("cpu")):
             look()
     assert keys == [True, False]
+
+
+def backward_of_a_product():
+    x = torch.ones(4, 4, requires_grad=True)
+    with torch.enable_grad():
+        torch.autograd.grad((x @ x).sum(), x)
+
+
+def test_hooks_on_saved_tensors_see_nothing_of_what_is_timed():
+    packed = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: packed.append(x) or x, lambda x: x):
+        with timing.apart_from_the_program(torch.device("cpu")):
+            backward_of_a_product()
+        assert not packed
+        backward_of_a_product()
+        assert packed
+
+
+def test_compiled_autograd_does_not_capture_what_is_timed():
+    captured = []
+    with compiled_autograd._enable(lambda gm: captured.append(gm) or gm):
+        with timing.apart_from_the_program(torch.device("cpu")):
+            backward_of_a_product()
+        assert not captured
+        backward_of_a_product()
+        assert captured
 
 
 def test_works_that_are_compared_are_timed_in_turns(monkeypatch):

@@ -69,6 +69,9 @@ NAMES: Mapping[str, str] = MappingProxyType(
         # operators are decomposed in Python, where symbolic sizes stay symbols: microseconds that must not be timed
         "enable_python_dispatcher": "torch._dispatch.python:enable_python_dispatcher",
         "without_python_dispatcher": "torch._C:_DisablePythonDispatcher",
+        # a backward that is timed is neither captured by compiled autograd nor seen by hooks on saved tensors
+        "without_compiled_autograd": "torch._dynamo.compiled_autograd:_disable",
+        "ignore_saved_tensor_hooks": "torch._C._autograd:_saved_tensors_hooks_set_tracing",
         # Inductor's counter-based random generator: operations its code generator knows
         "generator_prims": "torch._inductor.inductor_prims",
         # maximum and sum of a softmax in one pass over each row: an operation its code generator knows
