@@ -10,7 +10,7 @@ from torch._dynamo import compiled_autograd
 
 import triptych
 from triptych import _private
-from triptych.cost import Layout, measure, timing
+from triptych.cost import Layout, device_model, measure, timing
 from triptych.cost import timed as timed_costs
 from triptych.cost.device import USUAL
 from triptych.cost.store import store_path
@@ -209,6 +209,12 @@ def test_a_process_goes_on_using_what_it_has_measured(answers):
     measure._known.update(in_this_process)
     asked("c", "d")  # reads the store
     assert asked("a", "b") == (4.0, 3.0)
+
+
+def test_the_model_of_a_cpu_follows_the_number_of_threads(monkeypatch):
+    one = device_model("cpu")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    assert device_model("cpu").single == 4 * one.single
 
 
 # ---- products and copies that are timed ----
