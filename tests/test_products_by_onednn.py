@@ -10,7 +10,14 @@ import triptych
 from triptych.cost import measure
 from triptych.kernels.onednn import linear_arguments, linear_operator
 from triptych.post_grad import products_by_onednn
-from triptych.post_grad.products_by_onednn import LARGEST_TIMED, USUAL, ProductsByOnednnPass, _Product
+from triptych.post_grad.products_by_onednn import (
+    LARGEST_TIMED,
+    USUAL,
+    ProductsByOnednnPass,
+    _by_blas,
+    _by_onednn,
+    _Product,
+)
 
 pytestmark = pytest.mark.skipif(linear_operator() is None, reason="torch without oneDNN")
 
@@ -120,6 +127,17 @@ def test_both_libraries_are_timed(monkeypatch, tmp_path):
     assert 1e-6 < before < 1 and 1e-6 < after < 1
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_what_is_timed_is_float32_whatever_the_default_dtype_is(dtype):
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        results = [_Product(2, 3, 4, (False, True), has_bias=True)._prepare(by)() for by in (_by_blas, _by_onednn)]
+    finally:
+        torch.set_default_dtype(usual)
+    assert [result.dtype for result in results] == [torch.float32] * 2
+
+
 def test_small_products_stay_without_a_reason(times):
     timed = times(2e-4, 1e-4)
     made = record(triptych.explain(torch.mm, matrix(64, 64), matrix(64, 64)))
@@ -135,6 +153,13 @@ def test_torch_computes_float32_products_in_less_itself(times):
     finally:
         settings.fp32_precision = before
     assert "float32 products in bf16" in decline.reason
+
+
+def test_left_alone_where_onednn_is_disabled(times):
+    times(2e-4, 1e-4)
+    with torch.backends.mkldnn.flags(enabled=False):
+        (decline,) = record(triptych.explain(torch.mm, matrix(), matrix())).declines
+    assert "not to use oneDNN" in decline.reason
 
 
 def test_other_code_generators_get_products(times):

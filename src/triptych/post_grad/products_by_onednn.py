@@ -72,8 +72,9 @@ class ProductsByOnednn(Rule):
         if self.always:
             return
         m.require(not generates_products(m.program.options), "Inductor generates and tunes its own products")
+        m.require(torch.backends.mkldnn.enabled, "torch is set not to use oneDNN")
         precision = products_of_float32_on_a_cpu()
-        uses_blas = torch.backends.mkldnn.enabled and precision in FULL_PRECISION
+        uses_blas = precision in FULL_PRECISION
         m.require(uses_blas, "torch is set to compute float32 products in {found}", found=precision)
         # nothing is assumed of the libraries: without a measurement, the product stays as it is
         m.pays(product.modelled, product.modelled, measure=product.timed, error=math.inf)
@@ -161,12 +162,16 @@ class _Product:
 
     def _prepare(self, multiply: Callable[..., torch.Tensor]) -> Callable[[], torch.Tensor]:
         shapes = zip(((self.rows, self.inner), (self.inner, self.columns)), self.turned)
-        a, b = (torch.randn(shape[::-1]).t() if turned else torch.randn(shape) for shape, turned in shapes)
-        bias = torch.randn(self.columns) if self.has_bias else None
+        a, b = (_random(*shape[::-1]).t() if turned else _random(*shape) for shape, turned in shapes)
+        bias = _random(self.columns) if self.has_bias else None
         return lambda: multiply(a, b, bias)
 
 
 USUAL = _Product(256, 256, 256, (False, True), has_bias=False)
+
+
+def _random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float32, device="cpu")  # whatever the defaults of the program are
 
 
 def _by_blas(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
