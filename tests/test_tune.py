@@ -190,6 +190,13 @@ def asked(*names):
     return measure.measured_in_turns(torch.device("cpu"), *((name, lambda: lambda: None) for name in names))
 
 
+def test_times_without_onednn_are_not_those_with_it(answers):
+    answers += [[4.0, 3.0], [8.0, 7.0]]
+    assert asked("a", "b") == (4.0, 3.0)
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert asked("a", "b") == (8.0, 7.0)
+
+
 def test_times_of_different_moments_are_not_compared(answers):
     answers += [[4.0, 3.0], [8.0, 7.0]]
     assert (asked("apart", "one way"), asked("apart", "another way")) == ((4.0, 3.0), (8.0, 7.0))

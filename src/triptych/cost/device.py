@@ -144,6 +144,13 @@ def products_of_float32_on_a_cpu() -> str:
     return setting
 
 
+def precision_of_products(dtype: torch.dtype, device: torch.device) -> str:
+    """The setting that the time of a product depends on, for a question to `measured`."""
+    if dtype != torch.float32:
+        return ""
+    return f" tf32={tf32_is_allowed()}" if device.type == "cuda" else f" {products_of_float32_on_a_cpu()}"
+
+
 NOMINAL_THREADS = 8
 
 

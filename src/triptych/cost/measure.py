@@ -116,7 +116,8 @@ def _processor() -> str:
 
 def _name(device: torch.device) -> str:
     if device.type == "cpu":
-        return f"{_processor()} x {torch.get_num_threads()}"
+        onednn = "" if torch.backends.mkldnn.enabled else " without oneDNN"
+        return f"{_processor()} x {torch.get_num_threads()}{onednn}"
     return torch.cuda.get_device_name(device)
 
 
