@@ -81,7 +81,7 @@ def wants_module(custom: Callable[..., Any]) -> bool:
     if isinstance(annotation, str):  # it contains a name that the function's module does not define
         return re.search(r"\b(GraphModule|Module)\b", annotation) is not None
     kinds = get_args(annotation) or (annotation,)  # `GraphModule | None`
-    return any(isinstance(kind, type) and issubclass(GraphModule, kind) and kind is not object for kind in kinds)
+    return any(kind in GraphModule.__mro__ and kind is not object for kind in kinds)
 
 
 def _first_annotation(custom: Callable[..., Any]) -> Any:
