@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 import triptych
+from triptych import _private
+from triptych.codegen.fallbacks import calling_onednn
 from triptych.cost import measure
 from triptych.kernels.onednn import linear_arguments, linear_operator
 from triptych.post_grad import products_by_onednn
@@ -259,6 +264,32 @@ def test_stock_inductor_still_packs_its_weights(times):
     with torch.no_grad():
         frozen = torch.compile(layer, options={"freezing": True})
         torch.testing.assert_close(frozen(x), layer(x), rtol=2e-2, atol=2e-2)
+
+
+def test_programs_that_two_threads_compile_at_once_have_their_own_lowering():
+    """One that finishes first takes nothing away from the other, and leaves nothing behind."""
+
+    def lowered():
+        with pytest.raises(Exception) as error:  # without a graph, no lowering gets far
+            _private.lowerings[linear_operator()](*linear_arguments(None, None, None))
+        return error.traceback[-1].path.name
+
+    def of_ours():
+        with calling_onednn():
+            begun.set()
+            assert ended.wait(60)
+            return lowered()
+
+    begun, ended = Event(), Event()
+    usual = lowered()
+    with ThreadPoolExecutor(1) as pool:
+        with calling_onednn():
+            other = pool.submit(of_ours)
+            assert begun.wait(60)
+            ours = lowered()
+        ended.set()
+        assert other.result() == ours != usual
+    assert lowered() == usual
 
 
 def test_the_pass_runs_last_of_those_that_change_products():
