@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
@@ -149,15 +150,37 @@ def test_small_products_stay_without_a_reason(times):
     assert (made.rewrites, made.declined, timed) == (0, 0, [])
 
 
-def test_torch_computes_float32_products_in_less_itself(times):
-    times(2e-4, 1e-4)
+@pytest.fixture
+def precision():
+    """Sets what torch may round the operands of float32 products to."""
     settings = torch.backends.mkldnn.matmul
-    before, settings.fp32_precision = settings.fp32_precision, "bf16"
-    try:
-        (decline,) = record(triptych.explain(torch.mm, matrix(), matrix())).declines
-    finally:
-        settings.fp32_precision = before
+    before = settings.fp32_precision
+    yield functools.partial(setattr, settings, "fp32_precision")
+    settings.fp32_precision = before
+
+
+def test_torch_computes_float32_products_in_less_itself(times, precision):
+    times(2e-4, 1e-4)
+    precision("bf16")
+    (decline,) = record(triptych.explain(torch.mm, matrix(), matrix())).declines
     assert "float32 products in bf16" in decline.reason
+
+
+def test_a_program_may_allow_tf32(times, precision):
+    """As `torch.set_float32_matmul_precision("high")` does, which changes nothing on most CPUs."""
+    times(2e-4, 1e-4)
+    precision("tf32")
+    assert record(triptych.explain(torch.mm, matrix(), matrix())).rewrites == 1
+
+
+def test_times_depend_on_the_precision(monkeypatch, precision):
+    asked = []
+    monkeypatch.setattr(products_by_onednn, "can_measure", lambda *_: True)
+    monkeypatch.setattr(products_by_onednn, "measured_in_turns", lambda _, *questions: asked.append(questions[0][0]))
+    for one in ("ieee", "tf32"):
+        precision(one)
+        USUAL.on_this_machine()
+    assert len({*asked}) == 2
 
 
 def test_left_alone_where_onednn_is_disabled(times):
