@@ -114,6 +114,13 @@ def test_neither_the_modes_of_the_compiler_nor_its_dispatcher_are_timed():
     assert keys == [True, False]
 
 
+def test_a_default_device_is_not_that_of_what_is_timed():
+    with torch.device("meta"):
+        with timing.apart_from_the_program(torch.device("cpu")):
+            assert torch.ones(2).device.type == "cpu"
+        assert torch.ones(2).device.type == "meta"
+
+
 def backward_of_a_product():
     x = torch.ones(4, 4, requires_grad=True)
     with torch.enable_grad():

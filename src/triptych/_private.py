@@ -69,6 +69,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         # operators are decomposed in Python, where symbolic sizes stay symbols: microseconds that must not be timed
         "enable_python_dispatcher": "torch._dispatch.python:enable_python_dispatcher",
         "without_python_dispatcher": "torch._C:_DisablePythonDispatcher",
+        # a default device, and other modes of torch-level functions, are not for what is timed
+        "without_torch_function": "torch._C:DisableTorchFunction",
         # a backward that is timed is neither captured by compiled autograd nor seen by hooks on saved tensors
         "without_compiled_autograd": "torch._dynamo.compiled_autograd:_disable",
         "ignore_saved_tensor_hooks": "torch._C._autograd:_saved_tensors_hooks_set_tracing",
