@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any, Protocol
 
 import pytest
 import torch
@@ -231,11 +232,16 @@ def test_options_of_inductor_reach_its_code_generator_and_a_reproduction():
 # ---- what a function in a hook gets ----
 
 
+class HasNodes(Protocol):
+    nodes: Any
+
+
 def by_name(gm): ...
 def annotated_graph(gm: Graph): ...
 def annotated_module(graph: GraphModule): ...
 def annotated_by_base(graph: nn.Module): ...
 def annotated_optional(graph: GraphModule | None): ...
+def annotated_protocol(graph: HasNodes): ...
 def annotated_unknown(graph: fx.GraphModule): ...  # noqa: F821
 def annotated_unknown_graph(gm: fx.Graph): ...  # noqa: F821
 def second_annotated(limit, graph: GraphModule): ...
@@ -250,7 +256,7 @@ class Callable_:
     [
         (by_name, False), (lambda gm: None, False), (annotated_graph, False), (annotated_module, True),
         (annotated_by_base, True), (annotated_optional, True), (annotated_unknown, True),
-        (annotated_unknown_graph, False), (functools.partial(second_annotated, 3), True), (Callable_(), False),
+        (annotated_protocol, False), (annotated_unknown_graph, False), (functools.partial(second_annotated, 3), True), (Callable_(), False),
     ],
 )  # fmt: skip
 def test_the_annotation_decides(function, module):

@@ -100,6 +100,20 @@ def test_on_a_cpu_the_kernel_gains_where_scores_leave_the_cache(trains, rows, is
     assert (fused < apart) == is_fused
 
 
+def test_times_depend_on_the_precision_of_products(monkeypatch):
+    asked = []
+    monkeypatch.setattr(cost, "can_measure", lambda *_: True)
+    monkeypatch.setattr(cost, "measured_in_turns", lambda device, *questions: asked.append([q for q, _ in questions]))
+    settings = torch.backends.mkldnn.matmul
+    before = settings.fp32_precision
+    try:
+        for settings.fp32_precision in ("ieee", "bf16"):
+            site(BOOLEAN).timed()
+    finally:
+        settings.fp32_precision = before
+    assert not {*asked[0]} & {*asked[1]}
+
+
 def by_hand(q, k, v):
     return (q @ k.mT / 8).softmax(-1) @ v
 

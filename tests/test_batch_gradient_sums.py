@@ -106,6 +106,20 @@ def test_a_kernel_that_is_slower_or_does_not_run_is_not_used(times, quicker, mon
     assert is_quicker(torch.device("cpu")) is quicker
 
 
+def test_what_is_timed_is_float32_whatever_the_default_dtype_is(monkeypatch):
+    results = []
+    monkeypatch.setattr(batch_gradient_sums, "can_measure", lambda *_: True)
+    monkeypatch.setattr(batch_gradient_sums, "measured", lambda _, device, prepare: results.extend(prepare()()))
+    monkeypatch.setattr(batch_gradient_sums, "SUM_PARTS", lambda whole, *_: [whole])
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        is_quicker(torch.device("cpu"))
+    finally:
+        torch.set_default_dtype(usual)
+    assert len(results) > 1 and {result.dtype for result in results} == {torch.float32}
+
+
 def test_large_sums_are_left_to_inductor(monkeypatch):
     monkeypatch.setattr(batch_gradient_sums, "MOST_ELEMENTS", 1024 * 64 - 1)
     assert not trained(layers(64, 64, 64), torch.randn(1024, 64))["batch_gradient_sums"]

@@ -13,7 +13,9 @@ import triptych
 from triptych import backend
 from triptych.backend import compile_fx
 from triptych.cache import cache_key, pass_identity
+from triptych.kernels.onednn import linear_operator
 from triptych.passes.manager import run_stage
+from triptych.post_grad.products_by_onednn import _Product
 
 aten = torch.ops.aten
 
@@ -141,6 +143,30 @@ def test_a_pass_without_identity_is_not_cached():
 
 
 # ---- whole programs ----
+
+
+@pytest.fixture
+def without_onednn():
+    enabled = torch.backends.mkldnn.enabled
+    yield lambda: torch.backends.mkldnn.set_flags(False)
+    torch.backends.mkldnn.set_flags(enabled)
+
+
+@pytest.mark.skipif(linear_operator() is None, reason="torch without oneDNN")
+def test_a_program_that_calls_onednn_is_not_loaded_where_it_is_disabled(monkeypatch, without_onednn):
+    monkeypatch.setattr(_Product, "on_this_machine", lambda product: (2e-4, 1e-4))
+
+    def calls_onednn():
+        x = torch.randn(160, 160)
+        seen, _ = answers(torch.mm, x, x)
+        with torch.profiler.profile() as profile:
+            torch.compile(torch.mm, backend=compile_fx, options={})(x, x)
+        return seen, "mkldnn::_linear_pointwise" in {event.key for event in profile.key_averages()}
+
+    assert calls_onednn() == ({"miss": 1}, True)
+    assert calls_onednn() == ({"hit": 1}, True)
+    without_onednn()
+    assert calls_onednn() == ({"miss": 1}, False)
 
 
 def answers(program, *inputs, **options):

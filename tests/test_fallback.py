@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 import triptych.backend
 from triptych import _private
-from triptych.fallback import require_eager_draws
+from triptych.fallback import _same_failure, require_eager_draws
 from triptych.passes.manager import _StageRunner
 
 FALL_BACK = {"on_error": "fallback"}
@@ -92,6 +92,22 @@ def test_what_fails_without_us_too_is_said_to(codegen, where):
         torch.compile(refused, backend=triptych.compile_fx, options={**FALL_BACK, "codegen": codegen})(x)
     (text,) = [str(w.message) for w in caught if "Triptych failed" in str(w.message)]
     assert f". It fails in the same way {where}. To reproduce it" in text
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "is_same"),
+    [
+        (KeyError(0), KeyError(0), True),
+        (KeyError(0), RuntimeError("KeyError: 0\ntarget: aten.mm"), True),
+        (KeyError(0), RuntimeError("LoweringException: KeyError: 0"), True),
+        (KeyError(0), RuntimeError("shape 10 is invalid"), False),
+        (AssertionError("x"), ValueError("expected a tensor"), False),
+        (AssertionError(), AssertionError(), True),
+        (AssertionError(), ValueError(), False),
+    ],
+)
+def test_errors_that_say_the_same(first, other, is_same):
+    assert _same_failure(first, other) == is_same
 
 
 def test_code_generation_that_raises(monkeypatch):

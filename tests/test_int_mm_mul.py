@@ -359,6 +359,19 @@ def test_not_without_triton_and_not_on_old_gpus(monkeypatch):
         assert int_mm_mul.multiplies_int8(torch.device("cuda")) == (capability >= (8, 0))
 
 
+def test_a_number_is_timed_as_float32_whatever_the_default_dtype_is(triton, monkeypatch):
+    asked = []
+    monkeypatch.setattr(int_mm_mul_cost, "can_measure", lambda *_: True)
+    monkeypatch.setattr(int_mm_mul_cost, "measured", lambda question, *_: asked.append(question))
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        on_fake_gpu(lambda a, w: (int_mm(a, w.t()).float() * 0.5).half(), MEMORY_BOUND)
+    finally:
+        torch.set_default_dtype(usual)
+    assert "((), torch.float32)" in asked[1]
+
+
 def test_a_scale_on_the_cpu_is_not_read_by_the_kernel(triton):
     def program(a, w):
         return int_mm(a, w.t()) * torch.tensor(0.5)

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import functools
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 import triptych
+from triptych import _private
+from triptych.codegen.fallbacks import calling_onednn
 from triptych.cost import measure
 from triptych.kernels.onednn import linear_arguments, linear_operator
 from triptych.post_grad import products_by_onednn
-from triptych.post_grad.products_by_onednn import LARGEST_TIMED, USUAL, ProductsByOnednnPass, _Product
+from triptych.post_grad.products_by_onednn import (
+    LARGEST_TIMED,
+    USUAL,
+    ProductsByOnednnPass,
+    _by_blas,
+    _by_onednn,
+    _Product,
+)
 
 pytestmark = pytest.mark.skipif(linear_operator() is None, reason="torch without oneDNN")
 
@@ -120,21 +133,61 @@ def test_both_libraries_are_timed(monkeypatch, tmp_path):
     assert 1e-6 < before < 1 and 1e-6 < after < 1
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_what_is_timed_is_float32_whatever_the_default_dtype_is(dtype):
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        results = [_Product(2, 3, 4, (False, True), has_bias=True)._prepare(by)() for by in (_by_blas, _by_onednn)]
+    finally:
+        torch.set_default_dtype(usual)
+    assert [result.dtype for result in results] == [torch.float32] * 2
+
+
 def test_small_products_stay_without_a_reason(times):
     timed = times(2e-4, 1e-4)
     made = record(triptych.explain(torch.mm, matrix(64, 64), matrix(64, 64)))
     assert (made.rewrites, made.declined, timed) == (0, 0, [])
 
 
-def test_torch_computes_float32_products_in_less_itself(times):
-    times(2e-4, 1e-4)
+@pytest.fixture
+def precision():
+    """Sets what torch may round the operands of float32 products to."""
     settings = torch.backends.mkldnn.matmul
-    before, settings.fp32_precision = settings.fp32_precision, "bf16"
-    try:
-        (decline,) = record(triptych.explain(torch.mm, matrix(), matrix())).declines
-    finally:
-        settings.fp32_precision = before
+    before = settings.fp32_precision
+    yield functools.partial(setattr, settings, "fp32_precision")
+    settings.fp32_precision = before
+
+
+def test_torch_computes_float32_products_in_less_itself(times, precision):
+    times(2e-4, 1e-4)
+    precision("bf16")
+    (decline,) = record(triptych.explain(torch.mm, matrix(), matrix())).declines
     assert "float32 products in bf16" in decline.reason
+
+
+def test_a_program_may_allow_tf32(times, precision):
+    """As `torch.set_float32_matmul_precision("high")` does, which changes nothing on most CPUs."""
+    times(2e-4, 1e-4)
+    precision("tf32")
+    assert record(triptych.explain(torch.mm, matrix(), matrix())).rewrites == 1
+
+
+def test_times_depend_on_the_precision(monkeypatch, precision):
+    asked = []
+    monkeypatch.setattr(products_by_onednn, "can_measure", lambda *_: True)
+    monkeypatch.setattr(products_by_onednn, "measured_in_turns", lambda _, *questions: asked.append(questions[0][0]))
+    for one in ("ieee", "tf32"):
+        precision(one)
+        USUAL.on_this_machine()
+    assert len({*asked}) == 2
+
+
+def test_left_alone_where_onednn_is_disabled(times):
+    times(2e-4, 1e-4)
+    with torch.backends.mkldnn.flags(enabled=False):
+        (decline,) = record(triptych.explain(torch.mm, matrix(), matrix())).declines
+    assert "not to use oneDNN" in decline.reason
 
 
 def test_other_code_generators_get_products(times):
@@ -234,6 +287,32 @@ def test_stock_inductor_still_packs_its_weights(times):
     with torch.no_grad():
         frozen = torch.compile(layer, options={"freezing": True})
         torch.testing.assert_close(frozen(x), layer(x), rtol=2e-2, atol=2e-2)
+
+
+def test_programs_that_two_threads_compile_at_once_have_their_own_lowering():
+    """One that finishes first takes nothing away from the other, and leaves nothing behind."""
+
+    def lowered():
+        with pytest.raises(Exception) as error:  # without a graph, no lowering gets far
+            _private.lowerings[linear_operator()](*linear_arguments(None, None, None))
+        return error.traceback[-1].path.name
+
+    def of_ours():
+        with calling_onednn():
+            begun.set()
+            assert ended.wait(60)
+            return lowered()
+
+    begun, ended = Event(), Event()
+    usual = lowered()
+    with ThreadPoolExecutor(1) as pool:
+        with calling_onednn():
+            other = pool.submit(of_ours)
+            assert begun.wait(60)
+            ours = lowered()
+        ended.set()
+        assert other.result() == ours != usual
+    assert lowered() == usual
 
 
 def test_the_pass_runs_last_of_those_that_change_products():

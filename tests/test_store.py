@@ -37,12 +37,12 @@ def test_a_damaged_file_is_replaced(home, caplog, content):
     assert json.loads(path.read_text()) == {"a": 1.0}
 
 
-@pytest.mark.parametrize("entry", ["NaN", "-1", "0", "Infinity", "true", '"fast"', "null"])
+@pytest.mark.parametrize("entry", ["NaN", "-1", "0", "Infinity", "true", '"fast"', "null", "[1, -1]"])
 def test_what_cannot_be_a_time_is_measured_again(home, entry):
     path = home / "triptych" / "measured.json"
     path.parent.mkdir()
-    path.write_text(f'{{"a": {entry}, "b": 0.5}}')
-    assert measure._read() == {"b": 0.5}
+    path.write_text(f'{{"a": {entry}, "b": 0.5, "c": [1, 2]}}')
+    assert measure._read() == {"b": (0.5,), "c": (1.0, 2.0)}
 
 
 @pytest.mark.parametrize("wrong", [{"bandwidth": "fast"}, {"single": None}, {"cores": 0}, {"half": -1.0}, {"colour": 1}])

@@ -6,12 +6,14 @@ from dataclasses import asdict
 
 import pytest
 import torch
+from torch._dynamo import compiled_autograd
 
 import triptych
 from triptych import _private
-from triptych.cost import Layout, measure, timing
+from triptych.cost import Layout, device_model, measure, timing
 from triptych.cost import timed as timed_costs
 from triptych.cost.device import USUAL
+from triptych.cost.store import store_path
 
 
 def rule_with(before, after, times, asked, **how):
@@ -112,6 +114,39 @@ def test_neither_the_modes_of_the_compiler_nor_its_dispatcher_are_timed():
     assert keys == [True, False]
 
 
+def test_a_default_device_is_not_that_of_what_is_timed():
+    with torch.device("meta"):
+        with timing.apart_from_the_program(torch.device("cpu")):
+            assert torch.ones(2).device.type == "cpu"
+        assert torch.ones(2).device.type == "meta"
+
+
+def backward_of_a_product():
+    x = torch.ones(4, 4, requires_grad=True)
+    with torch.enable_grad():
+        torch.autograd.grad((x @ x).sum(), x)
+
+
+def test_hooks_on_saved_tensors_see_nothing_of_what_is_timed():
+    packed = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: packed.append(x) or x, lambda x: x):
+        with timing.apart_from_the_program(torch.device("cpu")):
+            backward_of_a_product()
+        assert not packed
+        backward_of_a_product()
+        assert packed
+
+
+def test_compiled_autograd_does_not_capture_what_is_timed():
+    captured = []
+    with compiled_autograd._enable(lambda gm: captured.append(gm) or gm):
+        with timing.apart_from_the_program(torch.device("cpu")):
+            backward_of_a_product()
+        assert not captured
+        backward_of_a_product()
+        assert captured
+
+
 def test_works_that_are_compared_are_timed_in_turns(monkeypatch):
     rounds = []
 
@@ -146,6 +181,54 @@ def test_times_in_turns_are_remembered_together(monkeypatch, tmp_path):
         raise RuntimeError("no such kernel")
 
     assert measure.measured_in_turns(torch.device("cpu"), question("a"), ("d", broken)) is None
+
+
+@pytest.fixture
+def answers(monkeypatch, tmp_path):
+    """The times that the next measurements give, in an empty store."""
+    given: list[list[float]] = []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(measure, "_known", {})
+    monkeypatch.setattr(measure, "seconds_in_turns", lambda works: given.pop(0))
+    return given
+
+
+def asked(*names):
+    return measure.measured_in_turns(torch.device("cpu"), *((name, lambda: lambda: None) for name in names))
+
+
+def test_times_without_onednn_are_not_those_with_it(answers):
+    answers += [[4.0, 3.0], [8.0, 7.0]]
+    assert asked("a", "b") == (4.0, 3.0)
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert asked("a", "b") == (8.0, 7.0)
+
+
+def test_times_of_different_moments_are_not_compared(answers):
+    answers += [[4.0, 3.0], [8.0, 7.0]]
+    assert (asked("apart", "one way"), asked("apart", "another way")) == ((4.0, 3.0), (8.0, 7.0))
+    assert asked("apart", "one way") == (4.0, 3.0)
+    measure._known.clear()
+    assert (asked("apart", "one way"), asked("apart", "another way")) == ((4.0, 3.0), (8.0, 7.0))  # from disk
+
+
+def test_a_process_goes_on_using_what_it_has_measured(answers):
+    answers += [[4.0, 3.0], [5.0, 5.0], [1.0, 2.0]]
+    assert asked("a", "b") == (4.0, 3.0)
+    in_this_process = dict(measure._known)
+    measure._known.clear()
+    store_path(measure.MEASURED).unlink()
+    assert asked("a", "b") == (5.0, 5.0)  # as another process, which measured at the same time, would store it
+    measure._known.clear()
+    measure._known.update(in_this_process)
+    asked("c", "d")  # reads the store
+    assert asked("a", "b") == (4.0, 3.0)
+
+
+def test_the_model_of_a_cpu_follows_the_number_of_threads(monkeypatch):
+    one = device_model("cpu")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    assert device_model("cpu").single == 4 * one.single
 
 
 # ---- products and copies that are timed ----

@@ -222,6 +222,15 @@ def test_why_not_takes_every_name_that_explain_prints():
         assert {one.rule for one in triptych.why_not(name, Towers(), q, q, q).fires} >= {name}
 
 
+def test_a_class_in_a_hook_that_is_no_rule_is_not_instantiated():
+    class MadeOfAGraph:
+        def __init__(self, graph):
+            self.graph = graph
+
+    options = {**EAGER, "post_grad_custom_post_pass": MadeOfAGraph}
+    assert rules_of("fuse_attention", triptych.options.Options.make(options))
+
+
 def test_joined_weights_say_what_they_would_cost():
     class Projections(torch.nn.Module):
         def __init__(self):

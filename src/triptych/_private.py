@@ -61,7 +61,7 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "without_dispatch_modes": "torch.utils._python_dispatch:_disable_current_modes",
         # neither modes such as a default device, nor what subclasses of tensors do in place of a function
         "without_torch_function": "torch._C:DisableTorchFunction",
-        # nor do the facts of an ATen graph depend on the autocast of whoever runs a pass over it
+        # facts of an ATen graph do not depend on the autocast of whoever runs a pass over it
         "without_autocast": "torch._C:_DisableAutocast",
         # what a subclass of tensors, such as a parameter, has in place of a `__torch_function__`
         "disabled_torch_function": "torch._C:_disabled_torch_function_impl",
@@ -71,6 +71,9 @@ NAMES: Mapping[str, str] = MappingProxyType(
         # operators are decomposed in Python, where symbolic sizes stay symbols: microseconds that must not be timed
         "enable_python_dispatcher": "torch._dispatch.python:enable_python_dispatcher",
         "without_python_dispatcher": "torch._C:_DisablePythonDispatcher",
+        # a backward that is timed is neither captured by compiled autograd nor seen by hooks on saved tensors
+        "without_compiled_autograd": "torch._dynamo.compiled_autograd:_disable",
+        "ignore_saved_tensor_hooks": "torch._C._autograd:_saved_tensors_hooks_set_tracing",
         # Inductor's counter-based random generator: operations its code generator knows
         "generator_prims": "torch._inductor.inductor_prims",
         # maximum and sum of a softmax in one pass over each row: an operation its code generator knows

@@ -108,8 +108,10 @@ def refuse_to_start_again() -> None:
 
 def _same_failure(first: Exception, other: Exception) -> bool:
     """Do two errors say the same? Inductor puts the class of an error before its message when it raises it again."""
-    what = _first_line(first)
-    return what in str(other) if what else type(first) is type(other)
+    what, kind = _first_line(first), type(first)
+    if what and what != _first_line(other):
+        return any(line.endswith(f"{kind.__name__}: {what}") for line in str(other).splitlines())
+    return bool(what) or kind is type(other)
 
 
 def _first_line(error: Exception) -> str:

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from ..cost import can_measure, device_model, measured_in_turns, size_hint
-from ..cost.device import HALF
+from ..cost.device import HALF, precision_of_products
 from ..cost.timing import Work
 from ..ir.facts import tensor_of
 from ..rewrite.record import MODEL_ERROR
@@ -181,6 +181,7 @@ class _Site:
         if not can_measure(self.device, 6 * self.score_bytes + self.mask_bytes):
             return None
         sizes = f"{self.query} {self.key} {self.value} {self.dtype} training={self.trains}"
+        sizes += precision_of_products(self.dtype, self.device)
         mask = f"{self.mask} {self.mask_strides} {self.mask_dtype} gradient={self.mask_trains} dropout={self.dropout}"
         if self.is_causal:
             mask += " causal"

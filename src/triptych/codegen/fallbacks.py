@@ -11,7 +11,9 @@ decomposition, which would come too late here, or would undo an in-place write.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 from torch.fx import GraphModule
@@ -40,16 +42,32 @@ def _has_no_kernel(overload: Any) -> bool:
     return overload._schema.is_mutable or overload in _private.select_decomp_table()
 
 
+_OURS = ContextVar("_OURS", default=False)
+"""Is the program that is being compiled one of ours? Others keep the lowering that they have without us."""
+
+
 @contextlib.contextmanager
 def calling_onednn() -> Iterator[None]:
     """Inductor calls oneDNN's linear layer with any weight. Its own lowering takes only weights that it has packed."""
-    operator, lowerings = linear_operator(), _private.lowerings
-    usual = lowerings.get(operator)
-    if usual is None:
-        yield
-        return
-    lowerings[operator] = _private.fallback_handler(operator, add_to_fallback_set=False)
+    _install()
+    token = _OURS.set(True)
     try:
         yield
     finally:
-        lowerings[operator] = usual
+        _OURS.reset(token)
+
+
+@functools.cache
+def _install() -> None:
+    operator, lowerings = linear_operator(), _private.lowerings
+    usual = lowerings.get(operator)
+    if usual is not None:
+        lowerings[operator] = _unless_ours(usual, _private.fallback_handler(operator, add_to_fallback_set=False))
+
+
+def _unless_ours(usual: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(usual)
+    def lowering(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs) if _OURS.get() else usual(*args, **kwargs)
+
+    return lowering

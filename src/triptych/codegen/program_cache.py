@@ -1,8 +1,8 @@
 """AOTAutograd's cache: a program compiled before, in this process or another, is loaded without stages 2 and 3.
 
 Stage 1 always runs, and AOTAutograd's key is the graph that stage 1 leaves, with what is known of its inputs. What else
-decides the result is added to the key: our sources and options, what known buffers hold, and whether stage 1 rewrote
-the program, since `gradient_strides` copies gradients of rewritten programs alone.
+decides the result is added to the key: our sources and options, what known buffers hold, whether stage 1 rewrote the
+program, since `gradient_strides` copies gradients of rewritten programs alone, and whether oneDNN may be used.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from .. import _private
 from ..options import HOOKS
@@ -45,7 +47,8 @@ def program_cache(session: Session, codegen: CodeGenerator) -> Iterator[ProgramC
     if not isinstance(codegen, InductorCodegen) or codegen.key is None or not _may_be_loaded(session):
         yield ProgramCache()
         return
-    marker = cache_marker(f"{codegen.key}/{codegen.known_buffers}/{session.rewritten_before_autograd}")
+    settings = f"{session.rewritten_before_autograd}/{torch.backends.mkldnn.enabled}"
+    marker = cache_marker(f"{codegen.key}/{codegen.known_buffers}/{settings}")
     with _private.inductor_config.patch(joint_custom_post_pass=marker), quick_host_code():
         yield ProgramCache(True, _private.autograd_cache_arguments(codegen.shared))
 

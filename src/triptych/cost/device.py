@@ -108,14 +108,21 @@ CPU_THREAD = DeviceModel("cpu", bandwidth=20e9, half=20e9, single=40e9, launch=2
 """One thread of a recent server; a launch is a call from generated code to a kernel and back."""
 
 
-@functools.cache
 def device_model(device: torch.device | str) -> DeviceModel:
     """The model of a device: known by its name, stored by an earlier measurement, or measured now."""
     device = torch.device(device)
-    if device.type != "cuda":
-        threads, one = torch.get_num_threads(), CPU_THREAD
-        bandwidth, half, single = one.bandwidth * min(threads, 8), one.half * threads, one.single * threads
-        return replace(one, bandwidth=bandwidth, half=half, single=single)
+    return _gpu_model(device) if device.type == "cuda" else _cpu_model(torch.get_num_threads())
+
+
+@functools.cache
+def _cpu_model(threads: int) -> DeviceModel:
+    one = CPU_THREAD
+    bandwidth, half, single = one.bandwidth * min(threads, 8), one.half * threads, one.single * threads
+    return replace(one, bandwidth=bandwidth, half=half, single=single)
+
+
+@functools.cache
+def _gpu_model(device: torch.device) -> DeviceModel:
     if not torch.cuda.is_available():  # the graph is for a GPU of another machine
         return USUAL
     name = torch.cuda.get_device_name(device)
@@ -135,6 +142,13 @@ def products_of_float32_on_a_cpu() -> str:
     """The setting that says to what oneDNN may round the operands of float32 products on a CPU."""
     setting: str = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
     return setting
+
+
+def precision_of_products(dtype: torch.dtype, device: torch.device) -> str:
+    """The setting that the time of a product depends on, for a question to `measured`."""
+    if dtype != torch.float32:
+        return ""
+    return f" tf32={tf32_is_allowed()}" if device.type == "cuda" else f" {products_of_float32_on_a_cpu()}"
 
 
 NOMINAL_THREADS = 8

@@ -8,8 +8,9 @@ import itertools
 import logging
 import math
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,7 +27,10 @@ HOST_BYTES = 1 << 30
 
 MEASURED = "measured.json"
 
-_known: dict[str, float] = {}
+Times = tuple[float, ...]
+"""Seconds of each piece of work that was timed together."""
+
+_known: dict[str, Times] = {}
 
 
 def measuring_allowed() -> bool:
@@ -58,44 +62,37 @@ def measured(question: str, device: torch.device, prepare: Callable[[], Work]) -
 
     `question` names everything that the answer depends on except the device and torch's version, which are added.
     """
-    key = _key(question, device)
-    if key not in _known:
-        _known.update(_read())
-    if key not in _known:
+    times = _times(device, [question], lambda: [_seconds(device, prepare)])
+    return None if times is None else times[0]
+
+
+def measured_in_turns(device: torch.device, *questions: tuple[str, Callable[[], Work]]) -> Times | None:
+    """The same for pieces of work that are compared, each with its question; None if one fails. On a CPU their rounds
+    alternate, because other load there slows what runs beside it, and their times are stored as one entry: a time is
+    not compared with one that was measured at another moment."""
+    if device.type == "cpu":
+        names, prepare = zip(*questions)
+        return _times(device, names, lambda: seconds_in_turns([p() for p in prepare]))
+    times = [measured(question, device, prepare) for question, prepare in questions]
+    known = tuple(time for time in times if time is not None)
+    return known if len(known) == len(times) else None
+
+
+def _times(device: torch.device, questions: Sequence[str], measure: Callable[[], Sequence[float]]) -> Times | None:
+    """The answers to questions that are asked together."""
+    key = f"{_name(device)} | torch {torch.__version__} | {' / '.join(questions)}"
+    if len(_known.get(key, ())) != len(questions):
+        for stored, times in _read().items():
+            _known.setdefault(stored, times)  # what this process has used once, it goes on using
+    if len(_known.get(key, ())) != len(questions):
         try:
             with apart_from_the_program(device):
-                _known[key] = _seconds(device, prepare)
+                _known[key] = tuple(measure())
         except Exception as error:  # no memory after all, no such kernel, or one that Triton does not compile
-            log.info("not measured: %s: %s", question, error)
+            log.info("not measured: %s: %s", questions[0], error)
             return None
         add_to_store(MEASURED, key, _known[key])
     return _known[key]
-
-
-def measured_in_turns(device: torch.device, *questions: tuple[str, Callable[[], Work]]) -> tuple[float, ...] | None:
-    """The same for pieces of work that are compared, each with its question; None if one fails. On a CPU their rounds
-    alternate, because other load there slows what runs beside it, and all are timed if the time of one is not known."""
-    keys = [_key(question, device) for question, _ in questions]
-    if device.type != "cpu" or all(key in _known for key in keys):
-        times = [measured(question, device, prepare) for question, prepare in questions]
-        known = tuple(time for time in times if time is not None)
-        return known if len(known) == len(times) else None
-    _known.update(_read())
-    if not all(key in _known for key in keys):
-        try:
-            with apart_from_the_program(device):
-                answers = seconds_in_turns([prepare() for _, prepare in questions])
-        except Exception as error:  # no memory after all, or no such kernel
-            log.info("not measured: %s: %s", questions[0][0], error)
-            return None
-        for key, answer in zip(keys, answers):
-            _known[key] = answer
-            add_to_store(MEASURED, key, answer)
-    return tuple(_known[key] for key in keys)
-
-
-def _key(question: str, device: torch.device) -> str:
-    return f"{_name(device)} | torch {torch.__version__} | {question}"
 
 
 def _seconds(device: torch.device, prepare: Callable[[], Work]) -> float:
@@ -119,11 +116,16 @@ def _processor() -> str:
 
 def _name(device: torch.device) -> str:
     if device.type == "cpu":
-        return f"{_processor()} x {torch.get_num_threads()}"
+        onednn = "" if torch.backends.mkldnn.enabled else " without oneDNN"
+        return f"{_processor()} x {torch.get_num_threads()}{onednn}"
     return torch.cuda.get_device_name(device)
 
 
-def _read() -> dict[str, float]:
+def _read() -> dict[str, Times]:
     """The times on disk. Anything that cannot be a time is measured again."""
-    times = {k: v for k, v in read_store(MEASURED).items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
-    return {k: float(v) for k, v in times.items() if 0 < v < math.inf}
+    entries = {key: value if isinstance(value, list) else [value] for key, value in read_store(MEASURED).items()}
+    return {key: tuple(map(float, times)) for key, times in entries.items() if all(map(_is_time, times))}
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf

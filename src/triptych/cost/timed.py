@@ -12,7 +12,7 @@ import torch
 from ..ir.sizes import size_hint
 from ..rewrite.record import Decision, decide
 from ..rewrite.rule import Match
-from .device import DeviceModel, device_model, tf32_is_allowed
+from .device import DeviceModel, device_model, precision_of_products
 from .measure import can_measure, measured
 from .timing import Work
 
@@ -109,7 +109,7 @@ class TimedModel(DeviceModel):
             return lambda: torch.addmm(c, a, b)
 
         plus = "" if added is None else f" plus {added}"
-        precise = f" tf32={tf32_is_allowed()}" if dtype == torch.float32 else ""
+        precise = precision_of_products(dtype, self.device)
         result = math.prod(left.shape[:-1]) * right.shape[-1] * dtype.itemsize
         needed = 2 * (left.bytes(dtype) + right.bytes(dtype) + result)  # `matmul` may copy its operands
         return self._seconds(f"product {left} {right}{plus} {dtype}{precise}", needed, prepare)

@@ -22,13 +22,24 @@ LONGEST_WAIT = 0.1
 @contextmanager
 def apart_from_the_program(device: torch.device) -> Iterator[None]:
     """For work that is timed while a program is compiled. Its time does not depend on the modes of the program, such as
-    autocast, or of the compilation, and the program draws the same random numbers as if nothing had been timed."""
+    autocast and a default device, or of the compilation. The program draws the same random numbers as if nothing had
+    been timed, and its hooks on saved tensors and its compiler for compiled autograd see nothing of the work."""
     gpus = [device] if device.type == "cuda" else []
     with (
         _private.plain_torch(), _private.without_python_dispatcher(), _private.without_autocast(),
+        _private.without_compiled_autograd(), _without_saved_tensor_hooks(),
         torch.no_grad(), torch.random.fork_rng(gpus),
     ):  # fmt: skip
         yield
+
+
+@contextmanager
+def _without_saved_tensor_hooks() -> Iterator[None]:
+    were_ignored = _private.ignore_saved_tensor_hooks(True)
+    try:
+        yield
+    finally:
+        _private.ignore_saved_tensor_hooks(were_ignored)
 
 
 def seconds(work: Work, rounds: int = 5, least: float = 1e-3) -> float:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.fx import Node
 
 from ..cost import Layout, can_measure, device_model, measured, size_hint
-from ..cost.device import tf32_is_allowed
+from ..cost.device import precision_of_products, tf32_is_allowed
 from ..ir.facts import known
 from ..ir.program import Program, Value
 from ..ir.traits import is_pointwise
@@ -110,7 +110,7 @@ def _read_through(program: Program, node: Node) -> bool:
 
 def seconds_of(site: Site, what: str, work: Callable[[Site], Callable[[], Any]]) -> float | None:
     sizes = f"{list(site.batch)} {site.m}x{site.k}x{site.n} {site.strides} {site.dtype}"
-    precise = f" tf32={tf32_is_allowed()}" if site.dtype == torch.float32 else ""
+    precise = precision_of_products(site.dtype, site.device)
     how = f" {site.padding}" if what == "padded" else ""
     return measured(f"pad_mm {what} {sizes}{precise}{how}", site.device, lambda: work(site))
 

@@ -12,6 +12,7 @@ from ..pipeline import FAMILIES, STAGES, Entry, Hook
 from ..rewrite.examples import Example
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
+from .custom_passes import instance_of
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def _passes_of(name: str) -> list[type[Pass]]:
 
 def own_rules(options: Options, hook: str) -> list[Rule]:
     """The user's own rules in one hook, those of their own passes too."""
-    given = [one() if isinstance(one, type) else one for one in options.custom_passes(hook)]
+    given = map(instance_of, options.custom_passes(hook))
     rules = [one.rules() if isinstance(one, Pass) else [one] for one in given if isinstance(one, (Rule, Pass))]
     return [rule for some in rules for rule in some]
 

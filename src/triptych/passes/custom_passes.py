@@ -36,8 +36,7 @@ def custom_steps(options: Options, hook: str, stage: str) -> list[Pass | Callabl
     for one in options.custom_passes(hook):
         if hook == ADD_RULES and stage not in one.stages:
             continue
-        if isinstance(one, type) and issubclass(one, (Rule, Pass)):
-            one = one()
+        one = instance_of(one)
         if isinstance(one, Rule):
             if steps and isinstance(last := steps[-1], CustomRules):
                 steps[-1] = CustomRules((*last.given, one))
@@ -45,6 +44,11 @@ def custom_steps(options: Options, hook: str, stage: str) -> list[Pass | Callabl
             one = CustomRules((one,))
         steps.append(one)
     return steps
+
+
+def instance_of(custom: Any) -> Any:
+    """An instance of a rule or a pass that is given as its class. Another class is called as a function is."""
+    return custom() if isinstance(custom, type) and issubclass(custom, (Rule, Pass)) else custom
 
 
 def name_of(custom: Any) -> str:
@@ -77,7 +81,7 @@ def wants_module(custom: Callable[..., Any]) -> bool:
     if isinstance(annotation, str):  # it contains a name that the function's module does not define
         return re.search(r"\b(GraphModule|Module)\b", annotation) is not None
     kinds = get_args(annotation) or (annotation,)  # `GraphModule | None`
-    return any(isinstance(kind, type) and issubclass(GraphModule, kind) and kind is not object for kind in kinds)
+    return any(kind in GraphModule.__mro__ and kind is not object for kind in kinds)
 
 
 def _first_annotation(custom: Callable[..., Any]) -> Any:

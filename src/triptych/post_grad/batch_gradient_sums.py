@@ -230,15 +230,16 @@ def is_quicker(device: torch.device) -> bool:
     """Is one launch of the operator faster on a GPU than a separate kernel for each of many sums? This is measured
     once, with typical sizes. On a device that cannot be measured, the cost model alone decides."""
     parts, columns, count = 32, 1024, MOST
+    how: dict[str, Any] = {"dtype": torch.float32, "device": device}
     if not can_measure(device, 8 * parts * columns * count):
         return True
 
     def one_by_one() -> Work:
-        each = [torch.ones(parts, columns, device=device) for _ in range(count)]
+        each = [torch.ones(parts, columns, **how) for _ in range(count)]
         return lambda: [part.sum(0) for part in each]
 
     def together() -> Work:
-        whole = torch.ones(parts, columns * count, device=device)
+        whole = torch.ones(parts, columns * count, **how)
         return lambda: SUM_PARTS(whole, [columns] * count, torch.float32, None)
 
     sizes = f"{count} sums of {parts} parts of {columns} numbers"

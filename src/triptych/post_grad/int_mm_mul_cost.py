@@ -60,7 +60,8 @@ class Site:
 def site_of(
     m: Match, a: torch.Tensor, b: torch.Tensor, scales: Sequence[Node | float], dtypes: Sequence[torch.dtype]
 ) -> Site:
-    tensors = [tensor_of(scale) if isinstance(scale, Node) else torch.empty(()) for scale in scales]
+    number = torch.empty((), dtype=torch.float32)
+    tensors = [tensor_of(scale) if isinstance(scale, Node) else number for scale in scales]
     is_quick = m.program.options.cuda_graphs or is_launched(m.program.options, [a, b, *tensors])
     return Site(
         rows=size_hint(a.shape[0]),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..cost import Layout, can_measure, measured_in_turns, size_hint
-from ..cost.device import products_of_float32_on_a_cpu
+from ..cost.device import precision_of_products
 from ..cost.timing import Work
 from ..ir.facts import tensor_of
 from ..pre_grad.joined_products import ProductGroup
@@ -93,16 +93,16 @@ class JoinedOnCpu:
     def timed(self) -> tuple[float, float] | None:
         """Seconds of the products apart, and of the joined one with all that is copied for it; None where they cannot
         be timed."""
+        cpu = torch.device("cpu")
         result = self.x.shape[0] * sum(self.sizes) * self.dtype.itemsize
         needed = self.x.bytes(self.dtype) + 2 * sum(operand.bytes for operand in self.operands) + 3 * result
-        if not can_measure(torch.device("cpu"), needed):
+        if not can_measure(cpu, needed):
             return None
         question = f"{self.operation} {self.x} {self.dtype} by {'; '.join(map(str, self.operands))}"
-        if self.dtype == torch.float32:  # the setting may let oneDNN round the operands of products
-            question += f" {products_of_float32_on_a_cpu()}"
+        question += precision_of_products(self.dtype, cpu)
         how = f"{'once' if self.once else 'on each call'}, copied {[int(c) for c in self.copied]}"
         apart, joined = (f"apart: {question}", self._apart), (f"joined {how}: {question}", self._joined)
-        times = measured_in_turns(torch.device("cpu"), apart, joined)
+        times = measured_in_turns(cpu, apart, joined)
         return None if times is None else (times[0], times[1])
 
     def _apart(self) -> Work:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from ..cost import can_measure, device_model, measured_in_turns, size_hint
-from ..cost.device import products_of_float32_on_a_cpu
+from ..cost.device import precision_of_products, products_of_float32_on_a_cpu
 from ..ir.facts import known, known_equal, tensor_of
 from ..ir.program import Value
 from ..kernels.onednn import linear_arguments, linear_operator
@@ -39,8 +39,9 @@ LEAST_WORK = 1 << 21
 """Multiplications of the smallest product that is considered: a call of oneDNN costs some microseconds more."""
 LARGEST_TIMED = 512
 """A product is timed with each of its sizes cut to this: the ratio of the times hardly changes beyond."""
-FULL_PRECISION = ("none", "ieee")
-"""Settings of torch with which float32 products are computed in float32. With others torch calls oneDNN itself."""
+BY_BLAS = ("none", "ieee", "tf32")
+"""Settings of torch with which it multiplies float32 matrices by BLAS, with `tf32` on CPUs that do not have it. With
+`bf16` torch calls oneDNN itself."""
 
 ATEN: dict[str, Any] = {"dialects": ("aten",)}
 ALWAYS: dict[str, Any] = {"settings": {"always": True}, **ATEN}
@@ -72,9 +73,9 @@ class ProductsByOnednn(Rule):
         if self.always:
             return
         m.require(not generates_products(m.program.options), "Inductor generates and tunes its own products")
+        m.require(torch.backends.mkldnn.enabled, "torch is set not to use oneDNN")
         precision = products_of_float32_on_a_cpu()
-        uses_blas = torch.backends.mkldnn.enabled and precision in FULL_PRECISION
-        m.require(uses_blas, "torch is set to compute float32 products in {found}", found=precision)
+        m.require(precision in BY_BLAS, "torch is set to compute float32 products in {found}", found=precision)
         # nothing is assumed of the libraries: without a measurement, the product stays as it is
         m.pays(product.modelled, product.modelled, measure=product.timed, error=math.inf)
 
@@ -152,21 +153,26 @@ class _Product:
         device, needed = torch.device("cpu"), 8 * (self.rows + self.columns) * (self.inner + self.columns)
         if not can_measure(device, needed):
             return None
+        product = f"{self}{precision_of_products(torch.float32, device)}"
         times = measured_in_turns(
             device,
-            (f"product by BLAS {self}", functools.partial(self._prepare, _by_blas)),
-            (f"product by oneDNN {self}", functools.partial(self._prepare, _by_onednn)),
+            (f"product by BLAS {product}", functools.partial(self._prepare, _by_blas)),
+            (f"product by oneDNN {product}", functools.partial(self._prepare, _by_onednn)),
         )
         return None if times is None else (times[0], times[1])
 
     def _prepare(self, multiply: Callable[..., torch.Tensor]) -> Callable[[], torch.Tensor]:
         shapes = zip(((self.rows, self.inner), (self.inner, self.columns)), self.turned)
-        a, b = (torch.randn(shape[::-1]).t() if turned else torch.randn(shape) for shape, turned in shapes)
-        bias = torch.randn(self.columns) if self.has_bias else None
+        a, b = (_random(*shape[::-1]).t() if turned else _random(*shape) for shape, turned in shapes)
+        bias = _random(self.columns) if self.has_bias else None
         return lambda: multiply(a, b, bias)
 
 
 USUAL = _Product(256, 256, 256, (False, True), has_bias=False)
+
+
+def _random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float32, device="cpu")  # whatever the defaults of the program are
 
 
 def _by_blas(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 
 from ..cost import can_measure, device_model, measured, size_hint
-from ..cost.device import tf32_is_allowed
+from ..cost.device import precision_of_products
 from ..ir.facts import known_equal, tensor_fact, tensor_of
 from ..ir.program import Program, Value
 from ..ir.refusal import Refusal
@@ -295,7 +295,7 @@ class Sizes:
         if not can_measure(self.device, 3 * self.middle_bytes):
             return None
         sizes = f"{self.rows}x{self.inner}x{self.columns}x{self.ends} {self.dtype} bias={self.has_bias}"
-        precise = f" tf32={tf32_is_allowed()}" if self.dtype == torch.float32 else ""
+        precise = precision_of_products(self.dtype, self.device)
         return measured(f"b2b_gemm {what} {sizes}{precise}{function}", self.device, prepare)
 
     def first(self) -> tuple[Callable[[], torch.Tensor], torch.Tensor]:
