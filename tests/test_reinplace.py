@@ -354,6 +354,29 @@ def custom_operator_reads_what_it_writes(x):
     return write_rows(x, x[:2].clone(), I([2, 3]))
 
 
+def tripled_before_a_custom_operator(x, y):
+    before = x * 3
+    add_both(x, y, 1.5)
+    return before + x
+
+
+def tripled_before_a_custom_operator_with_result(x, y):
+    before = x * 3
+    return before[:2] + write_rows(x, y[:2], I([0, 3]))
+
+
+def views_read_before_a_custom_operator(x, y):
+    flipped, row = x.flip(0).sin(), x[1] + 1
+    add_both(x.t(), y[0], 1.5)
+    return flipped * x + row
+
+
+def listed_and_read_before_a_custom_operator(x, y):
+    sums, before = x + y, y[0].exp()
+    write_list([x, y[0]])
+    return sums * x, before + y[0]
+
+
 def reshaped_transpose_onto_itself(x):
     x.copy_(x.t().reshape(3, 4))
     return x
@@ -441,7 +464,9 @@ SITUATIONS = {
     custom_operator_on_inputs: TWO, custom_operator_on_one_tensor_twice: ONE, custom_operator_on_two_views: ONE,
     custom_operator_on_overlapping_views: ONE, custom_operator_on_temporaries: TWO,
     custom_operator_on_a_used_temporary: TWO, custom_operator_with_result: TWO, custom_operator_on_a_list: TWO,
-    custom_operator_reads_what_it_writes: ONE, row_from_a_column: ONE, columns_from_rows_after_a_write: TWO,
+    custom_operator_reads_what_it_writes: ONE, tripled_before_a_custom_operator: TWO,
+    tripled_before_a_custom_operator_with_result: TWO, views_read_before_a_custom_operator: TWO,
+    listed_and_read_before_a_custom_operator: TWO, row_from_a_column: ONE, columns_from_rows_after_a_write: TWO,
     flip_added_after_a_write: TWO, flip_copied_after_writes: TWO, part_scaled_in_place: ONE,
     scatter_of_a_short_product: (torch.randn(2, 4, 4), torch.randn(2, 1, 4)), scatter_of_quantized_numbers: ONE, scatter_of_short_means: ONE, written_from_short_sums: ONE, maximum_written_beside: ONE,
     nested_part_from_another: ONE, nested_part_from_its_sums: ONE, nested_part_read_by_an_older_view: ONE,
@@ -449,7 +474,11 @@ SITUATIONS = {
     copied_and_both_returned: TWO, reshaped_transpose_onto_itself: (torch.arange(12.0).view(3, 4),),
 }  # fmt: skip
 
-WERE_WRONG = (scatter_of_short_means, scatter_of_a_short_product, scatter_of_quantized_numbers)
+WERE_WRONG = (
+    scatter_of_short_means, scatter_of_a_short_product, scatter_of_quantized_numbers, tripled_before_a_custom_operator,
+    tripled_before_a_custom_operator_with_result, views_read_before_a_custom_operator,
+    listed_and_read_before_a_custom_operator,
+)  # fmt: skip
 """With kernels: these always run with them."""
 
 CASES = [

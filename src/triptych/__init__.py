@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from . import kernels  # noqa: F401  makes torch.ops.triptych known: a saved program may call it
@@ -60,8 +61,11 @@ def __getattr__(name: str) -> Any:
     """A name is imported from its home when it is first asked for: `import triptych` alone costs next to nothing."""
     if name not in _HOME_OF:
         raise AttributeError(f"module 'triptych' has no attribute {name!r}")
-    with plain_torch():  # modules make tensors, for examples among others
-        value = globals()[name] = getattr(importlib.import_module(_HOME_OF[name], __name__), name)
+    home = sys.modules.get(f"{__name__}{_HOME_OF[name]}")
+    if home is None:
+        with plain_torch():  # modules make tensors, for examples among others
+            home = importlib.import_module(_HOME_OF[name], __name__)
+    value = globals()[name] = getattr(home, name)
     return value
 
 

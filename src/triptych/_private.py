@@ -194,6 +194,9 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "AsyncCompile": "torch._inductor.async_compile:AsyncCompile",
         # forgets recorded CUDA graphs
         "reset_cudagraph_trees": "torch._inductor.cudagraph_trees:reset_cudagraph_trees",
+        # a call of an operator in generated code, and a value
+        "FallbackKernel": "torch._inductor.ir:FallbackKernel",
+        "TensorBox": "torch._inductor.ir:TensorBox",
         # a node of Inductor's scheduler, and what it needs beside the contents of buffers: another node before it
         "SchedulerNode": "torch._inductor.scheduler:SchedulerNode",
         "WeakDep": "torch._inductor.dependencies:WeakDep",
