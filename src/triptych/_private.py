@@ -48,9 +48,7 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "stores_of_symmetric_groups": "torch.distributed._symmetric_memory:_group_name_to_store",
         # the operators that use such memory, computed by plain collectives
         "plain_all_gather_matmul": "torch.distributed._symmetric_memory:_fused_all_gather_matmul_fallback",
-        "plain_all_gather_scaled_matmul": (
-            "torch.distributed._symmetric_memory:_fused_all_gather_scaled_matmul_fallback"
-        ),
+        "plain_all_gather_scaled_matmul": "torch.distributed._symmetric_memory:_fused_all_gather_scaled_matmul_fallback",
         "plain_matmul_reduce_scatter": "torch.distributed._symmetric_memory:_fused_matmul_reduce_scatter_fallback",
         "plain_scaled_matmul_reduce_scatter": (
             "torch.distributed._symmetric_memory:_fused_scaled_matmul_reduce_scatter_fallback"
@@ -194,10 +192,9 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "AsyncCompile": "torch._inductor.async_compile:AsyncCompile",
         # forgets recorded CUDA graphs
         "reset_cudagraph_trees": "torch._inductor.cudagraph_trees:reset_cudagraph_trees",
-        # a call of an operator in generated code, and a value
+        # in Inductor: a call of an operator, a value, a node of the scheduler, and other nodes that must run before it
         "FallbackKernel": "torch._inductor.ir:FallbackKernel",
         "TensorBox": "torch._inductor.ir:TensorBox",
-        # a node of Inductor's scheduler, and what it needs beside the contents of buffers: another node before it
         "SchedulerNode": "torch._inductor.scheduler:SchedulerNode",
         "WeakDep": "torch._inductor.dependencies:WeakDep",
         "StarDep": "torch._inductor.dependencies:StarDep",
