@@ -250,11 +250,12 @@ def test_chunks_need_less_memory_one_after_the_other():
     assert [sorted(shapes[i : i + 3]) for i in range(0, 48, 3)] == [[(4, 4), (4, 512), (512, 4)]] * 16
 
 
-def test_kernels_keep_the_chunks_apart():
+@pytest.mark.parametrize("loss", [plain, with_bias])
+def test_kernels_keep_the_chunks_apart(loss):
     """Inductor would run all products before the first gradient: the count of rows that are not ignored is part of one
-    kernel with the sum of their losses."""
+    kernel with the sum of their losses. And it would sum up the gradient of the bias at the end."""
     with watching() as sessions:
-        step(compiled(plain, codegen="inductor"), Head.make())
+        step(compiled(loss, codegen="inductor"), Head.make())
     code = sessions[0].kernels["forward"]
     chunk = -(-ROWS // CHUNKS)
     buffers = re.findall(r"empty_strided_cpu\(\((\d+), (\d+)\)", code)
@@ -405,6 +406,20 @@ def test_large_products_are_chunked_and_others_not():
     assert [fired([s]) for s in sessions] == [0, 1] and not reasons(sessions)
     (decision,) = [d for s in sessions for r in s.records for d in r.decisions if d.rule == "chunk_rows"]
     assert re.fullmatch(r"[\d.]+ us instead of [\d.]+ us for 60 MiB less, modelled", str(decision))
+
+
+@pytest.mark.parametrize("dtype, chunks", [(torch.float32, 16), (torch.bfloat16, 8)])
+def test_fewer_chunks_in_half_precision(dtype, chunks):
+    """Each chunk rounds the gradient of the weight once more."""
+    h, w = (torch.randn(n, 8).to(dtype).requires_grad_() for n in (2048, 20480))
+    options = {"codegen": "eager", "tune": "off"}
+    with watching() as sessions:
+        torch.compile(lambda h, w, y: F.cross_entropy(F.linear(h, w), y), backend=triptych.compile_fx, options=options)(
+            h, w, torch.zeros(2048, dtype=torch.int64)
+        )
+    graph = sessions[0].graphs["forward"].graph
+    logits = [n for n in graph.nodes if n.op == "call_function" and "mm" in str(n.target) and n.meta["val"].shape[1:] == (20480,)]
+    assert len(logits) == chunks
 
 
 def both_and_sum(head: Head) -> Any:

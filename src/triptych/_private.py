@@ -48,7 +48,9 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "stores_of_symmetric_groups": "torch.distributed._symmetric_memory:_group_name_to_store",
         # the operators that use such memory, computed by plain collectives
         "plain_all_gather_matmul": "torch.distributed._symmetric_memory:_fused_all_gather_matmul_fallback",
-        "plain_all_gather_scaled_matmul": "torch.distributed._symmetric_memory:_fused_all_gather_scaled_matmul_fallback",
+        "plain_all_gather_scaled_matmul": (
+            "torch.distributed._symmetric_memory:_fused_all_gather_scaled_matmul_fallback"
+        ),
         "plain_matmul_reduce_scatter": "torch.distributed._symmetric_memory:_fused_matmul_reduce_scatter_fallback",
         "plain_scaled_matmul_reduce_scatter": (
             "torch.distributed._symmetric_memory:_fused_scaled_matmul_reduce_scatter_fallback"
@@ -69,7 +71,7 @@ NAMES: Mapping[str, str] = MappingProxyType(
         # operators are decomposed in Python, where symbolic sizes stay symbols: microseconds that must not be timed
         "enable_python_dispatcher": "torch._dispatch.python:enable_python_dispatcher",
         "without_python_dispatcher": "torch._C:_DisablePythonDispatcher",
-        # a backward that is timed is neither captured by compiled autograd nor seen by hooks on saved tensors
+        # neither compiled autograd nor hooks on saved tensors see a backward that is timed
         "without_compiled_autograd": "torch._dynamo.compiled_autograd:_disable",
         "ignore_saved_tensor_hooks": "torch._C._autograd:_saved_tensors_hooks_set_tracing",
         # Inductor's counter-based random generator: operations its code generator knows
@@ -176,7 +178,6 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "compile_fx_inner": "torch._inductor.compile_fx:compile_fx_inner",
         # what a forward or inference graph needs said before compile_fx_inner: fixed inputs, CUDA graphs
         "compile_fx_forward": "torch._inductor.compile_fx:compile_fx_forward",
-        # the same for a backward graph
         "compile_fx_backward": "torch._inductor.compile_fx:compile_fx_backward",
         # what forward and backward share: the CUDA-graphs box, the graph number, the device
         "create_compiler_config_extra": "torch._inductor.compile_fx:create_compiler_config_extra",
@@ -190,7 +191,6 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "aot_module_simplified": "torch._functorch.aot_autograd:aot_module_simplified",
         # kernel compilation in worker processes, woken up early
         "AsyncCompile": "torch._inductor.async_compile:AsyncCompile",
-        # forgets recorded CUDA graphs
         "reset_cudagraph_trees": "torch._inductor.cudagraph_trees:reset_cudagraph_trees",
         # in Inductor: a call of an operator, a value, a node of the scheduler, and other nodes that must run before it
         "FallbackKernel": "torch._inductor.ir:FallbackKernel",

@@ -9,6 +9,7 @@ import torch
 from torch.fx import Node
 
 from .. import kernels  # noqa: F401  (registers triptych::after)
+from ..cost.device import HALF
 from ..ir.calls import Call
 from ..ir.facts import fact, known_equal, numel, tensor_of
 from ..ir.program import Program, Value
@@ -19,7 +20,6 @@ from .region import Region
 from .rows import COPIES, ONE_DIM, REDUCTIONS, SAME_ORDER, RowRules, Rows, Summed, reduced_dims, tensor_operands
 from .sizes import Size, Span, shape_of, spans
 
-HALF = (torch.bfloat16, torch.float16)
 PARTITIONER_TAG = "partitioner_tag"
 """The tag with which AOTAutograd marks nodes that were traced in the backward. Copies that the chunks compute for a
 seed of one do not keep it."""
@@ -61,8 +61,8 @@ class Builder:
                 chunk[node] = self._compute(node, rows, chunk, span)
                 if node in self.region.outputs:
                     parts.setdefault(node, []).append(chunk[node])
-            products = [v for n, v in sums.items() if is_gemm(self.program.value(n).op or "")]
-            self.done = products or [*sums.values(), *(several[-1] for several in parts.values())]
+            has_products = any(is_gemm(self.program.value(node).op or "") for node in sums)
+            self.done = [*sums.values(), *([] if has_products else [several[-1] for several in parts.values()])]
         joined = {n: self._joined(n, several) for n, several in parts.items()}
         totals = {n: self._finished_sum(n, total) for n, total in sums.items() if n in self.region.outputs}
         return joined | totals

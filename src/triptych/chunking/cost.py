@@ -7,6 +7,7 @@ import math
 from torch.fx import Node
 
 from ..cost import bytes_of, device_model, size_hint
+from ..cost.device import HALF
 from ..ir.facts import tensor_of
 from ..ir.program import Program
 from ..rewrite.record import Decision
@@ -15,7 +16,9 @@ from .rows import Rows, Summed
 from .sizes import most_chunks, shape_of, spans
 
 MOST_CHUNKS = 16
-"""Upper limit: a sum over chunks is rounded after each chunk, and each chunk reads the weight once more."""
+"""Upper limit: each chunk reads the weight once more."""
+MOST_IN_HALF_PRECISION = 8
+"""Upper limit for products in half precision, where a sum over chunks is rounded coarsely after each chunk."""
 PART_OF_WEIGHT = 4
 """The weight is this many times as large as the product of one chunk: then the weight and its gradient, which are in
 memory anyway, are most of the peak."""
@@ -96,7 +99,8 @@ def least_memory(program: Program, region: Region) -> ChunkCost:
     """The cost for the best number of chunks: as many as memory asks for, of whole units; fewer where that is too slow;
     at least two."""
     rows, inner = _sizes(region.product)[0], inner_size(program, region.product)
-    chunks = max(2, min(math.ceil(PART_OF_WEIGHT * rows / inner), MOST_CHUNKS, most_chunks(region.units)))
+    most = MOST_IN_HALF_PRECISION if tensor_of(region.product).dtype in HALF else MOST_CHUNKS
+    chunks = max(2, min(math.ceil(PART_OF_WEIGHT * rows / inner), most, most_chunks(region.units)))
     while True:
         cost = ChunkCost(program, region, len(spans(region.units, chunks)))
         if cost.pays or chunks // 2 < 2:
