@@ -195,3 +195,14 @@ def test_what_a_cpu_is_timed_with_runs(monkeypatch, tmp_path):
         before, after = cost._Site((1, 2, 8, 16), (1, 2, 8, 16), (1, 2, 8, 16), None, (), None, 0, True, torch.bfloat16,
                                    torch.device("cpu"), 0.0, True, False).timed()  # fmt: skip
     assert 0 < before < 1 and 0 < after < 1
+
+
+def test_a_short_attention_on_a_cpu_shows_its_costs_and_is_fused_whatever_they_are():
+    def attention(q, k, v):
+        return (q @ k.mT * 0.5).softmax(-1) @ v
+
+    operands = [torch.randn(2, 4, 6, 8) for _ in range(3)]
+    explanation = triptych.explain(attention, *operands)
+    (decision,) = [d for record in explanation.passes for d in record.decisions]
+    assert decision.rule == "fuse_attention" and decision.negligible and decision.after > decision.before > 0
+    assert str(decision).endswith("too short to matter, modelled") and str(decision) in str(explanation)

@@ -23,7 +23,7 @@ from ..cost import can_measure, device_model, measured_in_turns, size_hint
 from ..cost.device import HALF, precision_of_products
 from ..cost.timing import Work
 from ..ir.facts import tensor_of
-from ..rewrite.record import MODEL_ERROR
+from ..rewrite.record import MODEL_ERROR, Decision
 from ..rewrite.rule import Match
 from .kernel import NO_KERNEL
 from .plan import AttentionPlan
@@ -52,7 +52,7 @@ CPU_NAN_ROWS, CPU_KEY = 40e9, 0.4e-9
 """Bytes of queries and results that a core moves in a second in `nan_rows`, and the seconds that it needs for each
 number of the keys, of which the kernel finds the lowest and the highest; both fitted likewise."""
 CPU_TOO_SHORT = 50e-6
-"""An attention that takes less than this is fused without a measurement: the difference would be a few microseconds."""
+"""An attention that takes less than this is fused in any case, which can cost some microseconds and can save some."""
 CPU_MUCH_MEMORY = 64 << 20
 """On a CPU the kernel may be a little slower if this many bytes of scores are saved."""
 CPU_TOO_LONG = 0.25
@@ -70,7 +70,9 @@ def require_quicker(m: Match, plan: AttentionPlan) -> None:
     if device.type == "cpu":
         site = _Site.of(plan)
         before, after = site.modelled_on_cpu()
-        if before > CPU_TOO_SHORT:
+        if before <= CPU_TOO_SHORT:
+            m.accept(Decision(before, after, negligible=True))
+        else:
             m.require(plan.may_have_kernel, NO_KERNEL)
             timed = site.timed if before < CPU_TOO_LONG else None
             error = math.inf if site.dtype in HALF else MODEL_ERROR

@@ -44,7 +44,7 @@ def render(explanation: Explanation) -> Iterator[RenderableType]:
         yield Text(f"! {warning}", style="yellow")
     decided = [decision for record in explanation.passes for decision in record.decisions]
     if decided:
-        yield Text("\nDone because the cost model says it pays", style="bold")
+        yield Text("\nCosts of what was done", style="bold")
         yield _decisions(decided)
     refusals = explanation.refusals()
     if refusals:

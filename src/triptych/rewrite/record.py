@@ -123,6 +123,8 @@ class Decision:
     """Timed on the device, not modelled."""
     saves: int = 0
     """By how many bytes the new form lowers the peak memory; in return it may be a little slower."""
+    negligible: bool = False
+    """So little time that the new form is used whichever is faster."""
 
     @property
     def most(self) -> float:
@@ -133,7 +135,7 @@ class Decision:
 
     @property
     def pays(self) -> bool:
-        return self.after < self.most
+        return self.negligible or self.after < self.most
 
     @property
     def refusal(self) -> Refusal:
@@ -143,7 +145,8 @@ class Decision:
 
     def __str__(self) -> str:
         saved = f" for {self.saves / 2**20:.0f} MiB less" if self.saves else ""
-        return f"{_microseconds(self.after)} instead of {_microseconds(self.before)}{saved}, {self.source}"
+        little = ", too short to matter" if self.negligible else ""
+        return f"{_microseconds(self.after)} instead of {_microseconds(self.before)}{saved}{little}, {self.source}"
 
     @property
     def source(self) -> str:
