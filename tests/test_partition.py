@@ -84,3 +84,28 @@ def test_forward_reads_no_size_in_the_backward():
     want = torch.autograd.grad((function(x, y) * weights).sum(), (x, y))
     got = torch.autograd.grad((run(x, y) * weights).sum(), (x, y))
     torch.testing.assert_close(got, want)
+
+
+def _sorted_twice(x):
+    return torch.sort(x)[0], torch.sort(x * 1)[0]
+
+
+def _views_of_sorted(x):
+    return torch.sort(x)[0].t(), torch.sort(x * 1)[0][1:]
+
+
+def _pooled_twice(x):
+    return F.max_pool2d(x[None], 2)[0], F.max_pool2d(x[None], 2, return_indices=True)[0]
+
+
+@pytest.mark.parametrize("codegen", ["eager", "inductor"])
+@pytest.mark.parametrize("program", [_sorted_twice, _views_of_sorted, _pooled_twice])
+def test_equal_results_that_are_both_returned_stay_apart(program, codegen):
+    x = torch.randn(4, 4, requires_grad=True)
+    compiled = torch.compile(program, backend=triptych.compile_fx, options={"codegen": codegen})
+    first, second = compiled(x)
+    want = program(x)
+    with torch.no_grad():
+        first.zero_()
+    assert torch.equal(second, want[1])
+    torch.testing.assert_close(torch.autograd.grad(second.sum(), x), torch.autograd.grad(want[1].sum(), x))

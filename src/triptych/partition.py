@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from . import _private
 from .ir.effects import effects
-from .ir.facts import POLICY, fact, gives_symbols
+from .ir.facts import POLICY, fact, gives_symbols, storage
 
 LEAST_BUDGET = 1e-9
 """The least activation memory budget: at 0 the partitioner saves nothing but inputs, whatever the policies say."""
@@ -30,12 +31,22 @@ def partition(joint: GraphModule, inputs: Sequence[Any], **facts: Any) -> tuple[
             whole = all(isinstance(fact(n), torch.Tensor) for n in draws)
             least = max(config.activation_memory_budget, LEAST_BUDGET) if whole else 1.0
             stack.enter_context(config.patch(activation_memory_budget=least))
-        if sum(map(gives_symbols, joint.graph.nodes)) > 1:
-            # the partitioner merges equal operands of these nodes; one symbol then stands for what others call by two
+        # The partitioner merges equal values. Of equal operands of nodes that give symbols, one symbol would then stand
+        # for what others call by two; and results of two equal operators that are both returned would share memory.
+        if sum(map(gives_symbols, joint.graph.nodes)) > 1 or _returns_results_of_like_operators(joint):
             stack.enter_context(config.patch(cse=False))
         halves = _private.min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **facts)
     forward, backward = (_put_off_python(gm) for gm in halves)
     return forward, backward
+
+
+def _returns_results_of_like_operators(joint: GraphModule) -> bool:
+    """Are results of two calls of one operator that has several results returned? The partitioner does not merge values
+    that are returned, but it merges such calls, of which it does not see that their results are returned."""
+    places = {storage(fact(n)) for n in joint.graph.output_node().all_input_nodes} - {None}
+    results = (n for n in joint.graph.nodes if n.target is operator.getitem and storage(fact(n)) in places)
+    calls = {call: None for n in results if isinstance(call := n.args[0], Node)}
+    return len({call.target for call in calls}) < len(calls)
 
 
 def _put_off_python(gm: GraphModule) -> GraphModule:
