@@ -177,6 +177,8 @@ def test_options_of_inductor_have_a_prefix():
     [
         ("inductor.max_autotun", "unknown option of Inductor 'max_autotun'; did you mean 'max_autotune'"),
         ("max_autotune", "it is one of Inductor's, which are given as 'inductor.max_autotune'"),
+        ("triton.cudagraphs", "it is one of Inductor's, which are given as 'inductor.triton.cudagraphs'"),
+        ("qqq.zzz", r"none of the \d+ known names is similar"),
         ("inductor.freezing", "inductor.freezing cannot be set: say freeze"),
         ("inductor.pattern_matcher", "Triptych's passes take the place of Inductor's own"),
         ("inductor.fallback_random", "an option of Triptych's by the same name"),

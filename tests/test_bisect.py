@@ -217,6 +217,25 @@ def test_nothing_wrong_is_said():
     assert found.verdict == EQUAL and found.compiles == 1 and "no difference" in str(found)
 
 
+def test_nothing_compiled_is_an_error():
+    with pytest.raises(triptych.TriptychError, match="nothing was compiled"):
+        triptych.bisect(lambda n: n + 1, 3)
+
+
+def test_a_function_that_dynamo_has_given_up_is_compiled_to_be_explained():
+    """Dynamo compiles a function no more than so often, also for the tools that say what happens to it."""
+
+    def program(x):
+        return torch.relu(x) * 1
+
+    x = torch.randn(8)
+    for _ in range(torch._dynamo.config.recompile_limit + 1):
+        torch.compile(program, backend=lambda gm, inputs: gm.forward)(x)
+    assert triptych.explain(program, x).passes
+    assert triptych.why_not("remove_noop_pass", program, x).fires
+    assert triptych.bisect(program, x).rewrites
+
+
 def test_what_is_not_our_rewrites_is_said():
     def good(compiled):
         return False

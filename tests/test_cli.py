@@ -164,7 +164,7 @@ def test_explain_an_unknown_pass(file):
         ("model.py", "no file model.py; did you mean 'models.py'?"),
         ("models.py:towe", "models.py defines no 'towe'; did you mean 'tower'?"),
         ("models.py:Net", "is a class"),
-        ("models.py:number", "models.py:number is a int"),
+        ("models.py:number", "models.py:number is neither a module nor a function but of type int"),
         ("empty.py", "empty.py defines no 'model' (say empty.py:NAME for another name)"),
         ("bare.py", "inputs for 'model': set args = (...,) or model_args = (...,); did you mean 'arg_list'"),
         ("makers.py:number", "makers.py:number has no parameters and returned int: return a module"),

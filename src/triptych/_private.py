@@ -214,9 +214,9 @@ NAMES: Mapping[str, str] = MappingProxyType(
         # -- watching a compile: explain, the command line, the demo --
         # Dynamo's settings: how often a function may be compiled, and when sizes become symbols
         "dynamo_config": "torch._dynamo.config",
-        # tells which functions Dynamo compiles
+        # tells which functions Dynamo compiles; those that it has compiled; the lock that it holds while it does
         "register_bytecode_hook": "torch._dynamo.convert_frame:register_bytecode_hook",
-        # one frame at a time: held while Dynamo compiles
+        "input_codes": "torch._dynamo.convert_frame:input_codes",
         "compile_lock": "torch._dynamo.convert_frame:compile_lock",
         # why graphs were broken, in order; Dynamo appends to it
         "graph_break_reasons": "torch._dynamo.utils:graph_break_reasons",
@@ -225,10 +225,10 @@ NAMES: Mapping[str, str] = MappingProxyType(
         # what torch.compile makes of a model: settings, and the backend inside its wrappers
         "DynamoContext": "torch._dynamo.eval_frame:_TorchDynamoContext",
         "innermost_backend": "torch._dynamo.eval_frame:innermost_backend",
-        # the compiled code that Dynamo keeps with a function
+        # the compiled code that Dynamo keeps with a function, what drops all of it, and what says whether to compile it
         "cache_entries": "torch._dynamo.eval_frame:_debug_get_cache_entry_list",
-        # drops all of it
         "reset_code": "torch._dynamo.eval_frame:reset_code",
+        "eval_frame": "torch._C._dynamo.eval_frame",
         # what takes the place of the guards of a dropped one
         "DeletedGuardManagerWrapper": "torch._dynamo.guards:DeletedGuardManagerWrapper",
         # the module that drives Inductor, where its stages are looked up when they run

@@ -120,9 +120,10 @@ def _first_line(error: Exception) -> str:
 
 def _message(error: Exception, activity: str, likewise: str, outcome: str, reproduction: str) -> str:
     also = f" It fails in the same way {likewise}." if likewise else ""
+    failure = f"{type(error).__name__}: {_first_line(error)}"
     return (
         f"Triptych failed to compile a program, which {outcome} instead. The failure, while {activity}: "
-        f"{type(error).__name__}: {_first_line(error)}.{also} {reproduction}; "
+        f"{failure}{'' if failure.endswith(('.', '!', '?')) else '.'}{also} {reproduction}; "
         "options={'on_error': 'raise'} shows the whole error."
     )
 

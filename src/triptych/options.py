@@ -159,7 +159,7 @@ class Options:
             elif name in known:
                 plain[name] = value
             else:
-                raise _unknown_option(name, known)
+                raise _unknown_option(name)
         if mode is not None:
             plain["mode"] = mode
         dotted.update(plain.pop("pass_options", {}))
@@ -179,7 +179,9 @@ class Options:
             if name in NAMES["required"]():
                 raise TriptychError(f"{name} cannot be removed: what follows it cannot do without it")
         defaults = NAMES["pass options"]()
-        _require_known("option", self.pass_options, defaults)
+        for name in self.pass_options:
+            if name not in defaults:
+                raise _unknown_option(name)
         for name, value in self.pass_options.items():
             _require_kind(name, value, defaults[name])
         if self.inductor_options:  # only then: the names are in a module of Inductor's
@@ -207,12 +209,12 @@ class Options:
         return passes
 
 
-def _unknown_option(name: str, known: set[str]) -> UnknownName:
+def _unknown_option(name: str) -> UnknownName:
     settings = NAMES["Inductor's settings"]()
     if name in settings:
         prefixed = INDUCTOR_PREFIX + name
         return UnknownName("option", name, [], hint=f"it is one of Inductor's, which are given as {prefixed!r}")
-    return UnknownName("option", name, known | set(NAMES["pass options"]()))
+    return UnknownName("option", name, {f.name for f in fields(Options)} | set(NAMES["pass options"]()))
 
 
 def _shown(value: Any) -> str:

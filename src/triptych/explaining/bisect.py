@@ -102,8 +102,9 @@ class Bisection:
     def __str__(self) -> str:
         lines = []
         if self.verdict == EQUAL:
-            together = f"all {self.rewrites} rewrites together give what eager gives"
-            lines.append(f"no difference: {together if self.rewrites else 'nothing was rewritten'}")
+            several = f"all {self.rewrites} rewrites together give" if self.rewrites > 1 else "the one rewrite gives"
+            agree = f"{several} what eager gives" if self.rewrites else "nothing was rewritten"
+            lines.append(f"no difference: {agree}")
         elif self.verdict == NOT_OURS:
             lines += ["differs from eager even with no rewrites", f"  {self.failure}", SUGGESTIONS]
         elif self.verdict == CHANGING:
@@ -246,6 +247,8 @@ def _conclude(bisection: Bisection, number: int, bad: Attempt, good: Attempt) ->
 
 def _attempt(subject: Subject, options: Options, limit: int | None) -> Attempt:
     failure, sessions = subject.check(options, limit)
+    if limit is None and failure is None and not sessions:
+        raise TriptychError("nothing was compiled: Dynamo found no tensor operation in this call")
     records = [record for session in sessions for record in session.records if record.rewrites and not record.required]
     records.sort(key=lambda record: record.ordinal)
     # listings are rebuilt from deltas on access, so only those of the last pass are read

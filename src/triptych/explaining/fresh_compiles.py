@@ -18,6 +18,7 @@ def compiled_anew() -> Iterator[None]:
     Only the caches of whole graphs are off: with them on no pass would run. Those of single kernels stay, so
     that the kernels are the ones a user gets.
     """
+    _allow_more_compiles()
     with (
         _private.unlimited_recompiles(),
         _private.dynamo_config.patch(automatic_dynamic_shapes=False),
@@ -25,6 +26,15 @@ def compiled_anew() -> Iterator[None]:
         _private.inductor_config.patch(fx_graph_cache=False, fx_graph_remote_cache=False),
     ):
         yield
+
+
+def _allow_more_compiles() -> None:
+    """Dynamo no longer compiles a function that it has compiled as often as its limit allows; here it shall."""
+    actions, limit = _private.eval_frame._FrameAction, _private.dynamo_config.recompile_limit
+    for code in [reference() for reference in _private.input_codes.seen]:
+        if code is not None and len(_private.cache_entries(code)) >= limit:
+            usual = _private.eval_frame._FrameExecStrategy(actions.DEFAULT, actions.DEFAULT)
+            _private.eval_frame.set_code_exec_strategy(code, usual)
 
 
 @contextlib.contextmanager

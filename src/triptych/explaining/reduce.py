@@ -249,7 +249,8 @@ class Written:
         if self.failure is None:
             return "no difference: compiled and eager agree, nothing is written"
         lines = [str(self.failure)]
-        lines += [f"reproduction: {self.path}, {self.size} operations"] if self.path is not None else []
+        if self.path is not None:
+            lines.append(f"reproduction: {self.path}, {self.size} operation{'s' * (self.size != 1)}")
         return "\n".join(lines + ([f"note: {self.note}"] if self.note else []))
 
 

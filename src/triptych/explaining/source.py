@@ -63,7 +63,7 @@ def load(spec: str) -> Subject:
     if inspect.isclass(model):
         raise TriptychError(f"{path.name}:{name} is a class: define an instance and name that")
     if not callable(model):
-        raise TriptychError(f"{path.name}:{name} is a {type(model).__name__}, not a module or a function")
+        raise TriptychError(f"{path.name}:{name} is neither a module nor a function but of type {type(model).__name__}")
     if inspect.isfunction(model) and not _needs_arguments(model):
         result = model()
         if isinstance(result, nn.Module):  # a function that creates the model
