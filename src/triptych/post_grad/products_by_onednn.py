@@ -187,8 +187,8 @@ def _by_onednn(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> t
 class ProductsByOnednnPass(Pass):
     """On a CPU, computes float32 products by oneDNN where that is quicker than torch's BLAS library. Up to rounding.
 
-    oneDNN adds the product of two elements before it is rounded. So where such products overflow, elements of the result
-    are infinite that are NaN with MKL.
+    oneDNN adds the product of two elements before it is rounded. So where such products overflow, elements of the
+    result are infinite that are NaN with MKL.
     """
 
     name = "products_by_onednn"
