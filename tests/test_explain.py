@@ -486,3 +486,18 @@ def test_inductor_is_left_as_it_was(inductor_training):
     assert GraphTransformObserver.__enter__.__module__ == GraphTransformObserver.__module__
     assert _private.inductor_driver._recursive_joint_graph_passes is _private.inductor_joint
     assert _private.GraphLowering.save_output_code is None
+
+
+def test_a_rule_is_not_looked_for_where_it_never_runs():
+    """Weights are joined in the first stage, so the products of the joint graph are no sites that were missed."""
+
+    class Parallel(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.k, self.v = (torch.nn.Linear(64, 64) for _ in range(3))
+
+        def forward(self, x):
+            return self.q(x) + self.k(x) * self.v(x)
+
+    told = triptych.why_not("fuse_parallel_linear_pass", Parallel(), torch.randn(512, 64), train=True)
+    assert {one.graph for one in [*told, *told.fires]} == {"pre_grad"}

@@ -15,7 +15,7 @@ from ..ir.program import Program
 from ..ir.text import source_line
 from ..match.matcher import Matcher
 from ..options import ADD_RULES, HOOKS, Options
-from ..passes.catalogue import all_rules, own_rules, rules_of
+from ..passes.catalogue import all_rules, own_rules, rules_of, stages_of
 from ..pipeline import required_names
 from ..rewrite.passes import Pass
 from ..rewrite.record import Decline, Firing
@@ -115,6 +115,8 @@ def why_not(
         graphs = {name: gm for name, gm in without.graphs.items() if name.partition("#")[0] in LOOKED_AT}
     for one in rules:
         for name, gm in graphs.items():
+            if not is_graph and not _runs_on(one, name):
+                continue
             would_fire, refused = _look(one, Program(gm, options=user_options, is_inference=not train), name)
             fires += would_fire if is_graph else []
             misses += refused
@@ -128,6 +130,13 @@ def why_not(
 
 LOOKED_AT = ("dynamo", "pre_grad", "joint")
 """The graphs, as the stages left them, in which near misses are looked for."""
+
+
+def _runs_on(rule: Rule, graph: str) -> bool:
+    """Does a rule run on such a graph? The user's rules may run on any; those of later stages are looked for in the
+    joint graph."""
+    stages = stages_of(rule.name)
+    return not stages or ("pre_grad" in stages if graph.startswith(("dynamo", "pre_grad")) else stages != ["pre_grad"])
 
 
 def _explained(

@@ -120,6 +120,12 @@ def all_rules() -> dict[str, Rule]:
     }
 
 
+def stages_of(rule: str) -> list[str]:
+    """The stages in which a rule of the pipeline runs; none for a rule of the user's."""
+    passes = {stage: [entry() for entry in entries if not isinstance(entry, Hook)] for stage, entries in STAGES.items()}
+    return [stage for stage, several in passes.items() if any(one.name == rule for p in several for one in p.rules())]
+
+
 def all_passes() -> dict[str, list[type[Pass]]]:
     """Every pass of the pipeline by name. A step that has a separate form in each of two stages is one name."""
     passes: dict[str, list[type[Pass]]] = {}
