@@ -22,7 +22,7 @@ bf16, f32, f64 = torch.bfloat16, torch.float32, torch.float64
 def compiled(program, *inputs, **options):
     """What the program gives, compiled, and how often each rule of the stage fired."""
     torch._dynamo.reset()
-    run = torch.compile(program, backend=triptych.compile_fx, fullgraph=True, options={"on_error": "raise", **options})
+    run = torch.compile(program, backend=triptych.compile_fx, fullgraph=True, options={"on_error": "raise", "tune": "off", **options})
     with torch.no_grad(), watching() as sessions:
         made = run(*inputs)
     fired = [r.fired for s in sessions for r in s.records if r.stage == "post_grad" and r.name == "pass_patterns"]
