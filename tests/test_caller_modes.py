@@ -1,4 +1,4 @@
-"""What a caller has on while the package is imported or runs, such as a default device, changes nothing."""
+"""What a caller has set while the package is imported or runs, such as a default device, changes nothing."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ MODES = {
     "default device": ("torch.set_default_device('meta')", ENTRY_POINT),
     "device": ("torch.device('meta').__enter__()", NAMES),
     "fake tensors": ("torch._subclasses.FakeTensorMode().__enter__()", ENTRY_POINT),
+    "default dtype": ("torch.set_default_dtype(torch.bfloat16)", NAMES),
     "inference": ("torch.inference_mode().__enter__()", NAMES),
 }
 

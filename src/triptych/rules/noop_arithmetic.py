@@ -51,7 +51,7 @@ class AddZero(NeutralOperand):
         fires(lambda x: (x + -0.0) * 2, SPECIAL),
         declines(lambda x: (x + 0) * 2, SPECIAL, because="-0.0"),
         declines(lambda x: (x + 0.0) * 2, SPECIAL, because="-0.0"),
-        declines(lambda x: (x + -0.0) * 2, torch.tensor([complex(1, -0.0)]), because="0i"),
+        declines(lambda x: (x + -0.0) * 2, torch.tensor([complex(1, -0.0)], dtype=torch.complex64), because="0i"),
         declines(lambda x: (x + 0.0) * 2, "i64[4, 8]"),
         declines(lambda x: (x + 0) * 2, "bool[4, 8]"),
         declines(lambda x: x + 0, "i64[4, 8]", because="leaves the graph"),
@@ -71,7 +71,7 @@ class SubtractZero(NeutralOperand):
         fires(lambda x: (x - 0) * 2, "i64[4, 8]"),
         declines(lambda x: (x - -0.0) * 2, SPECIAL, because="-0.0"),
         declines(lambda x: (0 - x) * 2, SPECIAL),
-        declines(lambda x: (x - 0) * 2, torch.tensor([complex(1, -0.0)]), because="0i"),
+        declines(lambda x: (x - 0) * 2, torch.tensor([complex(1, -0.0)], dtype=torch.complex64), because="0i"),
         declines(lambda x: (x - 0.0) * 2, "i64[4, 8]"),
     ]
 
@@ -91,7 +91,7 @@ class MultiplyByOne(NeutralOperand):
         declines(lambda x: (x * 1.0) + 2, "i64[4, 8]"),
         declines(lambda x: (x * 1) + 2, "bool[4, 8]"),
         declines(lambda x: x * 1, "f32[4, 8]", because="leaves the graph"),
-        declines(lambda x: (x * 1) + 2, torch.tensor([complex(1, INFINITY)]), because="NaN"),
+        declines(lambda x: (x * 1) + 2, torch.tensor([complex(1, INFINITY)], dtype=torch.complex64), because="NaN"),
         declines(lambda x: _after_no_grad(x) + 2, "f32[4, 8]", because="used beyond", dialects=("torch",)),
     ]
 
