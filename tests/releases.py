@@ -24,6 +24,7 @@ TOOLS = ("pytest", "pytest-xdist", "hypothesis", "expecttest", "numpy", "transfo
 FAST = (
     "test_private", "test_flow", "test_stages", "test_match", "test_rewrite", "test_ir", "test_passes", "test_reading",
     "test_numbers", "test_partition", "test_lost_errors", "test_layout_checks", "kernels/test_constants",
+    "test_gpu_code",
 )  # fmt: skip
 
 
