@@ -125,8 +125,9 @@ def find_every_new_form_quicker() -> None:
 
 def compile_workload(name: str, kernels: list[str]) -> dict[str, Any]:
     """The rules that fired, and the kernels that Triton compiled."""
-    import triptych
     from gain_workloads import WORKLOADS, Machine
+
+    import triptych
 
     class Here(Machine):
         def like(self, module: torch.nn.Module) -> torch.nn.Module:
