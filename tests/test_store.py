@@ -6,6 +6,8 @@ import errno
 import json
 import logging
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -23,6 +25,13 @@ def test_what_is_added_is_read():
     store.add_to_store("measured.json", "a", 1.5)
     store.add_to_store("measured.json", "b", 2.5)
     assert store.read_store("measured.json") == {"a": 1.5, "b": 2.5}
+
+
+def test_processes_that_write_at_once_lose_nothing():
+    program = "import sys; from triptych.cost.store import *; [add_to_store('m.json', sys.argv[1] + str(i), i) for i in range(30)]"
+    processes = [subprocess.Popen([sys.executable, "-c", program, name]) for name in "abc"]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    assert len(store.read_store("m.json")) == 90
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe\x00", b"[1]", b"", b"cos\nsystem\n(S'true'\ntR.", b"[" * 200_000])
@@ -67,7 +76,7 @@ def test_a_disk_that_takes_nothing(home, caplog, monkeypatch, error):
         store.add_to_store("measured.json", "c", 1.0)
     assert caplog.text.count("cannot be kept") == 1
     assert store.read_store("measured.json") == {"a": 1.0}
-    assert [p.name for p in (home / "triptych").iterdir()] == ["measured.json"]
+    assert sorted(p.name for p in (home / "triptych").iterdir()) == ["measured.json", "measured.lock"]
 
 
 def test_an_interrupted_write_leaves_the_file_as_it_was(home, monkeypatch):
@@ -80,7 +89,7 @@ def test_an_interrupted_write_leaves_the_file_as_it_was(home, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         store.add_to_store("measured.json", "b", 1.0)
     assert store.read_store("measured.json") == {"a": 1.0}
-    assert [p.name for p in (home / "triptych").iterdir()] == ["measured.json"]
+    assert sorted(p.name for p in (home / "triptych").iterdir()) == ["measured.json", "measured.lock"]
 
 
 def test_no_home(monkeypatch, caplog):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import logging
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,22 +36,32 @@ def read_store(name: str) -> dict[str, Any]:
 
 def add_to_store(name: str, key: str, value: Any) -> None:
     """Add an entry to a file. The new content is written to a temporary file and moved into place: an interrupted
-    process leaves the old file, and another process that reads meanwhile never sees part of one. If two processes write
-    at once, one entry may be lost."""
+    process leaves the old file, and another process that reads meanwhile never sees part of one. Processes that write
+    at once, such as the ranks of a training, take turns, so that no entry is lost."""
     try:
         path = store_path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        content = json.dumps({**read_store(name), key: value}, indent=1)
-        handle, aside = tempfile.mkstemp(prefix=name, dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(content)
-            os.replace(aside, path)
-        except BaseException:
-            os.unlink(aside)
-            raise
+        with _locked(path):
+            content = json.dumps({**read_store(name), key: value}, indent=1)
+            handle, aside = tempfile.mkstemp(prefix=name, dir=path.parent)
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    file.write(content)
+                os.replace(aside, path)
+            except BaseException:
+                os.unlink(aside)
+                raise
     except (OSError, RuntimeError) as error:
         _warn_once(f"a measurement cannot be kept in {name}, so the next process measures again: {error}")
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Only one process at a time is inside, where the file system has locks."""
+    with open(path.with_suffix(".lock"), "w") as lock:
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def store_path(name: str) -> Path:
