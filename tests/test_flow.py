@@ -301,6 +301,11 @@ def test_an_option_that_is_a_number_takes_whole_ones():
     assert triptych.Options.make({"fuse_attention.lowest_score": -4000}).pass_options
 
 
+def test_a_count_is_not_negative():
+    with pytest.raises(triptych.TriptychError, match="auto_chunker.chunks cannot be negative: -2"):
+        triptych.Options.make({"auto_chunker.chunks": -2})
+
+
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"])
 def test_modes(mode):
     x = torch.randn(8, 8)

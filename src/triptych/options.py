@@ -245,12 +245,14 @@ KINDS: Mapping[type, tuple[tuple[type, ...], str]] = {
 
 
 def _require_kind(name: str, value: Any, default: Any) -> None:
-    """The value of an option must be of the kind of its default."""
+    """The value of an option must be of the kind of its default; a count or an amount is not negative."""
     if type(default) not in KINDS:
         return
     types, kind = KINDS[type(default)]
     if not isinstance(value, types) or isinstance(value, bool) and bool not in types:
         raise TriptychError(f"{name} is {kind}, not {value!r}")
+    if isinstance(default, (int, float)) and default >= 0 > value:
+        raise TriptychError(f"{name} cannot be negative: {value!r}")
 
 
 def _one_of(kind: str, value: Any, known: Sequence[str]) -> None:
