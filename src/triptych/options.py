@@ -251,7 +251,7 @@ def _require_kind(name: str, value: Any, default: Any) -> None:
     types, kind = KINDS[type(default)]
     if not isinstance(value, types) or isinstance(value, bool) and bool not in types:
         raise TriptychError(f"{name} is {kind}, not {value!r}")
-    if isinstance(default, (int, float)) and default >= 0 > value:
+    if isinstance(default, (int, float)) and isinstance(value, (int, float)) and default >= 0 > value:
         raise TriptychError(f"{name} cannot be negative: {value!r}")
 
 
