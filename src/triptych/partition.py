@@ -33,17 +33,18 @@ def partition(joint: GraphModule, inputs: Sequence[Any], **facts: Any) -> tuple[
             stack.enter_context(config.patch(activation_memory_budget=least))
         # The partitioner merges equal values. Of equal operands of nodes that give symbols, one symbol would then stand
         # for what others call by two; and results of two equal operators that are both returned would share memory.
-        if sum(map(gives_symbols, joint.graph.nodes)) > 1 or _returns_results_of_like_operators(joint):
+        if sum(map(gives_symbols, joint.graph.nodes)) > 1 or _returns_like_results(joint, facts["num_fwd_outputs"]):
             stack.enter_context(config.patch(cse=False))
         halves = _private.min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **facts)
     forward, backward = (_put_off_python(gm) for gm in halves)
     return forward, backward
 
 
-def _returns_results_of_like_operators(joint: GraphModule) -> bool:
-    """Are results of two calls of one operator that has several results returned? The partitioner does not merge values
-    that are returned, but it merges such calls, of which it does not see that their results are returned."""
-    places = {storage(fact(n)) for n in joint.graph.output_node().all_input_nodes} - {None}
+def _returns_like_results(joint: GraphModule, outputs: int) -> bool:
+    """Does the forward return results of two calls of one operator that has several results? The partitioner does not
+    merge values that are returned, but it merges such calls, of which it does not see that their results are."""
+    returned: Any = joint.graph.output_node().args[0]
+    places = {storage(fact(n)) for n in returned[:outputs] if isinstance(n, Node)} - {None}
     results = (n for n in joint.graph.nodes if n.target is operator.getitem and storage(fact(n)) in places)
     calls = {call: None for n in results if isinstance(call := n.args[0], Node)}
     return len({call.target for call in calls}) < len(calls)
