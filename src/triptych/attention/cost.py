@@ -52,7 +52,7 @@ CPU_NAN_ROWS, CPU_KEY = 40e9, 0.4e-9
 """Bytes of queries and results that a core moves in a second in `nan_rows`, and the seconds that it needs for each
 number of the keys, of which the kernel finds the lowest and the highest; both fitted likewise."""
 CPU_TOO_SHORT = 50e-6
-"""An attention that takes less than this is fused in any case, which can cost some microseconds and can save some."""
+"""An attention that takes less than this is fused, even if the kernel may take some microseconds longer."""
 CPU_MUCH_MEMORY = 64 << 20
 """On a CPU the kernel may be a little slower if this many bytes of scores are saved."""
 CPU_TOO_LONG = 0.25

@@ -29,7 +29,7 @@ def compiled_anew() -> Iterator[None]:
 
 
 def _allow_more_compiles() -> None:
-    """Dynamo no longer compiles a function that it has compiled as often as its limit allows; here it shall."""
+    """Let Dynamo compile functions again that it has given up, because they reached its limit of recompiles."""
     actions, limit = _private.eval_frame._FrameAction, _private.dynamo_config.recompile_limit
     for code in [reference() for reference in _private.input_codes.seen]:
         if code is not None and len(_private.cache_entries(code)) >= limit:

@@ -136,7 +136,11 @@ def _runs_on(rule: Rule, graph: str) -> bool:
     """Does a rule run on such a graph? The user's rules may run on any; those of later stages are looked for in the
     joint graph."""
     stages = stages_of(rule.name)
-    return not stages or ("pre_grad" in stages if graph.startswith(("dynamo", "pre_grad")) else stages != ["pre_grad"])
+    if not stages:
+        return True
+    if graph.startswith(("dynamo", "pre_grad")):
+        return "pre_grad" in stages
+    return stages != ["pre_grad"]
 
 
 def _explained(
