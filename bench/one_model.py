@@ -52,12 +52,13 @@ class Subject:
         self.dtype = torch.bfloat16 if device == "cuda" else torch.float32
         self.workload = workload.to(device, self.dtype)
         self.program = self.workload.program(mode)
+        self.weights = list(self.program.parameters())  # listing them at each step takes the host a millisecond
         self.exact = self._exact()
         self.own_bytes = sum(t.untyped_storage().nbytes() for t in self._tensors())
 
     def step(self, run: Callable[..., Tensor], graphs: bool = False) -> Tensor:
         """One call: a forward, in training also a backward pass."""
-        for weight in self.program.parameters() if self.mode == TRAINING else ():
+        for weight in self.weights if self.mode == TRAINING else ():
             weight.grad = None
         if graphs:  # after dropping the gradients: they are in memory that a replay writes
             torch.compiler.cudagraph_mark_step_begin()

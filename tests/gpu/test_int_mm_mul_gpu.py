@@ -66,7 +66,7 @@ MATRICES = {
     "weights": lambda: (integers(300, 512), integers(136, 512).t()),
     "of whole tiles": lambda: (integers(256, 1024), integers(512, 1024).t()),
     "transposed": lambda: (integers(64, 48).t(), integers(64, 72)),
-    "strided": lambda: (integers(66, 96)[::2, ::3], integers(64, 80)[::2, 1::2]),
+    "strided": lambda: (integers(34, 80)[::2, ::2], integers(80, 48)[::2, 1::2]),
     "expanded": lambda: (integers(1, 32).expand(18, 32), integers(32, 1).expand(32, 8)),
     "large sums": lambda: (integers(24, 4096, most=-100), integers(4096, 16, least=100)),
 }
@@ -136,7 +136,7 @@ def test_the_rule(always, codegen, monkeypatch):
     assert fired == 1
     equal_bits(result, program(a, b, row, column))
     equal_bits(run(a, b, row, column), program(a, b, row, column))
-    ours = [kernel for module in modules[before:] for kernel in vars(module).values() if is_ours(kernel)]
+    ours = {id(kernel) for module in modules[before:] for kernel in vars(module).values() if is_ours(kernel)}
     assert len(ours) == (codegen == "inductor")  # launched by generated code
 
 
@@ -153,8 +153,11 @@ def test_a_quantized_layer(always):
     layer = QuantizedLinear(256, 512).cuda()
     x = torch.randn(3, 50, 256, device="cuda", dtype=f16)
     _, result, fired = compiled(layer, x)
-    assert fired == 1
-    torch.testing.assert_close(result, layer(x), rtol=2e-2, atol=2e-2)
+    _, without, never = compiled(layer, x, remove_passes=["fused_int_mm_mul"])
+    assert (fired, never) == (1, 0)
+    # generated code divides less exactly than eager, so that an activation may be quantized to the next integer
+    torch.testing.assert_close(result, without, rtol=2e-3, atol=2e-2)
+    torch.testing.assert_close(result, layer(x), rtol=2e-2, atol=0.2)
 
 
 def test_what_torch_refuses_is_still_refused(always):
