@@ -14,6 +14,7 @@ from . import (  # noqa: F401  (registers them)
     int_mm_mul,
     lce,
     nan_rows,
+    norm_backward,
     parallel_linear,
     sum_parts,
 )

@@ -1,0 +1,121 @@
+"""triptych::norm_backward: the gradients of a layer norm, with the sums over rows that its weights and a bias need.
+
+    dx    = rstd * (g * weight - mean(g * weight) - xhat * mean(g * weight * xhat)) + added; xhat = (x - mean) * rstd
+    parts = [sums of g * xhat | sums of g | sums of dx], each over `rows_a_part` rows
+
+Means are over the last dim. The three blocks of `parts` lie side by side, a row for each part; the last one is there if
+`with_result_sums`. Everything is computed in float32, or in float64 if x is so; dx is rounded to the dtype of x before
+`added` is added and again after it, as separate operations round it, and its sums are those of the rounded numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from .registry import KERNEL_DTYPES, check, register, triton_is_there
+
+Tensor = torch.Tensor
+
+LARGEST_ROW = 8192
+"""The most columns for which a row stays in the registers of one program."""
+
+
+def _check(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, added: Tensor | None) -> None:
+    check(x.dim() >= 2, lambda: "x has rows and columns")
+    check(grad.shape == x.shape, lambda: f"the gradient is {list(grad.shape)}, x {list(x.shape)}")
+    for statistic in (mean, rstd):
+        check(statistic.shape == (*x.shape[:-1], 1), lambda: "one mean and one deviation for each row")
+    check(weight.shape == x.shape[-1:], lambda: "one weight for each column")
+    if added is not None:
+        check(added.shape == x.shape and added.dtype == x.dtype, lambda: "what is added has the shape and dtype of x")
+
+
+def parts_of(x: Tensor, rows_a_part: int) -> Any:
+    """The number of parts; the last one may have fewer rows."""
+    rows = math.prod(x.shape[:-1])
+    return (rows + rows_a_part - 1) // rows_a_part
+
+
+def anywhere(
+    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, added: Tensor | None, rows_a_part: int,
+    with_result_sums: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    _check(grad, x, mean, rstd, weight, added)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    g, rstd = grad.to(wide), rstd.to(wide)
+    xhat = (x.to(wide) - mean.to(wide)) * rstd
+    weighted = g * weight.to(wide)
+    dx = rstd * (weighted - weighted.mean(-1, keepdim=True) - xhat * (weighted * xhat).mean(-1, keepdim=True))
+    dx = dx.to(x.dtype) if added is None else dx.to(x.dtype) + added
+    summed = [g * xhat, g, dx.to(wide)] if with_result_sums else [g * xhat, g]
+    parts = [_sums(m, rows_a_part) for m in summed]
+    return dx.contiguous(), torch.cat(parts, 1)
+
+
+def _sums(matrix: Tensor, rows_a_part: int) -> Tensor:
+    """The sums of each so many rows."""
+    rows, columns = math.prod(matrix.shape[:-1]), matrix.shape[-1]
+    missing = -rows % rows_a_part
+    padded = torch.nn.functional.pad(matrix.reshape(rows, columns), (0, 0, 0, missing))
+    return padded.reshape(-1, rows_a_part, columns).sum(1)
+
+
+def has_kernel(
+    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, added: Tensor | None
+) -> bool:
+    """Does the Triton kernel compute this?"""
+    given = [t for t in (grad, x, mean, rstd, weight, added) if t is not None]
+    return triton_is_there() and all(t.is_cuda and t.dtype in KERNEL_DTYPES for t in given) and x.shape[-1] <= LARGEST_ROW
+
+
+def cuda(
+    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, added: Tensor | None, rows_a_part: int,
+    with_result_sums: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    if not has_kernel(grad, x, mean, rstd, weight, added):
+        return anywhere(grad, x, mean, rstd, weight, added, rows_a_part, with_result_sums)
+    _check(grad, x, mean, rstd, weight, added)
+    from .triton_norm_backward import launch
+
+    dx, parts = fake(grad, x, mean, rstd, weight, added, rows_a_part, with_result_sums)
+    return launch(grad, x, mean, rstd, weight, added, rows_a_part, with_result_sums, dx, parts)
+
+
+def fake(
+    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, added: Tensor | None, rows_a_part: int,
+    with_result_sums: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    _check(grad, x, mean, rstd, weight, added)
+    blocks = 3 if with_result_sums else 2
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return x.new_empty(x.shape), x.new_empty((parts_of(x, rows_a_part), blocks * x.shape[-1]), dtype=wide)
+
+
+def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    *tensors, ctx.rows_a_part, ctx.with_result_sums = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+    """Differentiates the definition. Passes emit the operator after autograd, so this is only for users who call the
+    operator directly."""
+    again = torch.is_grad_enabled()  # a second derivative is wanted
+    with torch.enable_grad():
+        tensors = ctx.saved_tensors
+        results = anywhere(*tensors, ctx.rows_a_part, ctx.with_result_sums)
+    wanted = [i for i, needed in enumerate(ctx.needs_input_grad[:6]) if needed]
+    gradients = torch.autograd.grad(
+        results, [tensors[i] for i in wanted], grads, create_graph=again, allow_unused=True
+    )
+    by_place = dict(zip(wanted, gradients))
+    return *(by_place.get(i) for i in range(6)), None, None
+
+
+register(
+    "norm_backward(Tensor grad, Tensor x, Tensor mean, Tensor rstd, Tensor weight, Tensor? added, int rows_a_part, "
+    "bool with_result_sums) -> (Tensor, Tensor)",
+    anywhere=anywhere, cuda=cuda, fake=fake, backward=backward, save=save,
+)  # fmt: skip
