@@ -216,6 +216,26 @@ def two_products_in_training(on: Machine) -> Work:
     return Work(lambda a, b, c: F.gelu(a @ b) @ c, [a, b.requires_grad_(), c.requires_grad_()], what, training=True)
 
 
+class BlockWithNorm(nn.Module):
+    """x + f(norm(x)), as in a transformer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.wide, self.narrow = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.narrow(F.gelu(self.wide(self.norm(x))))
+
+
+@measures("fuse_norm_backward")
+def blocks_with_norms_in_training(on: Machine) -> Work:
+    rows, width, count = on.size(4096, 256), on.size(768, 64), on.size(12, 3)
+    blocks = on.like(nn.Sequential(*(BlockWithNorm(width) for _ in range(count))))
+    what = f"a training step of {count} layers with a norm each, {rows} x {width}"
+    return Work(blocks, [on.normal(rows, width).requires_grad_()], what, training=True)
+
+
 @measures("eliminate_common_subexpressions")
 def product_computed_twice(on: Machine) -> Work:
     n = on.size(4096, 512)

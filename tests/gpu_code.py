@@ -1,7 +1,7 @@
 """Compiles programs for an H200 on a machine without a GPU: Inductor generates their code, and Triton compiles every
 kernel of it. Nothing runs. It needs a build of torch for CUDA, which brings Triton.
 
-    python -m tests.gpu_code [WORKLOAD ...]    # programs of bench/gain_workloads.py; a line of JSON for each
+    python -m tests.gpu_code [NAME ...]    # programs of bench/gain_workloads.py, operators; a line of JSON for each
 
 Tensors are fake ones, and torch, Inductor and Triton are told that there is a GPU, so this needs a process of its own.
 Training steps are left out: autograd asks the driver for the device.
@@ -14,6 +14,7 @@ import itertools
 import json
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -123,26 +124,54 @@ def find_every_new_form_quicker() -> None:
     measure.add_to_store = always(None)
 
 
-def compile_workload(name: str, kernels: list[str]) -> dict[str, Any]:
-    """The rules that fired, and the kernels that Triton compiled."""
-    from gain_workloads import WORKLOADS, Machine
+def normalised_rows(with_others: bool) -> list[Any]:
+    """Operands of `norm_backward` for 4096 rows of 768 numbers; `with_others`: also those that it need not have."""
+    matrix, statistic = torch.empty(4, 1024, 768), torch.empty(4, 1024, 1, dtype=torch.float32)
+    other = matrix.clone() if with_others else None
+    return [matrix, other, matrix.clone(), statistic, statistic.clone(), torch.empty(768), other, 16, with_others]
 
-    import triptych
+
+OPERATORS: dict[str, Any] = {
+    "norm_backward": lambda: normalised_rows(False),
+    "norm_backward, all operands": lambda: normalised_rows(True),
+    "sum_parts": lambda: (
+        [torch.empty(rows, 2304, dtype=torch.float32) for rows in (256, 256, 32)],
+        [768] * 7 + [2304 - 768],
+        torch.bfloat16,
+        None,
+    ),
+}
+"""Operands of operators that passes write into graphs of training steps."""
+
+
+def program_of(name: str) -> tuple[Any, Sequence[Any], dict[str, Any], bool | None]:
+    """A program, its inputs, options, and whether sizes are symbolic."""
+    from gain_workloads import WORKLOADS, Machine
 
     class Here(Machine):
         def like(self, module: torch.nn.Module) -> torch.nn.Module:
             return module.eval()  # it is made with this device and dtype
 
+    if name in OPERATORS:
+        operator = getattr(torch.ops.triptych, name.partition(",")[0])
+        return operator, OPERATORS[name](), {}, False
+    work = WORKLOADS[name](Here("cuda"))
+    return work.program, work.inputs, work.options, work.dynamic
+
+
+def compile_workload(name: str, kernels: list[str]) -> dict[str, Any]:
+    """The rules that fired, and the kernels that Triton compiled."""
+    import triptych
+
     kernels.clear()
     torch._dynamo.reset()
     torch.set_default_dtype(torch.bfloat16)
     with torch._subclasses.FakeTensorMode(), torch.device("cuda"), torch.no_grad():
-        work = WORKLOADS[name](Here("cuda"))
-        options = {**work.options, "on_error": "raise"}
+        program, inputs, options, dynamic = program_of(name)
+        how: dict[str, Any] = {"options": {**options, "on_error": "raise"}, "dynamic": dynamic}
         with triptych.record() as explanation:
-            program = torch.compile(work.program, backend=triptych.compile_fx, options=options, dynamic=work.dynamic)
             try:
-                program(*work.inputs)
+                torch.compile(program, backend=triptych.compile_fx, **how)(*inputs)
             except Exception as error:
                 if Compiled.__name__ not in repr(error):
                     raise

@@ -110,7 +110,7 @@ def test_what_is_timed_is_float32_whatever_the_default_dtype_is(monkeypatch):
     results = []
     monkeypatch.setattr(batch_gradient_sums, "can_measure", lambda *_: True)
     monkeypatch.setattr(batch_gradient_sums, "measured", lambda _, device, prepare: results.extend(prepare()()))
-    monkeypatch.setattr(batch_gradient_sums, "SUM_PARTS", lambda whole, *_: [whole])
+    monkeypatch.setattr(batch_gradient_sums, "SUM_PARTS", lambda parts, *_: parts)
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.gpu_code import OPERATORS
+
 ROOT = Path(__file__).parent.parent
 
 pytestmark = pytest.mark.skipif(
@@ -28,12 +30,12 @@ FIRES = {
 }
 """Workloads of passes, and a rule that fires in each if what is timed says that it pays. Attention is not among them:
 torch finds no kernel for it without a GPU."""
-WITH_OUR_KERNELS = ("fuse_parallel_linear_pass", "B2B_GEMM_PASS", "fused_int_mm_mul")
+WITH_OUR_KERNELS = ("fuse_parallel_linear_pass", "B2B_GEMM_PASS", "fused_int_mm_mul", *OPERATORS)
 
 
 def test_inductor_and_triton_compile_what_the_passes_write(tmp_path):
     run = subprocess.run(
-        [sys.executable, "-m", "tests.gpu_code", *FIRES],
+        [sys.executable, "-m", "tests.gpu_code", *FIRES, *OPERATORS],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": "src:bench", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)},
         capture_output=True,

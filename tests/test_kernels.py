@@ -96,13 +96,13 @@ def test_group_linear():
 
 @pytest.mark.parametrize("dtype", [torch.double, torch.float32, torch.bfloat16])
 def test_sum_parts(dtype):
-    parts = random(3, 6)
-    made = ops.sum_parts(parts, [1, 0, 5], dtype, None)
-    assert torch.equal(torch.cat(made), parts.sum(0).to(dtype))
-    assert len({y.untyped_storage().data_ptr() for y in made if y.numel()}) == 2
-    rounded = ops.sum_parts(parts, [6], dtype, torch.bfloat16)[0]
+    parts, others = random(3, 6), random(5, 2)
+    made = ops.sum_parts([parts, parts[:0, :0], others, others], [1, 0, 5, 2, 1, 1], dtype, None)
+    assert torch.equal(torch.cat(made), torch.cat([m.sum(0) for m in (parts, others, others)]).to(dtype))
+    assert len({y.untyped_storage().data_ptr() for y in made if y.numel()}) == 5
+    rounded = ops.sum_parts([parts], [6], dtype, torch.bfloat16)[0]
     assert torch.equal(rounded, parts.sum(0).bfloat16().to(dtype))
-    gradcheck(lambda parts: tuple(ops.sum_parts(parts, [1, 5], torch.double, None)), (parts,))
+    gradcheck(lambda *parts: tuple(ops.sum_parts(parts, [1, 5, 0, 2], torch.double, None)), (parts, others))
 
 
 @pytest.mark.parametrize("op, args", [
@@ -114,7 +114,7 @@ def test_sum_parts(dtype):
     (ops.parallel_linear.default, (random(2, 4), [random(5, 4), random(2, 4)], [], [])),
     (ops.parallel_linear.default, (random(4), [random(5, 4)], [random(5)], None)),
     (ops.group_linear.default, ([random(2, 4), random(3, 2)], [random(5, 4), random(1, 2)], [random(5), random(1)])),
-    (ops.sum_parts.default, (random(3, 6), [2, 4], torch.float32, torch.bfloat16)),
+    (ops.sum_parts.default, ([random(3, 6), random(1, 2)], [2, 4, 2], torch.float32, torch.bfloat16)),
     (ops.cat.default, ([random(2, 3), random(2, 1), random(2, 0)], 1)),
     (ops.group_linear.default, ([random(2, 3, 4), random(0, 2)], [random(5, 4), random(1, 2)], [])),
 ])  # fmt: skip
@@ -129,8 +129,12 @@ def test_registration(op, args):
     lambda: ops.dot_compress(random(2, 3, 4), random(4, 2)),
     lambda: ops.parallel_linear(random(2, 4), [random(5, 3)], [], None),
     lambda: ops.parallel_linear(random(2, 4), [random(5, 4)], [random(5)], [1]),
-    lambda: ops.sum_parts(random(2, 4), [3], torch.float32, None),
-    lambda: ops.sum_parts(random(4), [4], torch.float32, None),
+    lambda: ops.sum_parts([random(2, 4)], [3], torch.float32, None),
+    lambda: ops.sum_parts([random(2, 4)], [4, 1], torch.float32, None),
+    lambda: ops.sum_parts([random(2, 4), random(2, 2)], [5, 1], torch.float32, None),
+    lambda: ops.sum_parts([random(2, 4), random(2, 2).float()], [4, 2], torch.float32, None),
+    lambda: ops.sum_parts([random(4)], [4], torch.float32, None),
+    lambda: ops.sum_parts([], [], torch.float32, None),
     lambda: ops.group_linear([random(2, 4)], [random(5, 3)], []),
     lambda: ops.group_linear([random(2, 4), random(2, 4)], [random(5, 4)], []),
 ])  # fmt: skip
@@ -233,13 +237,16 @@ def check_kernels():
                 close(one, want)
     halves = [(torch.float16, None), (torch.float32, torch.float16), (torch.float32, torch.bfloat16)]
     for rows, columns in itertools.product((1, 32, 70), ([7], [0, 0], [64, 65, 0, 130], list(range(20)), [768, 0])):
-        parts = torch.randn(rows, 5 + sum(columns))
-        for got, want in zip(triton_sums.launch(parts, 5, columns, torch.float32, None),
-                             parts.double().sum(0)[5:].split(columns), strict=True):  # fmt: skip
+        wide, other = torch.randn(rows, 5 + sum(columns)), torch.randn(33, 4).t()
+        sums = [triton_sums.Sums(wide, 5 + sum(columns[:i]), size) for i, size in enumerate(columns)]
+        sums += [triton_sums.Sums(other, 0, 30), triton_sums.Sums(other, 30, 3), triton_sums.Sums(other[1:], 0, 33)]
+        given = [wide[:, 5:], other, other[1:]], [*columns, 30, 3, 33]
+        for got, want in zip(triton_sums.launch(sums, torch.float32, None),
+                             sum_parts.anywhere([m.double() for m in given[0]], given[1], torch.float64, None), strict=True):  # fmt: skip
             close(got, want)
         for dtype, through in halves:
-            wanted = sum_parts.anywhere(parts[:, 5:], columns, dtype, through)
-            for got, want in zip(triton_sums.launch(parts, 5, columns, dtype, through), wanted, strict=True):
+            wanted = sum_parts.anywhere(*given, dtype, through)
+            for got, want in zip(triton_sums.launch(sums, dtype, through), wanted, strict=True):
                 torch.testing.assert_close(got, want, rtol=2**-7, atol=1e-2)
     silu = "sigmoid v0; mul v0 v1; add v2 1.0"  # not 0 at 0
     sign = "gt v0 0.0; float v1; lt v0 0.0; float v3; sub v2 v4"

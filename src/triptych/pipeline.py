@@ -38,6 +38,7 @@ from .post_grad.draw_into_empty_memory import DrawIntoEmptyMemoryPass
 from .post_grad.eliminate_dead_code import EliminateDeadCode
 from .post_grad.fuse_attention_aten_pass import FuseAttentionAtenPass
 from .post_grad.fuse_ddp_communication import FuseDdpCommunication
+from .post_grad.fuse_norm_backward import FuseNormBackward
 from .post_grad.gradient_strides import GradientStrides
 from .post_grad.group_batch_fusion_passes import BatchFusionOnAten
 from .post_grad.grouped_gemm_pass import GroupedGemmPass
@@ -255,7 +256,8 @@ POST_GRAD: list[Entry] = [
     PostGradPatterns,  # has the name of the joint stage's pass, but other rules
     SliceScatterChunking,
     ReducedAtomicContention,
-    BatchGradientSumsPass,  # after the patterns: one of them computes a sum from another sum
+    FuseNormBackward,  # after the patterns, which compute a sum from another sum
+    BatchGradientSumsPass,  # after the passes whose sums it finishes
     *POST_GRAD_FUSIONS,
     B2bGemmPass,  # after the patterns, which rewrite products and biases
     DeduplicateWaitTensors,  # before passes that join collectives, if each is waited for once

@@ -195,7 +195,7 @@ LAUNCHED = {
     "group_linear": lambda: (ops.group_linear, ([random(5, 32), random(7, 3)], [random(16, 32), random(9, 3)], [])),
     "lce": lambda: (ops.lce, (random(2, 40, 24), random(18, 40), random(18), "gelu", True)),
     "dot_compress": lambda: (ops.dot_compress, (random(3, 33, 20), random(33, 8))),
-    "sum_parts": lambda: (ops.sum_parts, (random(70, 100), [64, 1, 35], torch.float32, None)),
+    "sum_parts": lambda: (ops.sum_parts, ([random(70, 100), random(9, 40)], [64, 1, 35, 40], torch.float32, None)),
     "b2b_gemm": lambda: (ops.b2b_gemm, (random(65, 16), random(16, 300), random(300, 5), None, "relu v0", True)),
 }
 

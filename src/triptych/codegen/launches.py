@@ -20,7 +20,8 @@ from .. import _private
 log = logging.getLogger("triptych")
 
 OUR_KERNELS = (
-    "b2b_gemm_kernel", "dot_compress_kernel", "int_mm_mul_kernel", "lce_kernel", "linears_kernel", "sums_kernel",
+    "b2b_gemm_kernel", "dot_compress_kernel", "int_mm_mul_kernel", "lce_kernel", "linears_kernel",
+    "norm_backward_kernel", "sums_kernel",
 )  # fmt: skip
 """The Triton kernels of our operators. Torch launches kernels that it did not generate through Triton, which takes the
 host several times as long as torch's static launcher."""

@@ -3,9 +3,10 @@
     dx    = rstd * (g * weight - mean(g * weight) - xhat * mean(g * weight * xhat)) + added; xhat = (x - mean) * rstd
     parts = [sums of g * xhat | sums of g | sums of dx], each over `rows_a_part` rows
 
-Means are over the last dim. The three blocks of `parts` lie side by side, a row for each part; the last one is there if
-`with_result_sums`. Everything is computed in float32, or in float64 if x is so; dx is rounded to the dtype of x before
-`added` is added and again after it, as separate operations round it, and its sums are those of the rounded numbers.
+g is `grad`, or `grad + other_grad`. Means are over the last dim. The three blocks of `parts` lie side by side, a row
+for each part; the last one is there if `with_result_sums`. Everything is computed in float32, or in float64 if x is so.
+As in separate operations, `grad + other_grad` is rounded to their dtype, and dx to the dtype of x before `added` is
+added and again after it; the sums of dx are those of the rounded numbers.
 """
 
 from __future__ import annotations
@@ -23,9 +24,14 @@ LARGEST_ROW = 8192
 """The most columns for which a row stays in the registers of one program."""
 
 
-def _check(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, added: Tensor | None) -> None:
+def _check(
+    grad: Tensor, other_grad: Tensor | None, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, added: Tensor | None
+) -> None:
     check(x.dim() >= 2, lambda: "x has rows and columns")
     check(grad.shape == x.shape, lambda: f"the gradient is {list(grad.shape)}, x {list(x.shape)}")
+    if other_grad is not None:
+        is_like = other_grad.shape == grad.shape and other_grad.dtype == grad.dtype
+        check(is_like, lambda: "the other gradient has the shape and dtype of the first")
     for statistic in (mean, rstd):
         check(statistic.shape == (*x.shape[:-1], 1), lambda: "one mean and one deviation for each row")
     check(weight.shape == x.shape[-1:], lambda: "one weight for each column")
@@ -40,12 +46,13 @@ def parts_of(x: Tensor, rows_a_part: int) -> Any:
 
 
 def anywhere(
-    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, added: Tensor | None, rows_a_part: int,
-    with_result_sums: bool,
+    grad: Tensor, other_grad: Tensor | None, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor,
+    added: Tensor | None, rows_a_part: int, with_result_sums: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    _check(grad, x, mean, rstd, weight, added)
+    _check(grad, other_grad, x, mean, rstd, weight, added)
     wide = torch.promote_types(x.dtype, torch.float32)
-    g, rstd = grad.to(wide), rstd.to(wide)
+    g = (grad if other_grad is None else grad + other_grad).to(wide)
+    rstd = rstd.to(wide)
     xhat = (x.to(wide) - mean.to(wide)) * rstd
     weighted = g * weight.to(wide)
     dx = rstd * (weighted - weighted.mean(-1, keepdim=True) - xhat * (weighted * xhat).mean(-1, keepdim=True))
@@ -63,32 +70,32 @@ def _sums(matrix: Tensor, rows_a_part: int) -> Tensor:
     return padded.reshape(-1, rows_a_part, columns).sum(1)
 
 
-def has_kernel(
-    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, added: Tensor | None
-) -> bool:
-    """Does the Triton kernel compute this?"""
-    given = [t for t in (grad, x, mean, rstd, weight, added) if t is not None]
-    return triton_is_there() and all(t.is_cuda and t.dtype in KERNEL_DTYPES for t in given) and x.shape[-1] <= LARGEST_ROW
+def has_kernel(*given: Tensor | None) -> bool:
+    """Does the Triton kernel compute this? The operands are those of the operator."""
+    there = [t for t in given if t is not None]
+    columns = there[0].shape[-1]
+    fits = columns <= LARGEST_ROW and all(t.is_cuda and t.dtype in KERNEL_DTYPES for t in there)
+    return fits and triton_is_there()
 
 
 def cuda(
-    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, added: Tensor | None, rows_a_part: int,
-    with_result_sums: bool,
+    grad: Tensor, other_grad: Tensor | None, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor,
+    added: Tensor | None, rows_a_part: int, with_result_sums: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    if not has_kernel(grad, x, mean, rstd, weight, added):
-        return anywhere(grad, x, mean, rstd, weight, added, rows_a_part, with_result_sums)
-    _check(grad, x, mean, rstd, weight, added)
+    if not has_kernel(grad, other_grad, x, mean, rstd, weight, added):
+        return anywhere(grad, other_grad, x, mean, rstd, weight, added, rows_a_part, with_result_sums)
+    _check(grad, other_grad, x, mean, rstd, weight, added)
     from .triton_norm_backward import launch
 
-    dx, parts = fake(grad, x, mean, rstd, weight, added, rows_a_part, with_result_sums)
-    return launch(grad, x, mean, rstd, weight, added, rows_a_part, with_result_sums, dx, parts)
+    dx, parts = fake(grad, other_grad, x, mean, rstd, weight, added, rows_a_part, with_result_sums)
+    return launch(grad, other_grad, x, mean, rstd, weight, added, rows_a_part, with_result_sums, dx, parts)
 
 
 def fake(
-    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, added: Tensor | None, rows_a_part: int,
-    with_result_sums: bool,
+    grad: Tensor, other_grad: Tensor | None, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor,
+    added: Tensor | None, rows_a_part: int, with_result_sums: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    _check(grad, x, mean, rstd, weight, added)
+    _check(grad, other_grad, x, mean, rstd, weight, added)
     blocks = 3 if with_result_sums else 2
     wide = torch.promote_types(x.dtype, torch.float32)
     return x.new_empty(x.shape), x.new_empty((parts_of(x, rows_a_part), blocks * x.shape[-1]), dtype=wide)
@@ -104,18 +111,17 @@ def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     operator directly."""
     again = torch.is_grad_enabled()  # a second derivative is wanted
     with torch.enable_grad():
-        tensors = ctx.saved_tensors
-        results = anywhere(*tensors, ctx.rows_a_part, ctx.with_result_sums)
-    wanted = [i for i, needed in enumerate(ctx.needs_input_grad[:6]) if needed]
-    gradients = torch.autograd.grad(
-        results, [tensors[i] for i in wanted], grads, create_graph=again, allow_unused=True
-    )
+        grad, other_grad, x, mean, rstd, weight, added = tensors = ctx.saved_tensors
+        how = ctx.rows_a_part, ctx.with_result_sums
+        results = anywhere(grad, other_grad, x, mean, rstd, weight, added, *how)
+    wanted = [i for i, needed in enumerate(ctx.needs_input_grad[:7]) if needed]
+    gradients = torch.autograd.grad(results, [tensors[i] for i in wanted], grads, create_graph=again, allow_unused=True)
     by_place = dict(zip(wanted, gradients))
-    return *(by_place.get(i) for i in range(6)), None, None
+    return *(by_place.get(i) for i in range(7)), None, None
 
 
 register(
-    "norm_backward(Tensor grad, Tensor x, Tensor mean, Tensor rstd, Tensor weight, Tensor? added, int rows_a_part, "
-    "bool with_result_sums) -> (Tensor, Tensor)",
+    "norm_backward(Tensor grad, Tensor? other_grad, Tensor x, Tensor mean, Tensor rstd, Tensor weight, Tensor? added, "
+    "int rows_a_part, bool with_result_sums) -> (Tensor, Tensor)",
     anywhere=anywhere, cuda=cuda, fake=fake, backward=backward, save=save,
 )  # fmt: skip

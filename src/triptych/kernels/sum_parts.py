@@ -1,11 +1,13 @@
-"""triptych::sum_parts: a matrix is added up along its rows, and the sums are returned in several tensors.
+"""triptych::sum_parts: matrices are added up along their rows, and the sums are returned in several tensors.
 
-`columns` is the size of each of these tensors. Sums are computed in float32, or in float64 for a matrix of that dtype,
-then rounded to `through` if that is given, and then to `dtype`.
+`columns` is the size of each of these tensors: those of the first matrix, then those of the second, and so on. Sums are
+computed in float32, or in float64 for matrices of that dtype, then rounded to `through` if that is given, and then to
+`dtype`.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,50 +21,76 @@ MOST = 32
 """Results of one launch; more take several launches."""
 
 
-def _check(parts: Tensor, columns: Sequence[int]) -> None:
-    check(parts.dim() == 2, lambda: "sum_parts takes a matrix")
-    check(sum(columns) == parts.shape[1], lambda: f"{list(columns)} are not the columns of {list(parts.shape)}")
+def results_of_each(parts: Sequence[Tensor], columns: Sequence[int]) -> list[list[int]]:
+    """For each matrix the sizes of its results; an error if they are not its columns."""
+    check(len(parts) > 0 and all(matrix.dim() == 2 for matrix in parts), lambda: "sum_parts takes matrices")
+    check(len({matrix.dtype for matrix in parts}) == 1, lambda: "sum_parts takes matrices of one dtype")
+    widths, remaining, each = [matrix.shape[1] for matrix in parts], iter(columns), []
+    for width in widths:
+        sizes: list[int] = []
+        while sum(sizes) < width and (size := next(remaining, None)) is not None:
+            sizes.append(size)
+        check(sum(sizes) == width, lambda: f"{list(columns)} are not the columns of matrices of {widths}")
+        each.append(sizes)
+    empty = list(remaining)
+    check(not any(empty), lambda: f"{list(columns)} are not the columns of matrices of {widths}")
+    each[-1] += empty
+    return each
 
 
 def anywhere(
-    parts: Tensor, columns: Sequence[int], dtype: torch.dtype, through: torch.dtype | None
+    parts: Sequence[Tensor], columns: Sequence[int], dtype: torch.dtype, through: torch.dtype | None
 ) -> list[Tensor]:
-    _check(parts, columns)
-    sums = parts.sum(0, dtype=torch.promote_types(parts.dtype, torch.float32))
-    sums = sums if through is None else sums.to(through)
-    return [part.to(dtype, copy=True) for part in sums.split(list(columns))]
+    results = []
+    for matrix, sizes in zip(parts, results_of_each(parts, columns)):
+        sums = matrix.sum(0, dtype=torch.promote_types(matrix.dtype, torch.float32))
+        sums = sums if through is None else sums.to(through)
+        results += [part.to(dtype, copy=True) for part in sums.split(sizes)]
+    return results
 
 
-def cuda(parts: Tensor, columns: Sequence[int], dtype: torch.dtype, through: torch.dtype | None) -> list[Tensor]:
-    if not on_gpu(parts):
+def cuda(
+    parts: Sequence[Tensor], columns: Sequence[int], dtype: torch.dtype, through: torch.dtype | None
+) -> list[Tensor]:
+    if not on_gpu(*parts):
         return anywhere(parts, columns, dtype, through)
-    _check(parts, columns)
-    from .triton_sums import launch
+    from .triton_sums import Sums, launch
 
-    made: list[Tensor] = []
-    for first in range(0, len(columns), MOST):
-        begin = sum(columns[:first])
-        made += launch(parts, begin, columns[first : first + MOST], dtype, through)
-    return made
+    sums = [
+        Sums(matrix, begin, size)
+        for matrix, sizes in zip(parts, results_of_each(parts, columns))
+        for begin, size in zip(itertools.accumulate(sizes, initial=0), sizes)
+    ]
+    results: list[Tensor] = []
+    for first in range(0, len(sums), MOST):
+        results += launch(sums[first : first + MOST], dtype, through)
+    return results
 
 
-def fake(parts: Tensor, columns: Sequence[int], dtype: torch.dtype, through: torch.dtype | None) -> list[Tensor]:
-    _check(parts, columns)
-    return [parts.new_empty(count, dtype=dtype) for count in columns]
+def fake(
+    parts: Sequence[Tensor], columns: Sequence[int], dtype: torch.dtype, through: torch.dtype | None
+) -> list[Tensor]:
+    results_of_each(parts, columns)
+    return [parts[0].new_empty(count, dtype=dtype) for count in columns]
 
 
 def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    parts, ctx.columns, *_ = inputs
-    ctx.like = parts.new_empty(0)
-    ctx.rows = parts.shape[0]
+    parts, columns, *_ = inputs
+    ctx.each = results_of_each(parts, columns)
+    ctx.like = parts[0].new_empty(0)
+    ctx.rows = [matrix.shape[0] for matrix in parts]
 
 
 def backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
-    each = [ctx.like.new_zeros(n) if g is None else g.to(ctx.like.dtype) for g, n in zip(grads, ctx.columns)]
-    return torch.cat(each).expand(ctx.rows, -1), None, None, None
+    remaining, gradients = iter(grads), []
+    for rows, sizes in zip(ctx.rows, ctx.each):
+        pairs = zip(itertools.islice(remaining, len(sizes)), sizes)
+        each = [ctx.like.new_zeros(size) if grad is None else grad.to(ctx.like.dtype) for grad, size in pairs]
+        gradients.append(torch.cat([ctx.like, *each]).expand(rows, -1))
+    return gradients, None, None, None
 
 
 register(
-    "sum_parts(Tensor parts, int[] columns, ScalarType dtype, ScalarType? through) -> Tensor[]",
+    "sum_parts(Tensor[] parts, int[] columns, ScalarType dtype, ScalarType? through) -> Tensor[]",
     anywhere=anywhere, cuda=cuda, fake=fake, backward=backward, save=save,
 )  # fmt: skip

@@ -1,10 +1,10 @@
-"""The kernel of triptych::sum_parts. Imports Triton: only to be imported where it is wanted."""
+"""The kernel of triptych::sum_parts. This module imports Triton, so it is imported only where it is needed."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -14,6 +14,14 @@ from .tuning import configs, kernel_of, run_tuned
 
 ROUNDED_TO = {None: 0, torch.bfloat16: 1, torch.float16: 2, torch.float32: 0}
 """The kernel's code for the dtype that sums are rounded to before they are stored; 0: they are not."""
+
+
+class Sums(NamedTuple):
+    """One result: the sums of some columns of a matrix."""
+
+    matrix: torch.Tensor
+    begin: int
+    size: int
 
 
 @triton.jit
@@ -39,12 +47,13 @@ def sum_tile(
 
 SOURCE = '''
 def sums_kernel(
-    parts, begin, rows_count, row_stride, RESULTS,
+    OPERANDS,
     THROUGH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):
     """Tiles of all results in one row; each program finds whose tile it has."""
     tile = tl.program_id(0)
-    first, start = 0, begin
+    first, start = 0, begin0
+    parts, rows_count, row_stride = parts0, rows0, stride0
     y, columns, its_first, its_start = y0, columns0, first, start
 STEPS
     sum_tile(parts, y, its_start, columns, rows_count, row_stride, tile - its_first, THROUGH, BLOCK, ROWS)
@@ -57,32 +66,50 @@ STEP = """\
         y, columns, its_first, its_start = y{i}, columns{i}, first, start
 """
 
+STEP_TO_NEXT_MATRIX = """\
+    first += tl.cdiv(columns{before}, BLOCK)
+    start = begin{matrix}
+    if tile >= first:
+        parts, rows_count, row_stride = parts{matrix}, rows{matrix}, stride{matrix}
+        y, columns, its_first, its_start = y{i}, columns{i}, first, start
+"""
+
 
 @functools.cache
-def kernel_for(count: int) -> Any:
-    """The kernel of so many results."""
-    results = ", ".join(f"y{i}, columns{i}" for i in range(count))  # one by one: generated code passes no tuples
-    steps = "".join(STEP.format(before=i - 1, i=i) for i in range(1, count))
-    source = SOURCE.replace("RESULTS", results).replace("STEPS", steps)
+def kernel_for(results: tuple[int, ...]) -> Any:
+    """The kernel for matrices with so many results each."""
+    operands: list[str] = []  # one by one: generated code passes no tuples
+    steps: list[str] = []
+    for matrix, count in enumerate(results):
+        operands += [f"{name}{matrix}" for name in ("parts", "rows", "stride", "begin")]
+        for is_first in (True, *[False] * (count - 1)):
+            i = len(steps)
+            operands += [f"y{i}", f"columns{i}"]
+            steps.append((STEP_TO_NEXT_MATRIX if is_first else STEP).format(before=i - 1, i=i, matrix=matrix))
+    source = SOURCE.replace("OPERANDS", ", ".join(operands)).replace("STEPS", "".join(steps[1:]))
     kernel = kernel_of(source, "sums_kernel", sum_tile=sum_tile)
     return triton.autotune(configs=configs([({"BLOCK": 64, "ROWS": 32}, 4, 2)]), key=[])(kernel)
 
 
-def launch(
-    parts: torch.Tensor, begin: int, columns: Sequence[int], dtype: torch.dtype, through: torch.dtype | None
-) -> list[torch.Tensor]:
-    """The sums of the columns from `begin` on."""
-    parts = parts.contiguous()
-    ys = [parts.new_empty(count, dtype=dtype) for count in columns]
-    if not any(columns):
+def launch(sums: Sequence[Sums], dtype: torch.dtype, through: torch.dtype | None) -> list[torch.Tensor]:
+    """The sums, those of one matrix next to each other."""
+    ys = [s.matrix.new_empty(s.size, dtype=dtype) for s in sums]
+    sizes = [s.size for s in sums]
+    if not any(sizes):
         return ys
 
     def grid(meta):
-        return (sum(triton.cdiv(count, meta["BLOCK"]) for count in columns),)
+        return (sum(triton.cdiv(size, meta["BLOCK"]) for size in sizes),)
 
-    results = [operand for pair in zip(ys, columns) for operand in pair]
-    run_tuned(
-        kernel_for(len(ys)), (parts.dtype, dtype, parts.device), grid, parts, begin, parts.shape[0], parts.stride(0),
-        *results, THROUGH=ROUNDED_TO[through],
-    )  # fmt: skip
+    operands: list[Any] = []
+    results: list[int] = []  # of each matrix
+    for i, (s, y) in enumerate(zip(sums, ys)):
+        if i == 0 or s.begin == 0:
+            matrix = s.matrix if s.matrix.stride(1) == 1 else s.matrix.contiguous()
+            operands += [matrix, matrix.shape[0], matrix.stride(0), s.begin]
+            results.append(0)
+        operands += [y, s.size]
+        results[-1] += 1
+    key = (tuple(results), sums[0].matrix.dtype, dtype, sums[0].matrix.device)
+    run_tuned(kernel_for(key[0]), key, grid, *operands, THROUGH=ROUNDED_TO[through])
     return ys

@@ -13,8 +13,7 @@ from torch.fx import Node
 
 from ..cost import bytes_of, can_measure, device_model, measured
 from ..cost.timing import Work
-from ..ir.calls import Call
-from ..ir.facts import is_contiguous, is_static, tensor_fact, tensor_of
+from ..ir.facts import is_contiguous, is_static, tensor_of
 from ..ir.partitioned import returns_gradients
 from ..ir.program import Program
 from ..ir.traits import is_view
@@ -22,9 +21,9 @@ from ..kernels.sum_parts import MOST
 from ..rewrite.examples import declines, fires, mark_as_gradients
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
+from ..rules.sums_over_rows import Rounding, SumOverRows, sum_over_rows
 
 SUM_PARTS = torch.ops.triptych.sum_parts.default
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ROWS_OF_A_PART = 128
 """Rows per partial sum: as many as in Inductor's own split reductions. For 64 rows or fewer, Inductor generates a
 persistent reduction, which took at least twice as long on an H200."""
@@ -39,38 +38,44 @@ ON_CPU: dict[str, Any] = {"dialects": ("aten",), "prepare": mark_as_gradients, "
 
 
 @dataclass(frozen=True)
-class _GradientSum:
-    """sum(x, all dims but the last), cast or reshaped, and returned, whole or in parts."""
+class _Split:
+    """A sum over rows, and the number of partial sums into which it is split."""
 
-    x: Node
-    chain: tuple[Node, ...]
-    """The sum, followed by the casts and reshapes of it."""
-    views: tuple[Node, ...]
-    """Views of the last node of `chain`, and views of these views."""
-    dtypes: tuple[torch.dtype, ...]
-    """The dtypes to which the sum, added up in float32, is rounded, in this order."""
+    over_rows: SumOverRows
     parts: int
 
-    @property
-    def result(self) -> Node:
-        return self.chain[-1]
+
+@dataclass(frozen=True)
+class _Gradients:
+    """Gradients that are sums over rows: one that the graph computes as a sum, or all those of one `sum_parts`."""
+
+    results: tuple[Node, ...]
+    columns: tuple[int, ...]
+    views: tuple[Node, ...]
+    """Views of the results, and views of these views."""
+    covers: tuple[Node, ...]
+    """The nodes that compute the results."""
+    rounding: Rounding
+    bytes: int
+    """What the last step of the sums reads and writes."""
+    matrices: tuple[Node, ...] = ()
+    """The partial sums, if the graph computes them."""
+    split: _Split | None = None
+    """The sum, if it has to be split."""
 
     @property
     def returned(self) -> list[Node]:
-        return [node for node in (self.result, *self.views) if node.graph.output_node() in node.users]
-
-    @property
-    def columns(self) -> int:
-        return tensor_of(self.x).shape[-1]
+        return [node for node in (*self.results, *self.views) if node.graph.output_node() in node.users]
 
 
 @dataclass(frozen=True)
 class BatchGradientSums(Rule):
-    """sum(x, 0), sum(y, 0) -> triptych::sum_parts(cat([parts of x summed, parts of y summed], 1)); up to rounding
+    """sum(x, 0), sum(y, 0) -> triptych::sum_parts([cat([parts of x summed, parts of y summed], 1)]); up to rounding
 
     Inductor computes a sum of many rows in two kernels, as a split reduction: partial sums, and the sum of these. The
     second kernel is tiny, and there is one for each bias and for each weight of a norm. Here the first kernels write
-    their partial sums side by side into one tensor, and one kernel computes many gradients from it.
+    their partial sums side by side into one tensor, and one kernel computes many gradients from it, also those whose
+    partial sums an operator such as `triptych::norm_backward` has returned.
 
     The rule takes sums that the backward graph returns, whose operands are contiguous, of static shape, and in float32,
     float16 or bfloat16, if Inductor would split them.
@@ -83,61 +88,76 @@ class BatchGradientSums(Rule):
     def sites(self, program: Program) -> Iterator[Match]:
         if not returns_gradients(program.graph) or program.options.codegen != "inductor":
             return
-        groups: dict[Any, list[_GradientSum]] = {}
+        groups: dict[Any, list[_Gradients]] = {}
         for node in program.graph.nodes:
-            if (gradient_sum := self._read(program, node)) is not None:
-                groups.setdefault((tensor_of(node).device, gradient_sum.dtypes, gradient_sum.parts), []).append(
-                    gradient_sum
-                )
-        for sums in groups.values():
+            if (gradients := self._read_sum(program, node) or self._read_sum_parts(program, node)) is not None:
+                device = tensor_of(gradients.results[0]).device
+                groups.setdefault((device, gradients.rounding), []).append(gradients)
+        for together in groups.values():
             yield Match.at(
-                program, *(node for s in sums for node in s.returned), before=program.graph.output_node(),
-                covers=[node for s in sums for node in (*s.chain, *s.views)], sums=sums,
+                program, *(node for g in together for node in g.returned), before=program.graph.output_node(),
+                covers=[node for g in together for node in (*g.covers, *g.views)], together=together,
             )  # fmt: skip
 
-    def _read(self, program: Program, node: Node) -> _GradientSum | None:
-        call = program.call(node)
-        if call is None or call.op != "sum" or call.mutates:
+    def _read_sum(self, program: Program, node: Node) -> _Gradients | None:
+        if (over_rows := sum_over_rows(program, node)) is None:
             return None
-        x, total = tensor_fact(call.args["self"]), tensor_fact(node)
-        if x is None or total is None or x.device.type != self.device or not _adds_rows(call, x):
+        x = tensor_of(over_rows.x)
+        if x.device.type != self.device or not is_static(x.shape) or not is_contiguous(x) or x.numel() > MOST_ELEMENTS:
             return None
-        if x.dtype not in DTYPES or total.dtype not in DTYPES or not is_static(x.shape) or not is_contiguous(x):
-            return None
-        if x.numel() > MOST_ELEMENTS:
-            return None
-        parts = _parts_by_inductor(x)
-        chain = _casts_and_reshapes(program, node)
-        views = _views_that_are_returned(program, chain[-1])
+        result, parts = over_rows.result, _parts_by_inductor(x)
+        views = _views_that_are_returned(program, result)
         if parts is None or views is None:
             return None
-        dtypes = [tensor_of(n).dtype for n in chain]
-        changes = tuple(now for was, now in zip([torch.float32, *dtypes], dtypes) if was != now)
-        return _GradientSum(call.args["self"], chain, views, changes, parts) if len(changes) <= 2 else None
+        moved = parts * over_rows.columns * torch.float32.itemsize + bytes_of(tensor_of(result))
+        split = _Split(over_rows, parts)
+        columns = (over_rows.columns,)
+        return _Gradients((result,), columns, views, over_rows.chain, over_rows.rounding, moved, split=split)
 
-    def check(self, m, sums):
-        m.require(len(sums) > 1, "no other gradient is such a sum")
-        device = tensor_of(sums[0].x).device
+    def _read_sum_parts(self, program: Program, node: Node) -> _Gradients | None:
+        if node.target is not SUM_PARTS:
+            return None
+        given: Any = node.args
+        matrices, columns, dtype, through = given
+        by_place: Any = {user.args[1]: user for user in node.users if user.target is getitem}
+        results = tuple(by_place[i] for i in sorted(by_place))
+        views = [_views_that_are_returned(program, result) for result in results]
+        if len(results) != len(columns) or len(node.users) != len(results) or None in views:
+            return None
+        partial_sums = [tensor_of(matrix) for matrix in matrices]
+        if any(t.device.type != self.device or t.dtype != torch.float32 for t in partial_sums):
+            return None
+        moved = sum(map(bytes_of, [*partial_sums, *map(tensor_of, results)]))
+        of_all = tuple(view for of_one in views for view in of_one or ())
+        return _Gradients(results, tuple(columns), of_all, (node, *results), (dtype, through), moved, tuple(matrices))
+
+    def check(self, m, together):
+        m.require(len(together) > 1, "no other gradient is such a sum")
+        device = tensor_of(together[0].results[0]).device
         quicker = m.program.options.tune == "off" or is_quicker(device)
         m.require(quicker, "on {found}, a separate kernel for each sum is as quick", found=device)
-        model, ends = device_model(device), [_last_step(s) for s in sums]
-        launches = math.ceil(len(sums) / MOST)
+        model, ends = device_model(device), [g.bytes for g in together]
+        launches = math.ceil(sum(len(g.results) for g in together) / MOST)
         m.pays(sum(map(model.copy, ends)), launches * model.copy(sum(ends) / launches), sure=True)
 
-    def rewrite(self, op, m, sums):
-        partial_sums = []
-        for s in sums:  # at the sum, so that its operand need not stay in memory
-            emitter, x = op.at(s.chain[0]), tensor_of(s.x)
-            rows = emitter.reshape(s.x, [s.parts, math.prod(x.shape[:-1]) // s.parts, s.columns])
-            how = {} if x.dtype == torch.float32 else {"dtype": torch.float32}
-            partial_sums.append(emitter.sum(rows, [1], **how))
-        totals = op.call(SUM_PARTS, op.cat(partial_sums, 1), [s.columns for s in sums], *_rounding(sums[0].dtypes))
+    def rewrite(self, op, m, together):
+        in_order = [g for g in together if g.split is None]
+        matrices: list[Any] = [matrix for g in in_order for matrix in g.matrices]
+        by_parts: dict[int, list[Any]] = {}
+        for g in together:
+            if g.split is not None:
+                by_parts.setdefault(g.split.parts, []).append((_partial_sums(op, g.split), g))
+        for group in by_parts.values():
+            matrices.append(op.cat([partial_sums for partial_sums, _ in group], 1))
+            in_order += [g for _, g in group]
+        columns = [count for g in in_order for count in g.columns]
+        totals = op.call(SUM_PARTS, matrices, columns, *together[0].rounding)
         gradients: dict[Node, Any] = {}
-        for i, s in enumerate(sums):
-            gradient, shape = op.getitem(totals, i), list(tensor_of(s.result).shape)
-            gradients[s.result] = (gradient if len(shape) == 1 else op.reshape(gradient, shape)).node
-            for view in s.views:
-                gradients[view] = op.again(view, gradients).node
+        for i, result in enumerate(result for g in in_order for result in g.results):
+            gradient, shape = op.getitem(totals, i), list(tensor_of(result).shape)
+            gradients[result] = (gradient if len(shape) == 1 else op.reshape(gradient, shape)).node
+        for view in (view for g in together for view in g.views):
+            gradients[view] = op.again(view, gradients).node
         return tuple(gradients[root.node] for root in m.roots)
 
     examples = [
@@ -169,6 +189,15 @@ def parts_of(rows: int) -> int | None:
     return min(fitting, key=lambda parts: abs(math.log(parts / ideal)), default=None)
 
 
+def _partial_sums(op: Any, split: _Split) -> Any:
+    """The partial sums, written where the sum was, so that its operand need not stay in memory."""
+    over_rows, parts = split.over_rows, split.parts
+    emitter, x = op.at(over_rows.chain[0]), tensor_of(over_rows.x)
+    rows = emitter.reshape(over_rows.x, [parts, math.prod(x.shape[:-1]) // parts, over_rows.columns])
+    how = {} if x.dtype == torch.float32 else {"dtype": torch.float32}
+    return emitter.sum(rows, [1], **how)
+
+
 def _parts_by_inductor(x: torch.Tensor) -> int | None:
     """The number of partial sums; None if Inductor would not split this reduction, or would split the partial sums."""
     rows, columns, enough = math.prod(x.shape[:-1]), x.shape[-1], ENOUGH_RESULTS * device_model(x.device).cores
@@ -176,27 +205,6 @@ def _parts_by_inductor(x: torch.Tensor) -> int | None:
     if parts is None or columns >= enough:
         return None
     return parts if rows // parts <= ROWS_OF_A_PART or parts * columns >= enough else None
-
-
-def _adds_rows(call: Call, x: torch.Tensor) -> bool:
-    """Does a sum go over all dims but the last?"""
-    dim = call.args.get("dim")
-    dims = [dim] if isinstance(dim, int) else dim or []
-    return x.dim() > 1 and {d % x.dim() for d in dims} == set(range(x.dim() - 1))
-
-
-def _casts_and_reshapes(program: Program, node: Node) -> tuple[Node, ...]:
-    """The node, followed by the casts and reshapes of it, as long as each value in the chain has no other user."""
-    chain = [node]
-    while len(chain[-1].users) == 1:
-        (user,) = chain[-1].users
-        call, value = program.call(user), tensor_fact(user)
-        if call is None or call.op not in ("reshape", "to") or value is None or value.dtype not in DTYPES:
-            break
-        if value.device != tensor_of(node).device:
-            break
-        chain.append(user)
-    return tuple(chain)
 
 
 def _views_that_are_returned(program: Program, node: Node) -> tuple[Node, ...] | None:
@@ -215,17 +223,6 @@ def _views_that_are_returned(program: Program, node: Node) -> tuple[Node, ...] |
     return tuple(values[1:])
 
 
-def _rounding(dtypes: tuple[torch.dtype, ...]) -> tuple[torch.dtype, torch.dtype | None]:
-    """The dtype of the results, and the dtype to which sums in float32 are rounded before that, if any."""
-    *through, dtype = dtypes or (torch.float32,)
-    return dtype, through[0] if through else None
-
-
-def _last_step(s: _GradientSum) -> float:
-    """The bytes that the second kernel of a sum reads and writes."""
-    return s.parts * s.columns * torch.float32.itemsize + bytes_of(tensor_of(s.result))
-
-
 def is_quicker(device: torch.device) -> bool:
     """Is one launch of the operator faster on a GPU than a separate kernel for each of many sums? This is measured
     once, with typical sizes. On a device that cannot be measured, the cost model alone decides."""
@@ -240,7 +237,7 @@ def is_quicker(device: torch.device) -> bool:
 
     def together() -> Work:
         whole = torch.ones(parts, columns * count, **how)
-        return lambda: SUM_PARTS(whole, [columns] * count, torch.float32, None)
+        return lambda: SUM_PARTS([whole], [columns] * count, torch.float32, None)
 
     sizes = f"{count} sums of {parts} parts of {columns} numbers"
     before, after = measured(f"{sizes}, one by one", device, one_by_one), measured(sizes, device, together)

@@ -25,7 +25,9 @@ from ..rewrite.rule import Match, Rule
 
 aten = torch.ops.aten
 
-BY_TRITON = ("parallel_linear", "group_linear", "lce", "dot_compress", "b2b_gemm", "sum_parts", "int_mm_mul")
+BY_TRITON = (
+    "parallel_linear", "group_linear", "lce", "dot_compress", "b2b_gemm", "sum_parts", "int_mm_mul", "norm_backward",
+)  # fmt: skip
 """Operators whose form on a GPU is a Triton kernel."""
 
 NEW_MEMORY = (

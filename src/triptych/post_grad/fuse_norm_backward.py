@@ -1,0 +1,403 @@
+"""`fuse_norm_backward`: the backward of a layer norm, and all sums over rows that gradients need there, in one kernel.
+
+Inductor generates a kernel for the gradient of the normalised values, which sums along the rows, and another one for
+the gradients of weight and bias, which sum over the rows and read the same matrices again. Often the bias of the linear
+layer before the norm's input is the sum over the rows of the result: a third kernel. A GPU takes longer to start such
+kernels than to run them, unless the matrices are large. For those, Inductor has a kernel of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..cost import DeviceModel, can_measure, device_model, measured
+from ..cost.timed import timed
+from ..cost.timing import Work
+from ..ir.facts import is_contiguous, is_static, known_equal, tensor_fact, tensor_of
+from ..ir.program import Program
+from ..ir.readers import readers
+from ..ir.traits import is_pointwise, is_view
+from ..kernels.norm_backward import LARGEST_ROW
+from ..kernels.registry import KERNEL_DTYPES
+from ..match.matcher import Matcher, PatternMatch
+from ..match.pattern import Tensor, build_pattern
+from ..rewrite.examples import declines, fires
+from ..rewrite.passes import Pass
+from ..rewrite.rule import Match, Rule
+from ..rules.sums_over_rows import SumOverRows, sum_over_rows
+from .batch_gradient_sums import MOST_ELEMENTS
+
+NORM_BACKWARD = torch.ops.triptych.norm_backward.default
+SUM_PARTS = torch.ops.triptych.sum_parts.default
+PROGRAMS_A_CORE = 2
+LEAST_ROWS = 8
+"""A program adds up at least this many rows, so that the sums are far smaller than the matrix."""
+
+
+def _decomposed(op: Any, grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, dims, size):
+    """The gradient of the normalised values, as AOTAutograd decomposes it."""
+    xhat = op.mul(op.sub(x, mean), rstd)
+    weighted = op.mul(grad, weight)
+    centred = op.sub(op.mul(weighted, size), op.sum(weighted, dims, keepdim=True))
+    along = op.mul(xhat, op.sum(op.mul(xhat, weighted), dims, keepdim=True))
+    return op.mul(op.div(rstd, size), op.sub(centred, along))
+
+
+PATTERN = build_pattern(_decomposed)
+OF_PRODUCT, OF_GRAD, OF_RESULT = range(3)
+"""The blocks of sums that the operator returns: those of the weight and of the bias, and of the result."""
+
+
+@dataclass(frozen=True)
+class NormBackward:
+    """A layer norm's backward in a graph."""
+
+    grad: Node
+    other_grad: Node | None
+    """What is added to `grad`, where the result of the norm is read twice."""
+    x: Node
+    mean: Node
+    rstd: Node
+    weight: Node
+    added: Node | None
+    """What is added to the result: the gradient that reaches x by another path."""
+    result: Node
+    sums: Mapping[int, SumOverRows]
+    """The sums over the rows that the graph has, by their block."""
+
+    @property
+    def arguments(self) -> tuple[Node | None, ...]:
+        """The first arguments of the operator."""
+        return self.grad, self.other_grad, self.x, self.mean, self.rstd, self.weight, self.added
+
+    @property
+    def operands(self) -> list[Node]:
+        return [argument for argument in self.arguments if argument is not None]
+
+    @property
+    def matrices(self) -> list[Node]:
+        """The operands that have the size of the result."""
+        return [n for n in (self.grad, self.other_grad, self.x, self.added) if n is not None]
+
+    @property
+    def rows(self) -> int:
+        return math.prod(tensor_of(self.x).shape[:-1])
+
+    @property
+    def columns(self) -> int:
+        return tensor_of(self.x).shape[-1]
+
+    @property
+    def how(self) -> tuple[int, bool]:
+        """The last arguments of the operator: a program adds up a power of two rows, for a few programs per core."""
+        programs = PROGRAMS_A_CORE * device_model(tensor_of(self.x).device).cores
+        rows = max(LEAST_ROWS, 1 << ((self.rows - 1) // programs).bit_length())
+        return rows, OF_RESULT in self.sums
+
+    @property
+    def blocks(self) -> int:
+        """The number of blocks of sums that the operator returns."""
+        return 3 if OF_RESULT in self.sums else 2
+
+
+@dataclass(frozen=True)
+class FusedNormBackward(Rule):
+    """dx, sum(grad * xhat, rows), sum(grad, rows), sum(dx, rows) -> triptych::norm_backward(...), and
+    triptych::sum_parts(...) of its partial sums; up to rounding
+
+    dx is the gradient of a layer norm's input, cast to the dtype of the input, with the gradient that reaches the input
+    by another path added. The last sum is there where a graph has it.
+    """
+
+    device: str = "cuda"
+
+    exact = False
+
+    def sites(self, program: Program) -> Iterator[Match]:
+        if program.options.codegen != "inductor":
+            return
+        matcher = Matcher(program)
+        for node in list(program.graph.nodes):
+            call = None if node._erased else program.call(node)
+            if call is None or call.op != "mul" or tensor_of(node).device.type != self.device:
+                continue
+            read = (_read(program, found) for found in matcher.find(PATTERN, node) if _is_norm(found.bindings))
+            if (found := next(filter(None, read), None)) is not None:
+                norm, covers, inlined = found
+                roots = norm.result, *(over_rows.result for over_rows in norm.sums.values())
+                match = Match.at(program, *roots, covers=covers, before=min(roots), norm=norm)
+                match.leave_behind(inlined)
+                yield match
+
+    def check(self, m, norm):
+        given, x = [tensor_of(n) for n in norm.operands], tensor_of(norm.x)
+        m.require(all(is_static(t.shape) and is_contiguous(t) for t in given), "an operand has symbolic sizes or gaps")
+        other = next((t.dtype for t in given if t.dtype not in KERNEL_DTYPES), None)
+        m.require(other is None, "the kernel does not take {found}", found=other)
+        result = tensor_of(norm.result).dtype
+        sentence = "the result is {found}, the normalised values were {wanted}"
+        m.require(result == x.dtype, sentence, found=result, wanted=x.dtype)
+        m.require(norm.columns <= LARGEST_ROW, "rows of {found} numbers", found=norm.columns, wanted=LARGEST_ROW)
+        is_small = 0 < x.numel() <= MOST_ELEMENTS
+        m.require(is_small, "Inductor has a kernel for matrices of {found} elements", found=x.numel())
+        late = next((n for n in norm.operands if not n < m.before), None)
+        m.require(late is None, "{at} is computed after the first of the sums", at=late)
+        inline = next((n for n in norm.matrices if _is_inline(m.program, n, m.nodes)), None)
+        m.require(inline is None, "{at} is computed where it is read, and would be written", at=inline)
+        model = device_model(x.device)
+        m.pays(_apart(model, norm), _fused(model, norm), measure=lambda: _timed(norm))
+
+    def rewrite(self, op, norm):
+        both = op.call(NORM_BACKWARD, *norm.arguments, *norm.how)
+        parts, columns, sums = op.getitem(both, 1), norm.columns, {}
+        for rounding in dict.fromkeys(over_rows.rounding for over_rows in norm.sums.values()):
+            blocks = [block for block, over_rows in norm.sums.items() if over_rows.rounding == rounding]
+            matrices = [op.slice(parts, 1, block * columns, (block + 1) * columns) for block in blocks]
+            if len(blocks) == norm.blocks:
+                matrices = [parts]
+            totals = op.call(SUM_PARTS, matrices, [columns] * len(blocks), *rounding)
+            for i, block in enumerate(blocks):
+                total, shape = op.getitem(totals, i), list(tensor_of(norm.sums[block].result).shape)
+                sums[block] = total if len(shape) == 1 else op.reshape(total, shape)
+        return op.getitem(both, 0), *(sums[block] for block in norm.sums)
+
+
+def _is_norm(bindings: Mapping[str, Any]) -> bool:
+    """Is it a norm over the last dim, of values of the gradient's shape, with a weight for each of its columns?"""
+    x, grad, weight = (tensor_fact(bindings[name]) for name in ("x", "grad", "weight"))
+    if x is None or grad is None or weight is None or x.dim() < 2:
+        return False
+    is_along_rows = _dims(bindings["dims"], x.dim()) == {x.dim() - 1} and bindings["size"] == x.shape[-1]
+    return is_along_rows and known_equal(grad.shape, x.shape) and known_equal(weight.shape, x.shape[-1:])
+
+
+def _read(program: Program, found: PatternMatch) -> tuple[NormBackward, list[Node], list[Node]] | None:
+    """A layer norm's backward and all that belongs to it, the nodes whose work it does, and what else it computes from
+    its operands: casts, and a sum of two gradients. None where no gradient of the weight is computed."""
+    dx, grad, x, mean, rstd = found.roots[0], *(found.bindings[name] for name in ("grad", "x", "mean", "rstd"))
+    xhat = _computed(program, "mul", _computed(program, "sub", x, mean), rstd)
+    product = _computed(program, "mul", grad, xhat)
+    of_product, of_grad = _sum_over_rows(program, product), _sum_over_rows(program, grad)
+    if product is None or of_product is None:
+        return None
+    sums = {OF_PRODUCT: of_product} | ({} if of_grad is None else {OF_GRAD: of_grad})
+    first = min(dx, *(over_rows.chain[0] for over_rows in sums.values()))
+    chain, added = _cast_and_added(program, dx, before=first)
+    if (of_result := _sum_over_rows(program, chain[-1])) is not None:
+        sums[OF_RESULT] = of_result
+    given = grad, mean, rstd, found.bindings["weight"]
+    source = _before_cast(program, x, tensor_of(chain[-1]).dtype)
+    grad, mean, rstd, weight = (_before_cast(program, node) for node in given)
+    covers = [*found.nodes, product, *chain, *(node for over_rows in sums.values() for node in over_rows.chain)]
+    inlined = [node for node in (x, *given) if node not in (source, grad, mean, rstd, weight)]
+    if (terms := _terms(program, grad, covers)) is not None:
+        inlined.append(grad)
+        grad, other_grad = terms
+    else:
+        other_grad = None
+    return NormBackward(grad, other_grad, source, mean, rstd, weight, added, chain[-1], sums), covers, inlined
+
+
+def _terms(program: Program, node: Node, inside: Collection[Node]) -> tuple[Node, Node] | None:
+    """The two matrices of which this is the sum, if the kernels that read the sum compute it."""
+    call = program.call(node)
+    if call is None or call.op != "add" or not _is_inline(program, node, inside):
+        return None
+    terms = [term for term in call.args.values() if _is_like(term, node)]
+    return (terms[0], terms[1]) if len(terms) == len(call.args) == 2 else None
+
+
+def _computed(program: Program, op: str, one: Node | None, other: Node | None) -> Node | None:
+    """op(one, other), if the graph computes it."""
+    for user in () if one is None or other is None else one.users:
+        call = program.call(user)
+        if call is not None and call.op == op and call.args == {"self": one, "other": other}:
+            return user
+        if call is not None and call.op == op == "mul" and call.args == {"self": other, "other": one}:
+            return user
+    return None
+
+
+def _sum_over_rows(program: Program, value: Node | None) -> SumOverRows | None:
+    """The sum of a value over all dims but the last, if the graph computes it."""
+    for node in () if value is None else readers(program, value):
+        if (over_rows := sum_over_rows(program, node)) is None:
+            continue
+        matrix, whole = tensor_of(over_rows.x), tensor_of(value)
+        same_rows = known_equal(matrix.shape[-1:], whole.shape[-1:]) and known_equal(matrix.numel(), whole.numel())
+        if is_contiguous(matrix) and same_rows:
+            return over_rows
+    return None
+
+
+def _cast_and_added(program: Program, dx: Node, before: Node) -> tuple[list[Node], Node | None]:
+    """A gradient, its cast, and the sum with a gradient that is computed before, as far as each is the only user of the
+    one before it; and that other gradient."""
+    chain = [dx]
+    for op in ("to", "add"):
+        user = next(iter(chain[-1].users)) if len(chain[-1].users) == 1 else None
+        call = None if user is None else program.call(user)
+        if user is None or call is None or call.op != op:
+            continue
+        if op == "to" and set(call.args) == {"self", "dtype"}:
+            chain.append(user)
+        others = [other for other in call.args.values() if other is not chain[-1]]
+        if op == "add" and len(call.args) == 2 and len(others) == 1 and _is_like(others[0], chain[-1]):
+            return ([*chain, user], others[0]) if others[0] < before else (chain, None)
+    return chain, None
+
+
+def _is_like(value: Any, node: Node) -> bool:
+    one, two = tensor_fact(value) if isinstance(value, Node) else None, tensor_of(node)
+    return one is not None and one.dtype == two.dtype and known_equal(one.shape, two.shape)
+
+
+def _before_cast(program: Program, node: Node, dtype: torch.dtype | None = None) -> Node:
+    """The value of fewer bits (of this dtype, if one is given) that was cast to float32; otherwise the value itself."""
+    call = program.call(node)
+    if call is None or call.op != "to" or call.args != {"self": call.args["self"], "dtype": torch.float32}:
+        return node
+    source = tensor_fact(call.args["self"])
+    wanted = KERNEL_DTYPES if dtype is None else (dtype,)
+    return call.args["self"] if source is not None and source.dtype in wanted else node
+
+
+def _is_inline(program: Program, node: Node, inside: Collection[Node]) -> bool:
+    """Is the value computed by a pointwise operation, and read only by these nodes, or cast for them? The kernels that
+    read it compute it then, and it is never written to memory."""
+    source = node
+    while (call := program.call(source)) is not None and is_view(call.op) and not call.mutates:
+        source = call.args["self"]
+    if call is None or call.mutates or not is_pointwise(call.op):
+        return False
+    return all(reader in inside or _is_cast_for(program, reader, inside) for reader in readers(program, source))
+
+
+def _is_cast_for(program: Program, node: Node, inside: Collection[Node]) -> bool:
+    call = program.call(node)
+    return call is not None and call.op == "to" and all(reader in inside for reader in readers(program, node))
+
+
+def _dims(dims: Any, count: int) -> set[int]:
+    """The dims of a tensor of `count` dims as non-negative numbers."""
+    return {d % count for d in ([dims] if isinstance(dims, int) else dims or [])}
+
+
+# ---- what it costs ----
+
+
+def _bytes(*nodes: Node | None) -> int:
+    return sum(tensor_of(n).numel() * tensor_of(n).dtype.itemsize for n in nodes if n is not None)
+
+
+def _apart(model: DeviceModel, norm: NormBackward) -> float:
+    """Seconds of a kernel for the result, one for the sums of weight and bias, and one for those of the result."""
+    seconds = model.copy(_bytes(*norm.matrices, norm.result))
+    seconds += model.copy(_bytes(norm.grad, norm.other_grad, norm.x))
+    return seconds + (model.copy(_bytes(norm.result)) if OF_RESULT in norm.sums else 0.0)
+
+
+def _fused(model: DeviceModel, norm: NormBackward) -> float:
+    """One kernel. The partial sums are written, and read by a kernel that finishes those of many norms; those of the
+    kernels apart are fewer."""
+    return model.copy(_bytes(*norm.matrices, norm.result) + 2 * _bytes_of_parts(norm))
+
+
+def _bytes_of_parts(norm: NormBackward) -> int:
+    return torch.float32.itemsize * norm.blocks * norm.columns * -(-norm.rows // norm.how[0])
+
+
+def _timed(norm: NormBackward) -> tuple[float, float] | None:
+    """The same, with the copies and the kernel timed on the device."""
+    device, given = tensor_of(norm.x).device, [None if n is None else tensor_of(n) for n in norm.arguments]
+    if not can_measure(device, 3 * _bytes(*norm.operands)):
+        return None
+    apart = timed(device, lambda model: (_apart(model, norm), 0.0))
+
+    def prepare() -> Work:
+        tensors = [None if t is None else torch.randn(t.shape, dtype=t.dtype, device=device) for t in given]
+        return lambda: NORM_BACKWARD(*tensors, *norm.how)
+
+    dtypes = [None if t is None else str(t.dtype) for t in given]
+    sizes = f"norm_backward {norm.rows}x{norm.columns} {dtypes} {norm.how}"
+    fused = measured(sizes, device, prepare)
+    if apart is None or fused is None:
+        return None
+    return apart[0], fused + device_model(device).copy(_bytes_of_parts(norm))
+
+
+# ---- examples ----
+
+
+def _frozen(g: Any, xhat: Any, rstd: Any, w: Any) -> Any:
+    """The backward of a layer norm whose weights need no gradient."""
+    size, weighted = g.shape[-1], g * w
+    centred = weighted * size - weighted.sum([-1], keepdim=True)
+    return rstd / size * (centred - xhat * (weighted * xhat).sum([-1], keepdim=True))
+
+
+def _backward(g: Any, x: Any, mean: Any, rstd: Any, w: Any) -> tuple[Any, Any, Any]:
+    """A layer norm's backward, decomposed."""
+    xhat, rows = (x - mean) * rstd, list(range(x.dim() - 1))
+    return _frozen(g, xhat, rstd, w), (g * xhat).sum(rows), g.sum(rows)
+
+
+def _in_half(g: Any, x: Any, mean: Any, rstd: Any, w: Any) -> Any:
+    dx, dw, db = _backward(g.float(), x.float(), mean, rstd, w.float())
+    return dx.bfloat16(), dw.bfloat16(), db.bfloat16()
+
+
+def _with_residual(g: Any, x: Any, mean: Any, rstd: Any, w: Any, added: Any) -> Any:
+    dx, dw, db = _in_half(g, x, mean, rstd, w)
+    total = (added + dx).view(-1, x.shape[-1])
+    return total @ total.t(), total.sum(0, keepdim=True), dw, db
+
+
+def _of_two_gradients(g: Any, x: Any, mean: Any, rstd: Any, w: Any, h: Any) -> Any:
+    return _in_half(g + h, x, mean, rstd, w)
+
+
+def _of_columns(g: Any, x: Any, mean: Any, rstd: Any, w: Any) -> Any:
+    dx, dw, db = _backward(g, x, mean, rstd, w)
+    return dx, dw, db, dx.sum(1)
+
+
+ROW, HALF_ROW = ("f32[64, 1]", "f32[64, 1]", "f32[16]"), ("f32[4, 16, 1]", "f32[4, 16, 1]", "bf16[16]")
+GIVEN, HALVES = ("f32[64, 16]", "f32[64, 16]", *ROW), ("bf16[4, 16, 16]", "bf16[4, 16, 16]", *HALF_ROW)
+ON_CPU: dict[str, Any] = {"dialects": ("aten",), "settings": {"device": "cpu"}}
+FusedNormBackward.examples = [
+    fires(_backward, *GIVEN, **ON_CPU),
+    fires(_in_half, *HALVES, **ON_CPU),
+    fires(_with_residual, *HALVES, "bf16[4, 16, 16]", **ON_CPU),
+    fires(_of_two_gradients, *HALVES, "bf16[4, 16, 16]", **ON_CPU),
+    fires(_of_columns, *GIVEN, **ON_CPU),
+    fires(lambda *given: (y := _backward(*given)[0], y.sum(0).sin(), _backward(*given)[1:]), *GIVEN, **ON_CPU),
+    declines(_backward, *GIVEN, dialects=("aten",)),  # on a GPU only
+    declines(_backward, *GIVEN, **ON_CPU, dynamic=True),
+    declines(_backward, *(f"f64[{size}" for size in ("64, 16]", "64, 16]", "64, 1]", "64, 1]", "16]")), **ON_CPU),
+    declines(lambda g, x, mean, rstd, w: _backward(g, x, mean, rstd, w.double()), *GIVEN, **ON_CPU,
+             because="does not take"),
+    declines(lambda g, *others: _backward(g.sin(), *others), *GIVEN, **ON_CPU, because="computed where it is read"),
+    declines(lambda g, x, *others: _backward(g, x.t(), *others), "f32[64, 64]", "f32[64, 64]", "f32[64, 1]",
+             "f32[64, 1]", "f32[64]", **ON_CPU, because="gaps"),
+    fires(lambda g, *others: (h := g.sin(), _backward(h, *others)), *GIVEN, **ON_CPU),  # written in any case
+    declines(lambda g, x, mean, rstd, w: _frozen(g, (x - mean) * rstd, rstd, w), *GIVEN, **ON_CPU),
+    declines(lambda g, x, mean, rstd, w: _backward(g, x, mean, rstd, w[:, None]), "f32[16, 16]", "f32[16, 16]",
+             "f32[16, 1]", "f32[16, 1]", "f32[16]", **ON_CPU),
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FuseNormBackward(Pass):
+    """On a GPU, computes the backward of a layer norm and all gradients that are sums over its rows in one kernel."""
+
+    name = "fuse_norm_backward"
+
+    def rules(self) -> Sequence[Rule]:
+        return (FusedNormBackward(),)
