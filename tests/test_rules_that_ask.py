@@ -7,8 +7,16 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from triptych import Options
+from triptych.cost import timed
 from triptych.cost.device import USUAL
+from triptych.ir.program import Program
+from triptych.joint.pass_patterns import PassPatterns
 from triptych.post_grad.cat_in_one_launch import CatInOneLaunchPass
+from triptych.post_grad.stacked_gradients import StackedGradients
+from triptych.rewrite.driver import run_rules
+from triptych.rewrite.examples import mark_as_gradients
+from triptych.rewrite.rewriter import Rewriter
 from triptych.testing.check import run_pass
 
 pytestmark = pytest.mark.fast
@@ -57,3 +65,29 @@ def test_in_a_cuda_graph_no_call_is_paid_for():
     for options, fires in (({}, False), ({"inductor.triton.cudagraphs": True}, True)):
         gm = fake_gpu(lambda *given: torch.cat(given, 1), *[(MIB // 256, 64)] * 9)
         assert bool(run_pass(CatInOneLaunchPass, gm, options=options).fired) is fires
+
+
+# ---- scatter_upon_const_tensor ----
+
+
+@pytest.mark.parametrize("codegen, shape, fires", [("inductor", (4, 10), True), ("eager", (4, 10), False), ("eager", (4096, 32768), True)])
+def test_a_scatter_is_compared_where_that_is_quicker(codegen, shape, fires):
+    """In generated code always; otherwise each of the operations is a kernel."""
+    gm = fake_gpu(lambda i: torch.zeros(shape, device=i.device).scatter(1, i, 1.0), (shape[0], 1), dtype=torch.int64)
+    tally = run_pass(PassPatterns, gm, options={"codegen": codegen})
+    assert bool(tally.fired["scatter_upon_const_tensor"]) is fires
+    assert any(" us instead of " in reason and "modelled" in reason for reason in told(tally))
+
+
+# ---- stacked_gradients ----
+
+
+@pytest.mark.parametrize("times, fires", [(None, True), ((9e-6, 5e-6), True), ((9e-6, 12e-6), False)])
+def test_a_slower_product_is_not_worth_the_copies(times, fires, monkeypatch):
+    monkeypatch.setattr(timed, "timed", lambda device, costs: times)
+    gm = fake_gpu(lambda a, b: (lambda y: [y.select(0, 0), y.select(0, 1)])(a.bmm(b).mT), (2, 256, 512), (2, 512, 384))
+    mark_as_gradients(gm.graph)
+    tally = run_rules(Rewriter(Program(gm, options=Options(tune="all"))), [StackedGradients()], strict=True)
+    assert bool(tally.fired) is fires
+    (reason,) = told(tally)
+    assert " us instead of " in reason and reason.endswith("modelled" if times is None else "measured")
