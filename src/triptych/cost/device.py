@@ -35,7 +35,8 @@ kernels: 1 to 14 us on an H200. In bfloat16 it adds nothing."""
 
 FEW_OPERANDS = 8
 """Up to this many operands of a cat, Inductor generates one copy with a condition for each operand (its setting
-`max_pointwise_cat_inputs`). For more of them, its kernel searches for the operand that a block of elements comes from."""
+`max_pointwise_cat_inputs`). For more of them, its kernel searches for the operand that a block of elements comes
+from."""
 
 SEARCH = 1 / 12
 """That search takes this share of the time of the copy for each operand: on an H200, a cat of 32 operands with 256 MiB

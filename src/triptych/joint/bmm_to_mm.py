@@ -16,9 +16,9 @@ class BmmToMm(Rule):
     """bmm(a, b) -> unsqueeze(mm(squeeze(a), squeeze(b))), where both are batches of one; up to rounding
 
     The cost model is not asked, because the new form cannot lose: the views cost nothing, and both products are one
-    launch with the same operands, for which a library may choose any kernel that computes a batch of one. A plain product
-    has more and better kernels on a GPU, the rules for biases and padding look for plain products, and views around the
-    product that added the batch dim cancel. On a CPU the product itself costs the same in both forms.
+    launch that reads and writes the same bytes. A plain product has more and better kernels on a GPU, the rules for
+    biases and padding look for plain products, and views around the product that added the batch dim cancel. On a CPU
+    the product itself costs the same in both forms.
     """
 
     exact = False

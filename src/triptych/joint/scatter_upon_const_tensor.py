@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.fx import Node
 
 from ..cost import bytes_of, device_model
-from ..ir.facts import known, known_equal, number, tensor_fact
+from ..ir.facts import known, known_equal, number, tensor_fact, tensor_of
 from ..ir.program import Program, Value
 from ..ir.sizes import elements
 from ..ir.traits import is_pointwise
@@ -121,17 +121,17 @@ class ScatterUponConstTensor(Rule):
 
 def _seconds(m: Match, dim: int, index: Value, source: Value | None) -> tuple[float, float]:
     """Modelled seconds of filling and scattering, and of comparing."""
-    result, like = bytes_of(m.root.tensor), m.root.tensor
+    like, places = tensor_of(m.root.node), bytes_of(tensor_of(index.node))
+    result, flags = bytes_of(like), elements(like.shape)
+    values = 0 if source is None else bytes_of(tensor_of(source.node))
     model = device_model(like.device)
-    values = 0 if source is None else bytes_of(source.tensor)
-    scattering = model.copy(bytes_of(index.tensor) + values + elements(index.shape) * like.dtype.itemsize)
+    scattering = model.copy(places + values + elements(index.shape) * like.dtype.itemsize)
     if m.program.options.codegen == "inductor":
-        return model.copy(result) + scattering, model.copy(bytes_of(index.tensor) + values + result)
-    flags = elements(like.shape)
-    # small kernels: the iota, the fill and the value, or its sum with the fill; four more take the index through a gather
+        return model.copy(result) + scattering, model.copy(places + values + result)
+    # small kernels: the iota, the fill and the value, or its sum with the fill; four more for a gather of the index
     small = 2 if source is not None and m.root.op == "scatter" else 3
     small += 0 if _checked_elsewhere(m, index, dim, like.shape[dim]) else 4
-    comparing = model.copy(bytes_of(index.tensor) + flags) + model.copy(flags + values + result)
+    comparing = model.copy(places + flags) + model.copy(flags + values + result)
     # without generated code, a scatter copies the tensor that it writes to
     return model.copy(result) + model.copy(2 * result) + scattering, small * model.launch + comparing
 

@@ -26,9 +26,9 @@ ON_CPU: dict[str, Any] = {"dialects": ("aten",), "settings": {"device": "cpu"}}
 class CatInOneLaunch(Rule):
     """cat([x, y, ...]) -> triptych::cat([x, y, ...]), for many large inputs of the graph on a GPU
 
-    Inductor's kernel slows down with every operand; torch's kernel copies at the bandwidth of the memory, but calling it
-    takes the host longer. The rule declines if the graph computes an operand: the kernel that Inductor generates for the
-    operand can write it to its part of the result directly.
+    Inductor's kernel slows down with every operand; torch's kernel copies at the bandwidth of the memory, but calling
+    it takes the host longer. The rule declines if the graph computes an operand: the kernel that Inductor generates for
+    the operand can write it to its part of the result directly.
     """
 
     device: str = "cuda"

@@ -57,7 +57,8 @@ class StackedGradients(Rule):
         declines(lambda a, b: [a.bmm(b).permute(0, 2, 1)[1]], "f32[2, 3, 4]", "f32[2, 4, 5]"),
         declines(lambda a, b: [a.bmm(b).permute(0, 2, 1)[1]], "f32[2, 3, 4]", "f32[2, 4, 5]", dialects=("aten",),
                  prepare=_of_the_same, because="stride [1, 5] would become [3, 1]"),
-        declines(lambda a, b: [a.bmm(b).mT[0]], "f32[1, 256, 1024]", "f32[1, 1024, 256]", because="would cost", **BACKWARD),
+        declines(lambda a, b: [a.bmm(b).mT[0]], "f32[1, 256, 1024]", "f32[1, 1024, 256]", **BACKWARD,
+                 because="would cost"),
         declines(lambda a, b: [a.bmm(b).permute(0, 2, 1)[1] + 1], "f32[2, 3, 4]", "f32[2, 4, 5]", **BACKWARD),
         declines(lambda a, b: [a.bmm(b).permute(2, 1, 0)[1]], "f32[2, 3, 4]", "f32[2, 4, 5]", **BACKWARD),
     ]  # fmt: skip
