@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -14,6 +15,11 @@ from triptych.ir.program import Program
 from triptych.joint.pass_patterns import PassPatterns
 from triptych.post_grad.cat_in_one_launch import CatInOneLaunchPass
 from triptych.post_grad.stacked_gradients import StackedGradients
+from triptych.pre_grad.lce import (
+    UseMatmulLceReplaceNormalLCE,
+    UseTritonLceReplaceNormalLCE,
+    UseTritonLceReplaceSimpleLCE,
+)
 from triptych.rewrite.driver import run_rules
 from triptych.rewrite.examples import mark_as_gradients
 from triptych.rewrite.rewriter import Rewriter
@@ -77,6 +83,36 @@ def test_a_scatter_is_compared_where_that_is_quicker(codegen, shape, fires):
     tally = run_pass(PassPatterns, gm, options={"codegen": codegen})
     assert bool(tally.fired["scatter_upon_const_tensor"]) is fires
     assert any(" us instead of " in reason and "modelled" in reason for reason in told(tally))
+
+
+# ---- layers over the feature axis, which are added by name ----
+
+
+def lce(x, w):
+    return F.linear(x.mT, w).mT
+
+
+@pytest.mark.parametrize("added", [UseTritonLceReplaceSimpleLCE, UseMatmulLceReplaceNormalLCE])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_that_was_asked_for_is_used_and_tells_its_costs(added, dtype):
+    gm, facts = torch.fx.symbolic_trace(lce), [(64, 256, 160), (96, 256)]
+    with FakeTensorMode():
+        Program(gm, [torch.empty(shape, device="cuda", dtype=dtype) for shape in facts])
+        tally = run_pass(added, gm)
+    (decision,) = tally.decisions
+    assert tally.fired.total() == 1 and decision.by_name and decision.before > 0
+    if added is UseTritonLceReplaceSimpleLCE and dtype == torch.float32:
+        assert decision.after == pytest.approx(0.209e-3, rel=0.1)  # as measured on an H200
+        assert str(decision).endswith("used because it was added by name, modelled")
+
+
+@pytest.mark.parametrize("epilogue", [False, True])
+def test_with_an_epilogue_the_kernel_saves_another_one(epilogue):
+    gm = torch.fx.symbolic_trace(lambda x, w, b: (lambda y: y.relu() if epilogue else y)(F.linear(x.mT, w, b).mT))
+    with FakeTensorMode():
+        Program(gm, [torch.empty(s, device="cuda", dtype=torch.bfloat16) for s in ((64, 256, 4096), (96, 256), (96,))])
+        (decision,) = run_pass(UseTritonLceReplaceNormalLCE, gm).decisions
+    assert 0 < decision.after < decision.before
 
 
 # ---- stacked_gradients ----

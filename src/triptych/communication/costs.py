@@ -127,7 +127,8 @@ def pipelining_costs(
         for left, right in operands:
             sizes = [int(left.shape[0]), int(right.shape[1]), int(left.shape[1])]
             sizes[divided] = math.ceil(sizes[divided] / parts)
-            seconds += parts * device.gemm(*sizes, _multiplied_as(left.dtype))
+            rows, columns, inner = sizes
+            seconds += parts * device.gemm(rows, columns, inner, _multiplied_as(left.dtype))
         return seconds
 
     # the first part that arrives, or the last one that is sent, has nothing to overlap with
