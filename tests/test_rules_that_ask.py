@@ -15,6 +15,7 @@ from triptych.ir.program import Program
 from triptych.joint.pass_patterns import PassPatterns
 from triptych.post_grad.cat_in_one_launch import CatInOneLaunchPass
 from triptych.post_grad.stacked_gradients import StackedGradients
+from triptych.pre_grad.fuse_split_getitem_squeeze_cat import FuseSplitGetitemSqueezeCat
 from triptych.pre_grad.lce import (
     UseMatmulLceReplaceNormalLCE,
     UseTritonLceReplaceNormalLCE,
@@ -113,6 +114,15 @@ def test_with_an_epilogue_the_kernel_saves_another_one(epilogue):
         Program(gm, [torch.empty(s, device="cuda", dtype=torch.bfloat16) for s in ((64, 256, 4096), (96, 256), (96,))])
         (decision,) = run_pass(UseTritonLceReplaceNormalLCE, gm).decisions
     assert 0 < decision.after < decision.before
+
+
+@pytest.mark.parametrize("rows, gains", [((0, 1, 4), False), ((*range(0, 40, 2), 1), True)])
+def test_a_gather_of_many_rows_is_faster_than_their_cat(rows, gains):
+    gm = torch.fx.symbolic_trace(lambda x: torch.stack([x.select(1, i) for i in rows], 1))
+    with FakeTensorMode():
+        Program(gm, [torch.empty(4096, 40, 64, device="cuda")])
+        (decision,) = run_pass(FuseSplitGetitemSqueezeCat, gm).decisions
+    assert decision.by_name and (0 < decision.after < 0.95 * decision.before) is gains
 
 
 # ---- stacked_gradients ----
