@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from collections import Counter
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +17,7 @@ from triptych.cost import timed
 from triptych.cost.device import USUAL
 from triptych.ir.program import Program
 from triptych.joint.pass_patterns import PassPatterns
+from triptych.pipeline import STAGES, Hook
 from triptych.post_grad.cat_in_one_launch import CatInOneLaunchPass
 from triptych.post_grad.stacked_gradients import StackedGradients
 from triptych.pre_grad.fuse_split_getitem_squeeze_cat import FuseSplitGetitemSqueezeCat
@@ -24,7 +29,10 @@ from triptych.pre_grad.lce import (
 from triptych.rewrite.driver import run_rules
 from triptych.rewrite.examples import mark_as_gradients
 from triptych.rewrite.rewriter import Rewriter
+from triptych.rewrite.rule import Rule
 from triptych.testing.check import run_pass
+
+from . import golden_text
 
 pytestmark = pytest.mark.fast
 
@@ -137,3 +145,62 @@ def test_a_slower_product_is_not_worth_the_copies(times, fires, monkeypatch):
     assert bool(tally.fired) is fires
     (reason,) = told(tally)
     assert " us instead of " in reason and reason.endswith("modelled" if times is None else "measured")
+
+
+# ---- every rule ----
+
+KERNELS = re.compile(r"= (?:(?:aten|torch)\.)?((?:triptych|mkldnn)\.\w+|\w+)")
+"""The operation of a node in a golden text."""
+PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "einsum"}
+OTHERS = {"cat", "stack", "scaled_dot_product_attention", "index_select", "gather", "scatter"}
+ASKS = re.compile(r"\b(require_gain|require_quicker)\(|\.(pays|accept)\(")
+
+SPELLING = "another name for the same operation"
+PREPARES = "a form in which fuse_attention recognises an attention, and asks about it"
+FEWER = "a cat of fewer operands, which copies as many bytes"
+NEED_NOT_ASK = {
+    "module_to_function": SPELLING,
+    "one_spelling": SPELLING,
+    "addmm_to_linear": SPELLING,
+    "layer_apart": PREPARES,
+    "softmax_off_by_one": PREPARES,
+    "contraction_by_hand": PREPARES,
+    **dict.fromkeys(
+        ("cat_of_cat", "cat_of_pieces", "split_cat_to_slices", "split_stack_to_cats", "unbind_stack_to_slices",
+         "unbind_stack", "move_reshape_out_of_split_stack", "split_cat"),
+        FEWER,
+    ),
+    "bmm_to_mm": "a product of the same matrices, without the batch dim of size 1",
+    "launched_kernel": "the kernel of the operator itself, launched without the operator",
+}  # fmt: skip
+"""Rules that run by default and write a product, an attention, a cat or an operator of ours that was not there before,
+and why they cannot lose."""
+
+
+def default_rules():
+    entries = [e for stage in STAGES.values() for e in stage if not isinstance(e, Hook) and e.default]
+    return {rule.name: type(rule) for entry in entries for rule in entry().rules()}
+
+
+def kernels(graph):
+    names = KERNELS.findall(graph)
+    return Counter(name for name in names if "." in name or name in PRODUCTS | OTHERS)
+
+
+def new_kernels(rule):
+    """Kernels that the golden examples of a rule have after it and not before."""
+    sections = golden_text.read(rule.rule_name()).values()
+    pairs = [section.split("--- before\n")[1].split("--- after\n") for section in sections]
+    return sum((kernels(after) - kernels(before) for before, after in pairs), start=Counter())
+
+
+def asks(rule):
+    """Does the module of the rule, or of one of its bases, ask the cost model?"""
+    modules = {inspect.getmodule(base) for base in rule.__mro__ if issubclass(base, Rule) and base is not Rule}
+    return any(ASKS.search(inspect.getsource(module)) for module in modules)
+
+
+def test_a_rule_that_writes_another_kernel_asks_or_cannot_lose():
+    found = {name: dict(new) for name, rule in default_rules().items() if not asks(rule) and (new := new_kernels(rule))}
+    assert not {name: new for name, new in found.items() if name not in NEED_NOT_ASK}
+    assert set(found) == set(NEED_NOT_ASK), "a reason that is no longer needed"
