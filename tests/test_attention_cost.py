@@ -6,12 +6,16 @@ import math
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 import triptych
 from triptych.attention import cost
 from triptych.cost import measure
 from triptych.cost.device import USUAL
 from triptych.cost.timing import seconds_on_cpu
+from triptych.ir.program import Program
+from triptych.pre_grad.fuse_attention import FuseAttention
+from triptych.testing.check import run_pass
 
 BOOLEAN, BIAS = ((2, 1, 6, 6), (36, 36, 6, 1), torch.bool), ((2, 4, 6, 6), (0, 0, 6, 1), torch.float32)
 
@@ -206,3 +210,46 @@ def test_a_short_attention_on_a_cpu_shows_its_costs_and_is_fused_whatever_they_a
     (decision,) = [d for record in explanation.passes for d in record.decisions]
     assert decision.rule == "fuse_attention" and decision.negligible and decision.after > decision.before > 0
     assert str(decision).endswith("too short to matter, modelled") and str(decision) in str(explanation)
+
+
+# ---- on a GPU without a mask ----
+
+
+def on_gpu(monkeypatch, batch, heads, rows, width, dtype=torch.bfloat16, trains=False, times=None, **options):
+    """What is decided about an attention without a mask on an H200 that need not be there: did it fire, and why."""
+    monkeypatch.setattr(cost._Site, "timed", lambda self: times)
+    gm = torch.fx.symbolic_trace(by_hand)
+    with FakeTensorMode():
+        Program(gm, [torch.empty(batch, heads, rows, width, dtype=dtype, device="cuda")] * 3)
+        tally = run_pass(FuseAttention, gm, options=options, is_inference=not trains)
+    (told,) = tally.decisions or [d.reason for d in tally.declines.values()]
+    return bool(tally.fired["fuse_attention"]), str(told)
+
+
+def test_the_model_of_the_kernel_without_a_mask_is_what_was_measured():
+    operands, kind = [(4, 16, 2048, 64)] * 3, {"dtype": torch.bfloat16, "device": torch.device("cuda"), "dropout": 0.0}
+    sites = [cost._Site(*operands, None, (), None, 0, causal, **kind, trains=False, mask_trains=False) for causal in (False, True)]
+    (before, whole), (_, causal) = (one.modelled() for one in sites)
+    assert whole == pytest.approx(0.161e-3, rel=0.2) and before == pytest.approx(0.783e-3, rel=0.3)
+    assert causal < 0.6 * whole
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("sizes", [(4, 16, 2048, 64), (64, 12, 197, 64), (8, 12, 512, 64), (2, 4, 6, 8)])
+def test_without_a_mask_a_gpu_fuses_and_tells_the_costs(sizes, trains, monkeypatch):
+    fires, told = on_gpu(monkeypatch, *sizes, trains=trains)
+    assert fires and " us instead of " in told and ("too short" in told) == (sizes[0] == 2)
+
+
+@pytest.mark.parametrize("times, fires", [((9e-4, 3e-4), True), ((3e-4, 9e-4), False), (None, True)])
+def test_without_a_mask_in_float32_a_measurement_decides(times, fires, monkeypatch):
+    fired, told = on_gpu(monkeypatch, 8, 12, 1024, 64, torch.float32, times=times)
+    assert fired is fires and told.endswith("modelled" if times is None else "measured")
+    assert on_gpu(monkeypatch, 8, 12, 1024, 64, torch.float32, times=times, tune="off")[0]
+
+
+def test_many_short_windows_without_a_mask_are_timed(monkeypatch):
+    """The model cannot tell where each head has little to do; what the device says is done and told."""
+    for times, fires in (((2e-4, 9e-4), False), ((9e-4, 2e-4), True)):
+        fired, told = on_gpu(monkeypatch, 4096, 3, 49, 32, times=times)
+        assert fired is fires and told.endswith("measured")

@@ -54,6 +54,21 @@ def as_view(x, dim):
     return whole.permute(order).contiguous().view(shape)
 
 
+@pytest.mark.parametrize("rows, width, gains", [(16384, 128, True), (3, 8, False)])
+@pytest.mark.parametrize(
+    "program",
+    [lambda x, w: all_gather_along(x) @ w, lambda x, w: reduce_scatter_along(torch.cat([x, x]) @ w)],
+    ids=["gather", "scatter"],
+)  # fmt: skip
+def test_what_it_gains_is_recorded_and_it_is_done_in_any_case(program, rows, width, gains):
+    gm, _ = capture_aten(program, [torch.ones(rows, width), torch.ones(width, width)])
+    tally = run_pass(MicroPipelineTpPass, gm)
+    assert tally.fired.total() == 1
+    (decision,) = tally.decisions
+    assert decision.by_name and (0 < decision.after < 0.95 * decision.before) is gains
+    assert ("added by name" in str(decision)) is not gains
+
+
 @pytest.mark.parametrize(
     ("gather", "dim"), [(all_gather_along, 0), (all_gather_along, 1), (all_gather_along, 2), (as_view, 1), (as_view, 2)]
 )

@@ -82,6 +82,16 @@ def test_a_sure_gain_is_not_timed():
     assert outcome(rule_with(*CLOSE, (1.0, 2.0), asked, sure=True))[0] and not asked
 
 
+def test_what_was_added_by_name_is_used_and_its_costs_are_recorded():
+    asked = []
+    used = (True, "20.0 us instead of 10.0 us, used because it was added by name, modelled")
+    assert outcome(rule_with(10e-6, 20e-6, None, asked, by_name=True)) == used
+    assert outcome(rule_with(10e-6, 2e-6, None, asked, by_name=True)) == (True, "2.0 us instead of 10.0 us, modelled")
+    assert not asked  # a measurement would change nothing
+    outcome(rule_with(*CLOSE, (3e-6, 9e-6), asked, by_name=True), tune="all")
+    assert asked
+
+
 def test_a_wrong_value_is_said():
     with pytest.raises(triptych.TriptychError, match="tune"):
         triptych.explain(lambda x: x, torch.ones(1), options={"tune": "sometimes"})

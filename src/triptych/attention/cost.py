@@ -1,7 +1,8 @@
 """Whether the kernel for an attention is faster than the products and the softmax as they were written.
 
-On a GPU it is, without a mask or with a causal mask that the kernel computes itself: nothing of the size of the scores
-is read or written. With a mask tensor a slower kernel has to be used, which costs most in the backward.
+On a GPU it mostly is, without a mask or with a causal mask that the kernel computes itself: nothing of the size of the
+scores is read or written. With a mask tensor a slower kernel has to be used, which costs most in the backward. In
+float32 only a measurement can tell, and where there are few keys and many heads, the overhead of a kernel counts most.
 
 A CPU has one kernel for all masks. It computes in float32, whatever the dtype, one head after the other, and its
 backward computes the scores again. That pays where the scores do not fit into the cache. On a CPU with instructions for
@@ -30,6 +31,11 @@ from .plan import AttentionPlan
 
 FORWARD_RATE, BACKWARD_RATE = 0.3, 0.2
 """The fraction of the GEMM rate that the kernel for an explicit mask reaches."""
+FLASH_FORWARD_RATE, FLASH_BACKWARD_RATE, FLASH_WIDTH = 0.5, 0.35, 256
+"""The same of the kernel for half precision without a mask, which takes heads of up to this size. On an H200 the
+forward of four sequences of 2048 with 16 heads of 64 takes 0.16 ms; the rate of the backward is an estimate."""
+SINGLE_RATE = 1.0
+"""The same of the kernel for float32 without a mask: an estimate, which decides only where nothing may be measured."""
 
 BACKWARD_WORK = 2.5
 """How many products the kernel's backward computes for each one of its forward: it recomputes the scores."""
@@ -37,6 +43,13 @@ BACKWARD_WORK = 2.5
 BLOCK_ROWS, BLOCK_SECONDS = 64, 4e-6
 """The kernel works on blocks of this many queries of one head, and a core needs at least this long for each, however
 few keys there are. In windows of 49 pixels (Swin) this minimum is most of the time on an H200."""
+FLASH_BLOCK_SECONDS = 1e-6
+"""The same of the kernel for half precision without a mask, estimated from its larger blocks."""
+
+TOO_SHORT = 30e-6
+"""On a GPU, an attention without a mask that takes less than this is fused: the launches are most of it."""
+MUCH_MEMORY = 64 << 20
+"""The kernel may be a little slower if this many bytes of scores are saved: on a CPU, and on a GPU without a mask."""
 
 
 CPU_CACHE = 1 << 20
@@ -53,20 +66,25 @@ CPU_NAN_ROWS, CPU_KEY = 40e9, 0.4e-9
 number of the keys, of which the kernel finds the lowest and the highest; both fitted likewise."""
 CPU_TOO_SHORT = 50e-6
 """An attention that takes less than this is fused, even if the kernel may take some microseconds longer."""
-CPU_MUCH_MEMORY = 64 << 20
-"""On a CPU the kernel may be a little slower if this many bytes of scores are saved."""
 CPU_TOO_LONG = 0.25
 """An attention that takes longer than this many seconds is not measured."""
 
 
 def require_quicker(m: Match, plan: AttentionPlan) -> None:
-    """Leave an attention as it is where its kernel is slower: with an explicit mask on a GPU, or on a CPU."""
+    """Leave an attention as it is where its kernel is slower."""
     device = plan.query.device
     if device is None:
         return
-    if device.type == "cuda" and plan.attn_mask is not None:
+    if device.type == "cuda":
         site = _Site.of(plan)
-        m.pays(*site.modelled(), measure=site.timed)
+        before, after = site.modelled()
+        if site.mask is not None:
+            m.pays(before, after, measure=site.timed)
+        elif before <= TOO_SHORT:
+            m.accept(Decision(before, after, negligible=True))
+        else:
+            error = MODEL_ERROR if site.has_flash_kernel else math.inf
+            m.pays(before, after, measure=site.timed, error=error, saves=site.much_saved)
     if device.type == "cpu":
         site = _Site.of(plan)
         before, after = site.modelled_on_cpu()
@@ -76,8 +94,7 @@ def require_quicker(m: Match, plan: AttentionPlan) -> None:
             m.require(plan.may_have_kernel, NO_KERNEL)
             timed = site.timed if before < CPU_TOO_LONG else None
             error = math.inf if site.dtype in HALF else MODEL_ERROR
-            saves = site.score_bytes if site.score_bytes >= CPU_MUCH_MEMORY else 0
-            m.pays(before, after, measure=timed, error=error, saves=saves)
+            m.pays(before, after, measure=timed, error=error, saves=site.much_saved)
 
 
 @dataclass(frozen=True)
@@ -129,6 +146,25 @@ class _Site:
     def score_bytes(self) -> int:
         return self.batch * self.query[-2] * self.key[-2] * self.dtype.itemsize
 
+    @property
+    def much_saved(self) -> int:
+        """The bytes of the scores, if they are many."""
+        return self.score_bytes if self.score_bytes >= MUCH_MEMORY else 0
+
+    @property
+    def has_flash_kernel(self) -> bool:
+        widest = max(self.query[-1], self.value[-1])
+        return self.mask is None and self.dtype in HALF and widest <= FLASH_WIDTH
+
+    @property
+    def _rates(self) -> tuple[float, float, float]:
+        """The fractions of the GEMM rate that the kernel on a GPU reaches, and the seconds of its smallest block."""
+        if self.has_flash_kernel:
+            return FLASH_FORWARD_RATE, FLASH_BACKWARD_RATE, FLASH_BLOCK_SECONDS
+        if self.mask is None and self.dtype not in HALF:
+            return SINGLE_RATE, SINGLE_RATE, BLOCK_SECONDS
+        return FORWARD_RATE, BACKWARD_RATE, BLOCK_SECONDS
+
     def modelled(self) -> tuple[float, float]:
         """Seconds of the products with a softmax between them, and of the kernel."""
         model = device_model(self.device)
@@ -140,13 +176,15 @@ class _Site:
         before = gemm(rows, keys, width) + gemm(rows, columns, keys)
         before += model.copy(2 * self.score_bytes + self.mask_bytes)
         work = 2.0 * self.batch * rows * keys * (width + columns) / model.flops(self.dtype)
-        blocks = self.batch * math.ceil(rows / BLOCK_ROWS)
-        least = BLOCK_SECONDS * max(1.0, blocks / model.cores)
-        after = model.launch + max(work / FORWARD_RATE, least)
+        if self.is_causal and self.mask is None:
+            work /= 2  # the kernel leaves out blocks that are masked
+        forward, backward, block = self._rates
+        least = block * max(1.0, self.batch * math.ceil(rows / BLOCK_ROWS) / model.cores)
+        after = model.launch + max(work / forward, least)
         if self.trains:
             before += gemm(rows, keys, columns) + gemm(keys, columns, rows) + model.copy(3 * self.score_bytes)
             before += gemm(rows, width, keys) + gemm(keys, width, rows)
-            after += model.launch + BACKWARD_WORK * max(work / BACKWARD_RATE, least)
+            after += model.launch + BACKWARD_WORK * max(work / backward, least)
         return before, after
 
     def modelled_on_cpu(self) -> tuple[float, float]:

@@ -5,6 +5,7 @@ Symbolic sizes are not used: their values may differ between ranks, and all rank
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -104,6 +105,35 @@ def fused_cost(node: Node, link: str) -> FusedCost:
 def _multiplied_as(dtype: torch.dtype) -> torch.dtype:
     """The dtype whose rate is assumed: 8-bit floats are multiplied at least as quickly as 16-bit ones."""
     return torch.bfloat16 if dtype.itemsize == 1 else dtype
+
+
+ROWS, COLUMNS, INNER = range(3)
+"""The sizes of a product, by position: which of them an operator of symmetric memory divides by the ranks."""
+
+
+def pipelining_costs(
+    communication: Collective, products: Sequence[tuple[Node, Node]], divided: int, link: str
+) -> tuple[float, float] | None:
+    """Seconds of a collective and products one after the other, and of an operator that computes a part for each rank
+    while the others are under way; None if sizes are symbolic. A product is given by its operands."""
+    cost, ranks = collective_cost(communication, link), ranks_of(communication)
+    operands = [(tensor_of(left), tensor_of(right)) for left, right in products]
+    if cost is None or not all(is_static(tensor.shape) for pair in operands for tensor in pair):
+        return None
+    device = nominal_model(operands[0][0].device)
+
+    def computing(parts: int) -> float:
+        seconds = 0.0
+        for left, right in operands:
+            sizes = [int(left.shape[0]), int(right.shape[1]), int(left.shape[1])]
+            sizes[divided] = math.ceil(sizes[divided] / parts)
+            rows, columns, inner = sizes
+            seconds += parts * device.gemm(rows, columns, inner, _multiplied_as(left.dtype))
+        return seconds
+
+    # the first part that arrives, or the last one that is sent, has nothing to overlap with
+    both = (cost.seconds, computing(ranks))
+    return cost.seconds + computing(1), max(both) + min(both) / ranks
 
 
 def joining_costs(members: Sequence[Collective], copied_results: int, link: str, copies: bool) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -20,16 +21,21 @@ Costs = Callable[[DeviceModel], tuple[float, float]]
 """Seconds of the old and of the new form on a device, added up from its products, its copies and its launches."""
 
 
-def require_gain(m: Match, device: torch.device, costs: Costs, *, sure: bool = False, saves: int = 0) -> None:
-    """Leave this site alone unless the new form is faster. `sure` and `saves` are those of `Match.pays`."""
-    m.accept(decision(device, costs, m.program.options.tune, sure=sure, saves=saves))
+def require_gain(
+    m: Match, device: torch.device, costs: Costs, *, sure: bool = False, saves: int = 0, by_name: bool = False
+) -> None:
+    """Leave this site alone unless the new form is faster. `sure`, `saves` and `by_name` are those of `Match.pays`."""
+    m.accept(decision(device, costs, m.program.options.tune, sure=sure, saves=saves, by_name=by_name))
 
 
-def decision(device: torch.device, costs: Costs, tune: str, *, sure: bool = False, saves: int = 0) -> Decision:
+def decision(
+    device: torch.device, costs: Costs, tune: str, *, sure: bool = False, saves: int = 0, by_name: bool = False
+) -> Decision:
     """Which form is faster? Where the cost model is not sure, the products and copies that the costs consist of are
     timed on the device."""
     before, after = costs(device_model(device))
-    return decide(before, after, tune, sure=sure, saves=saves, measure=lambda: timed(device, costs))
+    measure = functools.partial(timed, device, costs)
+    return decide(before, after, tune, sure=sure, saves=saves, by_name=by_name, measure=measure)
 
 
 def timed(device: torch.device, costs: Costs) -> tuple[float, float] | None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from ..ir.facts import known, known_equal, number, tensor_fact
+from ..cost import bytes_of, device_model
+from ..ir.facts import known, known_equal, number, tensor_fact, tensor_of
 from ..ir.program import Program, Value
+from ..ir.sizes import elements
 from ..ir.traits import is_pointwise
 from ..match.pattern import Tensor
 from ..rewrite.examples import declines, fires
@@ -24,6 +27,7 @@ DEEPEST = 8
 """Search budget: how many operations back to compare how two indices are computed."""
 
 
+@dataclass(frozen=True)
 class ScatterUponConstTensor(Rule):
     """scatter(full(shape, fill), dim, index, value) -> where(index == iota, value, fill), index of size 1 along dim
 
@@ -31,7 +35,13 @@ class ScatterUponConstTensor(Rule):
     a buffer, writing to it and reading it again. An index out of range must still raise. If a `gather` uses the same
     index over the same size, as in the forward of a cross-entropy, it raises; otherwise the rule takes the index
     through a `gather` from the iota, which raises in the same way.
+
+    Generated code never loses: one kernel writes the same bytes as the two before. Without it, every operation is a
+    kernel, so that the new form pays only for large results.
     """
+
+    always: bool = False
+    """Rewrite without asking the cost model: for tests of the rewrite itself."""
 
     interior_may_be_used = True
     mixed_dtypes = True
@@ -65,6 +75,8 @@ class ScatterUponConstTensor(Rule):
             m.require(
                 _fits(value, m.root.dtype), "{found} is not a value of {wanted}", wanted=m.root.dtype, found=value
             )
+        if not self.always:
+            m.pays(*_seconds(m, dim, index, source), sure=m.program.options.codegen == "inductor")
 
     def rewrite(self, op, m, fill, dim, index, value, source):
         like, shape = m.root.tensor, list(m.root.shape)
@@ -100,8 +112,28 @@ class ScatterUponConstTensor(Rule):
         declines(lambda x, i: x.scatter(1, i, 2.0), "f32[4, 10]", "i64[4, 1]"),
         declines(lambda i: torch.zeros(4, 10, dtype=torch.uint8).scatter(1, i, 2.5), "i64[4, 1]", because="not a"),
         declines(lambda i: torch.zeros(10).scatter(0, i, 1.0), "i64[]"),
+        fires(lambda i: torch.zeros(64, 16384).scatter(1, i, 1.0), "i64[64, 1]", options={"codegen": "eager"}),
+        declines(lambda i: torch.zeros(4, 10).scatter(1, i, 1.0), "i64[4, 1]", options={"codegen": "eager"},
+                 because="would cost"),
         declines(lambda x: F.one_hot(x, 5), "i64[4]"),
     ]  # fmt: skip
+
+
+def _seconds(m: Match, dim: int, index: Value, source: Value | None) -> tuple[float, float]:
+    """Modelled seconds of filling and scattering, and of comparing."""
+    like, places = tensor_of(m.root.node), bytes_of(tensor_of(index.node))
+    result, flags = bytes_of(like), elements(like.shape)
+    values = 0 if source is None else bytes_of(tensor_of(source.node))
+    model = device_model(like.device)
+    scattering = model.copy(places + values + elements(index.shape) * like.dtype.itemsize)
+    if m.program.options.codegen == "inductor":
+        return model.copy(result) + scattering, model.copy(places + values + result)
+    # small kernels: the iota, the fill and the value, or its sum with the fill; four more for a gather of the index
+    small = 2 if source is not None and m.root.op == "scatter" else 3
+    small += 0 if _checked_elsewhere(m, index, dim, like.shape[dim]) else 4
+    comparing = model.copy(places + flags) + model.copy(flags + values + result)
+    # without generated code, a scatter copies the tensor that it writes to
+    return model.copy(result) + model.copy(2 * result) + scattering, small * model.launch + comparing
 
 
 def _fits(value: bool | int | float, dtype: torch.dtype) -> bool:

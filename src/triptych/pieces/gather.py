@@ -10,6 +10,8 @@ from .blocks import Block, progressions_joined
 from .index_map import IndexMap
 from .plan import Step, plan
 
+GATHER = "index_select"
+
 
 def gathered(blocks: Sequence[Block], axis: int) -> list[Step] | None:
     """The steps, an `index_select` first, that compute the concatenation of all blocks from their source."""
@@ -28,7 +30,7 @@ def gathered(blocks: Sequence[Block], axis: int) -> list[Step] | None:
     selected = [replace(b, map=_row(b.map, dim, number, len(rows))) for number, b in enumerate(blocks)]
     joined = progressions_joined(selected, axis)
     steps = plan(joined[0].map) if len(joined) == 1 else None
-    return None if steps is None else [("index_select", {"dim": dim, "index": rows}), *steps]
+    return None if steps is None else [(GATHER, {"dim": dim, "index": rows}), *steps]
 
 
 def _row(chosen: IndexMap, dim: int, number: int, count: int) -> IndexMap:

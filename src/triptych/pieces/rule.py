@@ -16,14 +16,14 @@ from ..rewrite.emit import Emitter
 from ..rewrite.refusal import Refused
 from ..rewrite.rule import FirstOf, Match, Rule
 from .blocks import Block, neighbours_joined, progressions_joined
-from .gather import gathered
+from .gather import GATHER, gathered
 from .index_map import product
 from .plan import Step, build, plan
 from .read import TAKING, Way, only_used_by, way_of
 
 KERNEL = 4
 """The cost of a kernel that reads and writes memory, relative to a view, which costs 1."""
-COPYING_STEPS = ("flip", "index_select")
+COPYING_STEPS = ("flip", GATHER)
 """Steps of a plan that always copy. A reshape copies only where no view has the shape, which its fact shows."""
 NOTHING_SAVED = "nothing is saved: the pieces are used elsewhere, or the replacement takes as many operations"
 
@@ -51,6 +51,11 @@ class Form:
     def is_one(self) -> bool:
         return len(self.operands) == 1
 
+    @property
+    def gathers(self) -> bool:
+        """Is the first step an `index_select`?"""
+        return any(name == GATHER for operand in self.operands for name, _ in operand.steps)
+
 
 class PutTogether(Rule, ABC):
     """cat(pieces of x) -> a view of x, a copy of a view, or a cat of fewer operands"""
@@ -75,8 +80,14 @@ class PutTogether(Rule, ABC):
         return op.one_of(self.joins, tensors, dim=dim)
 
     def check(self, m, tensors, dim):
-        for form in self.forms(m, tensors, dim):
+        forms = self.forms(m, tensors, dim)
+        for form in forms:
             m.cover(form.covered)
+        self.weigh(m, forms[0])
+
+    def weigh(self, m: Match, form: Form) -> None:
+        """For a rule that asks the cost model about the cheapest form. A view, a cat of fewer operands or one copy of
+        the same bytes is never slower."""
 
     def rewrite(self, op, tensors, dim, m):
         return FirstOf(*(way for form in self.forms(m, tensors, dim) for way in _ways(op, form, dim, m)))

@@ -9,10 +9,14 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ..cost import bytes_of, device_model
+from ..ir.calls import read
 from ..ir.effects import effects
+from ..ir.facts import tensor_of
 from ..ir.partitioned import backward_of, kept_values
 from ..ir.program import Program
-from ..rewrite.examples import declines, fires
+from ..ir.traits import is_pointwise, is_view
+from ..rewrite.examples import declines, fires, lazily
 from ..rewrite.partitioned import KeepInstead, behind_views
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
@@ -24,12 +28,17 @@ X = torch.linspace(-1, 1, 12).view(3, 4).requires_grad_()
 STACKED = [torch.linspace(-1, 1, 24).view(2, 3, 4).requires_grad_(), torch.ones(3, 4, 5, requires_grad=True)]
 
 
+def _large(dtype: torch.dtype) -> list[torch.Tensor]:
+    return [torch.ones(shape, dtype=dtype, requires_grad=True) for shape in ((128, 32, 64), (32, 64, 1))]
+
+
 class ComputeMasksAgain(Rule):
     """saved for the backward: x.t(), x <= 0 -> x; the backward computes x.t() and x <= 0 from it
 
-    The partitioner treats x and a view of x as different values, and then saves the mask although x is saved anyway. A
-    comparison costs nothing in a kernel that reads its operand, whereas the mask must be written to memory and read
-    again.
+    The partitioner treats x and a view of x as different values, and then saves the mask although x is saved anyway.
+    The rule saves writing the mask to memory and reading it again. In return the kernel of the backward that needs the
+    mask reads x, unless it does so anyway. In half precision these are as many bytes; in float32 they are more, so that
+    the rule declines if the tensors are large.
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
@@ -50,15 +59,45 @@ class ComputeMasksAgain(Rule):
                 source = compared if compared in views else views[0]
                 yield Match.at(program, mask, compared=compared, held=source)
 
+    def check(self, m, compared, held):
+        m.pays(*_seconds(m, compared.node, held.node), saves=bytes_of(tensor_of(m.root.node)))
+
     def rewrite(self, op, m):
         return KeepInstead(m.bindings["compared"], m.bindings["held"], m.root.node)
 
-    examples = [
+    examples = lazily(lambda: [
         fires(lambda x, w: torch.bmm(torch.relu(x).permute(1, 0, 2), w), *STACKED, **BOTH),
         fires(lambda x, w: torch.bmm(torch.relu(x).permute(1, 0, 2), w), *STACKED, **BOTH, dynamic=True),
+        declines(lambda x, w: torch.bmm(torch.relu(x).permute(1, 0, 2), w), *_large(torch.float32), **BOTH,
+                 because="would cost"),
+        fires(lambda x, w: torch.bmm(torch.relu(x).permute(1, 0, 2), w), *_large(torch.bfloat16), **BOTH),
         declines(lambda x: (x > 0) * x.sin(), X, **BOTH),
         declines(lambda x, w: x @ w, X, torch.ones(4, 2, requires_grad=True), **BOTH),
-    ]
+    ])  # fmt: skip
+
+
+def _seconds(m: Match, compared: Node, held: Node) -> tuple[float, float]:
+    """Modelled seconds of the kernel that computes the mask and of the one in the backward that needs it."""
+    value, mask = tensor_of(compared), bytes_of(tensor_of(m.root.node))
+    model, value_bytes = device_model(value.device), bytes_of(value)
+    gradients = 2 * value_bytes
+    if m.program.options.codegen != "inductor":  # the comparison is a kernel of its own in either graph
+        either = model.copy(value_bytes + mask) + model.copy(mask + gradients)
+        return either, either
+    backward = backward_of(m.program.gm)
+    assert backward is not None
+    read_again = 0 if _is_read_by_pointwise(backward.inputs[held.name]) else value_bytes
+    before = model.copy(value_bytes + mask) + model.copy(gradients + value_bytes - read_again + mask)
+    return before, model.copy(value_bytes) + model.copy(gradients + value_bytes)
+
+
+def _is_read_by_pointwise(node: Node) -> bool:
+    """Does a pointwise operation read the value, or a view of it?"""
+    calls = {user: read(user) for user in node.users}
+    return any(
+        call is not None and (is_pointwise(call.op) or (is_view(call.op) and _is_read_by_pointwise(user)))
+        for user, call in calls.items()
+    )
 
 
 def _is_comparison(node: Node) -> bool:

@@ -48,7 +48,7 @@ class ContiguousGradients(Rule):
 
     The gradient of a rewritten program may be a permuted, sliced or expanded tensor where eager computes a contiguous
     one. The backward of an operation before the program may depend on that: `g.view(-1)` in an `autograd.Function`
-    would raise.
+    would raise. The copy is what the caller may rely on, not a matter of speed, so the cost model is not asked.
 
     The rule takes gradients that are neither contiguous nor have the strides of the tensor that they are the gradient
     of. Where that tensor is a leaf, autograd would copy such a gradient into `.grad` in any case. Programs that stage 1

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..communication import gather_matmul, matmul_scatter
+from ..communication.costs import COLUMNS, INNER, ROWS, pipelining_costs
 from ..communication.example_group import (
     NAME,
     RANKS,
@@ -23,6 +24,7 @@ from ..communication.example_group import (
     reduce_scatter_along,
     wait,
 )
+from ..communication.products import Product
 from ..ir.collectives import Collective, collectives
 from ..ir.program import Program
 from ..ir.refusal import Refusal
@@ -142,6 +144,15 @@ def _planned(program: Program, plan_for: Callable[[Program, Collective], Any]) -
             yield Match.at(program, collective.node, problem=plan if isinstance(plan, Refusal) else None, plan=plan)
 
 
+def _record_costs(m: Match, collective: Collective, products: Sequence[Product], divided: int) -> None:
+    """Records what the operator gains. It is used in any case: the user added the pass, and nothing is known of the
+    ranks' real links."""
+    operands = [(product.left, product.right) for product in products]
+    costs = pipelining_costs(collective, operands, divided, m.program.options.link)
+    if costs is not None:
+        m.pays(*costs, by_name=True)
+
+
 class FuseAllGatherMatmul(Rule):
     """all_gather(x) @ w, all_gather(x) @ v, ... -> fused_all_gather_matmul(x, [w, v, ...]), up to rounding
 
@@ -153,6 +164,10 @@ class FuseAllGatherMatmul(Rule):
 
     def sites(self, program: Program) -> Iterator[Match]:
         return _planned(program, gather_matmul.gather_matmul)
+
+    def check(self, m, plan):
+        is_last = plan.arrangement.dim == len(plan.arrangement.shape) - 1
+        _record_costs(m, plan.collective, plan.products, INNER if is_last else ROWS)
 
     def rewrite(self, op, m):
         return gather_matmul.emit(op, m.program, m.bindings["plan"])
@@ -188,6 +203,9 @@ class FuseMatmulReduceScatter(Rule):
     def sites(self, program: Program) -> Iterator[Match]:
         return _planned(program, matmul_scatter.matmul_scatter)
 
+    def check(self, m, plan):
+        _record_costs(m, plan.collective, [plan.product], COLUMNS if plan.dim == len(plan.shape) - 1 else ROWS)
+
     def rewrite(self, op, m):
         return matmul_scatter.emit(op, m.program, m.bindings["plan"])
 
@@ -212,7 +230,8 @@ class FuseMatmulReduceScatter(Rule):
 class MicroPipelineTpPass(Pass):
     """Computes products while parts of their operand, or of their result, are being sent between the ranks.
 
-    It takes only process groups with symmetric memory, on GPUs; otherwise it declines.
+    It takes only process groups with symmetric memory, on GPUs; otherwise it declines. What the cost model says is
+    recorded, but does not decide: the link between the ranks is known only roughly.
     """
 
     name = "micro_pipeline_tp_pass"

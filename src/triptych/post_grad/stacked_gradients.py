@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
+from ..cost import DeviceModel, bytes_of, require_gain
 from ..ir.facts import tensor_of
 from ..ir.partitioned import mark_gradients, returns_gradients
 from ..ir.program import Program
@@ -26,7 +27,8 @@ class StackedGradients(Rule):
     """permute(bmm(a, b), [0, 2, 1])[i] -> bmm(permute(b), permute(a))[i], in the layout of the weights; up to rounding
 
     The gradients of x_i @ w_i.t() have this form when one product over the stack computes them. After the graph,
-    autograd copies every gradient whose strides differ from those of its weight, with one launch for each.
+    autograd copies every gradient whose strides differ from those of its weight, with one launch for each. The copies
+    are weighed against the two products, which may have kernels of different speed.
     """
 
     exact = False
@@ -38,6 +40,13 @@ class StackedGradients(Rule):
         m.applies(a.known and b.known and a.rank == b.rank == 3 and returns_gradients(m.program.graph))
         users = list(m.root.node.users)
         m.applies(bool(users) and all(_is_returned_part(m.program, user) for user in users))
+        parts = [2 * bytes_of(tensor_of(user)) for user in users]
+
+        def costs(model: DeviceModel) -> tuple[float, float]:
+            copies = sum(map(model.copy, parts))
+            return model.product(a.tensor, b.tensor) + copies, model.product(b.tensor.mT, a.tensor.mT)
+
+        require_gain(m, a.device, costs)
 
     def rewrite(self, op, a, b):
         return op.matmul(op.permute(b, [0, 2, 1]), op.permute(a, [0, 2, 1]))
@@ -48,6 +57,8 @@ class StackedGradients(Rule):
         declines(lambda a, b: [a.bmm(b).permute(0, 2, 1)[1]], "f32[2, 3, 4]", "f32[2, 4, 5]"),
         declines(lambda a, b: [a.bmm(b).permute(0, 2, 1)[1]], "f32[2, 3, 4]", "f32[2, 4, 5]", dialects=("aten",),
                  prepare=_of_the_same, because="stride [1, 5] would become [3, 1]"),
+        declines(lambda a, b: [a.bmm(b).mT[0]], "f32[1, 256, 1024]", "f32[1, 1024, 256]", **BACKWARD,
+                 because="would cost"),
         declines(lambda a, b: [a.bmm(b).permute(0, 2, 1)[1] + 1], "f32[2, 3, 4]", "f32[2, 4, 5]", **BACKWARD),
         declines(lambda a, b: [a.bmm(b).permute(2, 1, 0)[1]], "f32[2, 3, 4]", "f32[2, 4, 5]", **BACKWARD),
     ]  # fmt: skip

@@ -8,22 +8,39 @@ from typing import ClassVar
 
 import torch
 
+from ..cost import bytes_of, device_model
+from ..ir.facts import tensor_of
 from ..pieces.example_programs import then_write, write_between
 from ..pieces.read import TAKING
-from ..pieces.rule import PutTogether
+from ..pieces.rule import Form, PutTogether
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
-from ..rewrite.rule import Rule
+from ..rewrite.rule import Match, Rule
+
+INDEX_BYTES = 8
 
 
 class SplitGetitemSqueezeCat(PutTogether):
-    """cat([squeeze(split(x, 1, d)[i], d) for i in rows]) -> one gather (or reshape) of x"""
+    """cat([squeeze(split(x, 1, d)[i], d) for i in rows]) -> one gather (or reshape) of x
+
+    A gather reads an index too, so it is a little slower than a kernel that copies a few pieces, and faster than one
+    that searches among many. The user asks for it by adding the pass; what it costs is recorded.
+    """
 
     joins = ("cat", "stack")
     taken = TAKING
     between = frozenset(["squeeze", "clone", "contiguous"])
     alone = True
     gathers = True
+
+    def weigh(self, m: Match, form: Form) -> None:
+        if not form.gathers:
+            return
+        result, operands = tensor_of(m.root.node), len(m["tensors"])
+        model, moved = device_model(result.device), 2 * bytes_of(result)
+        generated = m.program.options.codegen == "inductor" and result.device.type == "cuda"
+        before = model.generated_cat(moved, operands) if generated else model.copy(moved)
+        m.pays(before, model.copy(moved + INDEX_BYTES * operands), by_name=True)
 
     examples = [
         fires(lambda x: torch.cat([x.split(1, 1)[i].squeeze(1) for i in (0, 1, 4)], -1) + 1, "f32[4, 5, 2]"),

@@ -125,6 +125,8 @@ class Decision:
     """By how many bytes the new form lowers the peak memory; in return it may be a little slower."""
     negligible: bool = False
     """So little time that the new form is used whichever is faster."""
+    by_name: bool = False
+    """The user added the pass by name to get this form, so it is used whichever is faster."""
 
     @property
     def most(self) -> float:
@@ -135,7 +137,7 @@ class Decision:
 
     @property
     def pays(self) -> bool:
-        return self.negligible or self.after < self.most
+        return self.negligible or self.by_name or self.after < self.most
 
     @property
     def refusal(self) -> Refusal:
@@ -145,8 +147,10 @@ class Decision:
 
     def __str__(self) -> str:
         saved = f" for {self.saves / 2**20:.0f} MiB less" if self.saves else ""
-        little = ", too short to matter" if self.negligible else ""
-        return f"{_microseconds(self.after)} instead of {_microseconds(self.before)}{saved}{little}, {self.source}"
+        why = ", too short to matter" if self.negligible else ""
+        if self.by_name and self.after >= self.most:
+            why = ", used because it was added by name"
+        return f"{_microseconds(self.after)} instead of {_microseconds(self.before)}{saved}{why}, {self.source}"
 
     @property
     def source(self) -> str:
@@ -162,13 +166,14 @@ def decide(
     measure: Callable[[], tuple[float, float] | None] | None = None,
     error: float = MODEL_ERROR,
     saves: int = 0,
+    by_name: bool = False,
 ) -> Decision:
     """Decide by modelled costs, or by measured ones; the parameters are those of `Match.pays`."""
-    is_unsure = not sure and before < error * after and after < error * before
+    is_unsure = not (sure or by_name) and before < error * after and after < error * before
     if measure is not None and (tune == "all" or (tune == "unsure" and is_unsure)):
         if (times := measure()) is not None:
-            return Decision(*times, measured=True, saves=saves)
-    return Decision(before, after, sure=sure, saves=saves)
+            return Decision(*times, measured=True, saves=saves, by_name=by_name)
+    return Decision(before, after, sure=sure, saves=saves, by_name=by_name)
 
 
 def _microseconds(seconds: float) -> str:

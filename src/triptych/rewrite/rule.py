@@ -144,6 +144,7 @@ class Match:
         measure: Callable[[], tuple[float, float] | None] | None = None,
         error: float = MODEL_ERROR,
         saves: int = 0,
+        by_name: bool = False,
     ) -> None:
         """Leave this site alone unless the new form is faster by the costs of the old and the new one, in seconds.
 
@@ -151,9 +152,12 @@ class Match:
         both on the device, or returns None where that is not possible. The option `tune` says when it is called: never,
         always, or if the two costs are within `error` of each other, the factor by which the cost model may be wrong.
         `saves`: by how many bytes the new form lowers the peak memory, for which it may be a little slower.
+        `by_name`: the user added the pass by name to get this form, which is therefore used even if it is slower: the
+        decision and its two costs are only recorded.
         """
         tune = self.program.options.tune
-        self.accept(decide(before, after, tune, sure=sure, measure=measure, error=error, saves=saves))
+        decision = decide(before, after, tune, sure=sure, measure=measure, error=error, saves=saves, by_name=by_name)
+        self.accept(decision)
 
     def accept(self, decision: Decision) -> None:
         """Leave this site alone unless the decision says that the new form is faster."""
