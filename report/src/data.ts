@@ -29,7 +29,7 @@ export interface Decision {
   node: string;
   before: number;
   after: number;
-  measured: boolean;
+  source: string;  // modelled or measured, and why it need not be faster
 }
 
 export interface Pass {

@@ -292,7 +292,7 @@ function decisions(list: Decision[]): HTMLElement {
         "tbody",
         {},
         best.slice(0, 40).map((one) =>
-          h("tr", {}, h("td", {}, one.rule), h("td", {}, one.node), h("td", {}, time(one.before)), h("td", {}, time(one.after)), h("td", {}, one.measured ? "measured" : "modelled")),
+          h("tr", {}, h("td", {}, one.rule), h("td", {}, one.node), h("td", {}, time(one.before)), h("td", {}, time(one.after)), h("td", {}, one.source)),
         ),
       ),
     ),

@@ -146,11 +146,18 @@ class Decision:
         return Refusal(sentence, wanted=f"less than {_microseconds(self.most)}", found=_microseconds(self.after))
 
     def __str__(self) -> str:
-        saved = f" for {self.saves / 2**20:.0f} MiB less" if self.saves else ""
-        why = ", too short to matter" if self.negligible else ""
+        told = f"{_microseconds(self.after)} instead of {_microseconds(self.before)}"
+        return ", ".join([told, *self.reasons, self.source])
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why the new form may be used although it is not faster."""
+        reasons = [f"saves {self.saves / 2**20:.0f} MiB"] if self.saves else []
+        if self.negligible:
+            reasons.append("too short to matter")
         if self.by_name and self.after >= self.most:
-            why = ", used because it was added by name"
-        return f"{_microseconds(self.after)} instead of {_microseconds(self.before)}{saved}{why}, {self.source}"
+            reasons.append("used because it was added by name")
+        return reasons
 
     @property
     def source(self) -> str:
