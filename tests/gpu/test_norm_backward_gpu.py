@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import triptych
-from tests.test_norm_backward import operands
+from tests.test_norm_backward import Block, BlockWithNormsLast, operands, stack
 from triptych.kernels.norm_backward import anywhere
 from triptych.passes.session import watching
 
@@ -20,7 +20,6 @@ pytestmark = [
 ]
 
 bf16, f16, f32, f64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
-LAYERS = {"norms first": True, "norms last": False}
 
 
 @pytest.mark.parametrize("dtypes", [(f32, f32, f32), (bf16, bf16, bf16), (f32, bf16, f32), (f16, f16, f32)], ids=str)
@@ -51,10 +50,9 @@ def trained(model: nn.Module, x: torch.Tensor, **options) -> tuple[Counter, list
 
 
 @pytest.mark.parametrize("dtype", [bf16, f16])
-@pytest.mark.parametrize("name", LAYERS)
-def test_gradients_of_a_transformer(name, dtype):
-    layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True, norm_first=LAYERS[name])
-    exact = nn.Sequential(*(copy.deepcopy(layer) for _ in range(3)), nn.Linear(256, 8)).cuda()
+@pytest.mark.parametrize("block", [Block, BlockWithNormsLast])
+def test_gradients_of_a_transformer(block, dtype):
+    exact = stack(256, block=block).cuda()
     eager = copy.deepcopy(exact).to(dtype)
     x = torch.randn(4, 1024, 256, device="cuda")
     fired, ours, launched = trained(copy.deepcopy(eager), x.to(dtype))
