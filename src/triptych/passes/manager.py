@@ -140,11 +140,14 @@ class _StageRunner:
             self._failed(record, f"pass {record.name}", error)
         record.seconds = time.perf_counter() - started
         record.tried, record.matched, record.stop = tally.tried, tally.matched, tally.stop
+        record.endless = tally.endless
         record.fired, record.decisions, record.sites = tally.fired, tally.decisions, tally.sites or []
         record.rewrites = tally.fired.total()
         record.declines = list(tally.declines.values())
         record.changed = record.rewrites > 0 or rewriter.edited
         self.session.count.stopped |= rewriter.stopped
+        if tally.endless:
+            self.session.warnings.append(f"pass {record.name} of stage {self.stage} was stopped at the {tally.stop}")
         for problem in tally.errors:
             record.error = problem
             self.session.warnings.append(f"{record.name}: {problem.partition(chr(10))[0]}")
