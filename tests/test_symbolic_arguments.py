@@ -22,7 +22,7 @@ from triptych.testing.check import compare
 
 EAGER = {"codegen": "eager", "on_error": "raise"}
 STRICT = {**EAGER, "verify": "each"}
-"""A rule that raises is an error; a pass that changes results is undone with a warning."""
+"""A rule that raises is an error, and so is a pass that changes results."""
 
 THROUGH_KERNELS = [
     "dim: split, joined",
