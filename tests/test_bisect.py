@@ -125,7 +125,7 @@ UNSOUND = [
 @pytest.mark.parametrize(("model", "hook", "wrong", "train"), UNSOUND)
 def test_verify_each_undoes_an_unsound_rule_and_names_it(model, hook, wrong, train):
     x = torch.randn(4, 6, requires_grad=train)
-    options = {**EAGER, "verify": "each", hook: wrong}
+    options = {**EAGER, "verify": "each", "on_error": "fallback", hook: wrong}
     with torch.set_grad_enabled(train), watching() as sessions:
         copies = [x.detach().clone().requires_grad_(train) for _ in range(2)]
         got = torch.compile(model, backend=triptych.compile_fx, options=options)(copies[0])
@@ -144,12 +144,38 @@ def test_verify_each_undoes_an_unsound_rule_and_names_it(model, hook, wrong, tra
     assert "test_bisect.py:" in decline.source or hook != "pre_grad_custom_pass"
 
 
+@pytest.mark.parametrize("level", ["final", "each"])
+@pytest.mark.parametrize(("model", "hook", "wrong", "train"), UNSOUND)
+def test_verify_raises_an_unsound_rule_if_errors_are_to_be_raised(model, hook, wrong, train, level):
+    x = torch.randn(4, 6, requires_grad=train)
+    options = {**EAGER, "verify": level, "on_error": "raise", hook: wrong}
+    compiled = torch.compile(model, backend=triptych.compile_fx, options=options)
+    with torch.set_grad_enabled(train), pytest.raises(Exception) as raised:
+        result = compiled(x)
+        if train:
+            torch.autograd.grad(result, x)
+    rule = wrong[0] if isinstance(wrong, list) else wrong
+    name = rule.rule_name() if hasattr(rule, "rule_name") else rule.__name__
+    error = getattr(raised.value, "inner_exception", raised.value)  # Dynamo wraps what a forward's compile raises
+    message = str(error)
+    assert isinstance(error, triptych.VerificationError) and hook in message
+    if level == "each":
+        assert f"pass {hook}, rule {name} at " in message
+        assert "test_bisect.py:" in message or hook != "pre_grad_custom_pass"
+
+
+def test_a_bisection_finds_what_verify_would_undo():
+    options = {**EAGER, "verify": "each", "pre_grad_custom_pass": SiluIsRelu}
+    found = triptych.bisect(lambda x: torch.nn.functional.silu(x) + 1, torch.randn(4, 6), options=options)
+    assert found.verdict == AT_FAULT and found.rewrite.rule == "silu_is_relu"
+
+
 def test_verify_each_names_the_one_wrong_rewrite_of_many():
     def model(x):
         y = x.clamp(min=0).abs() * 2
         return y + x.abs() * 2 + x.exp().abs() * 2
 
-    options = {**EAGER, "verify": "each", "pre_grad_custom_pass": AbsIsIdentity}
+    options = {**EAGER, "verify": "each", "on_error": "fallback", "pre_grad_custom_pass": AbsIsIdentity}
     with torch.no_grad(), watching() as sessions:
         torch.compile(model, backend=triptych.compile_fx, options=options)(torch.randn(3, 3))
     (warning,) = [w for s in sessions for w in s.warnings if "undone" in w]

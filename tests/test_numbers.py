@@ -61,7 +61,7 @@ def slightly_off(graph):
 
 def compiled(model, level, **options):
     torch._dynamo.reset()
-    given = {"codegen": "eager", "verify": level, **options}
+    given = {"codegen": "eager", "verify": level, "on_error": "fallback", **options}
     return torch.compile(model, backend=triptych.compile_fx, options=given)
 
 
@@ -256,7 +256,7 @@ def test_the_stage_of_a_frozen_model():
 
 
 def in_stage(gm, inputs=(), stage="pre_grad", **options):
-    session = Session(Options.make({"verify": "each", **options}))
+    session = Session(Options.make({"verify": "each", "on_error": "fallback", **options}))
     run_stage(stage, gm, session, graph="test", example_inputs=inputs)
     return session
 

@@ -173,9 +173,12 @@ class Wrong(Pass):
 def test_a_pass_that_breaks_the_contract_is_undone_and_reported(monkeypatch, level):
     with_pass(monkeypatch, "joint", Wrong)
     gm = aten()
-    session = run("joint", gm, verify=level)
+    session = run("joint", gm, verify=level, on_error="fallback")
     assert torch.equal(gm(X), X.relu() + 1)
     assert "undone" in session.warnings[0] and "sharing" in session.warnings[0]
+    named = "pass wrong, rule wrong: new sharing" if level == "each" else "stage joint breaks the test graph .*wrong"
+    with pytest.raises(triptych.VerificationError, match=named):
+        run("joint", aten(), verify=level, on_error="raise")
 
 
 class Oops(Rule):

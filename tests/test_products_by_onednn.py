@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import triptych
 from triptych import _private
-from triptych.codegen.fallbacks import calling_onednn
+from triptych.codegen.fallbacks import own_lowerings
 from triptych.cost import measure
 from triptych.kernels.onednn import linear_arguments, linear_operator
 from triptych.post_grad import products_by_onednn
@@ -298,7 +298,7 @@ def test_programs_that_two_threads_compile_at_once_have_their_own_lowering():
         return error.traceback[-1].path.name
 
     def of_ours():
-        with calling_onednn():
+        with own_lowerings():
             begun.set()
             assert ended.wait(60)
             return lowered()
@@ -306,7 +306,7 @@ def test_programs_that_two_threads_compile_at_once_have_their_own_lowering():
     begun, ended = Event(), Event()
     usual = lowered()
     with ThreadPoolExecutor(1) as pool:
-        with calling_onednn():
+        with own_lowerings():
             other = pool.submit(of_ours)
             assert begun.wait(60)
             ours = lowered()

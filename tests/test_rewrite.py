@@ -250,6 +250,24 @@ def test_opposite_rules_stop_with_a_reason():
     gm, _ = capture_torch(lambda x: x.relu() + 1, [X])
     tally = run_rules(Rewriter(Program(gm), "test"), [There(), Back()])
     assert "limit" in tally.stop and "again and again" in tally.stop
+    assert set(tally.endless) == {"there", "back"}
+
+
+def test_a_run_without_end_names_only_the_rule_that_rewrites_its_own_result():
+    class Endless(Rule):
+        """x * y -> (x * y) * 1"""
+
+        def pattern(self, op, x, y):
+            return op.mul(x, y)
+
+        def rewrite(self, op, x, y):
+            return op.mul(op.mul(x, y), 1)
+
+    gm, _ = capture_torch(lambda x: (x * 2).clone() + x.clone(), [X])
+    tally = run_rules(Rewriter(Program(gm), "test"), [Endless(), DropClone()])
+    assert tally.fired["drop_clone"] == 2
+    assert tally.endless == ("endless",)
+    assert tally.stop.startswith("limit of ") and "endless rewrites its own result again and again" in tally.stop
 
 
 def test_a_limit_on_rewrites():

@@ -10,6 +10,7 @@ import logging
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.fx.proxy import TraceError
 
 import triptych
@@ -17,12 +18,20 @@ from tests.compare import differences, observe
 from tests.models import Call
 from tests.symbolic_programs import PROGRAMS, Program
 from triptych.ir.calls import read
+from triptych.ir.facts import fact
+from triptych.ir.graph_copies import snapshot
+from triptych.ir.partitioned import backward_of
 from triptych.ir.program import Program as Graph
+from triptych.options import Options
+from triptych.pipeline import STAGES, Hook
+from triptych.rewrite.driver import Tally
+from triptych.rewrite.rewriter import Rewriter
+from triptych.testing.capture import capture
 from triptych.testing.check import compare
 
 EAGER = {"codegen": "eager", "on_error": "raise"}
 STRICT = {**EAGER, "verify": "each"}
-"""A rule that raises is an error; a pass that changes results is undone with a warning."""
+"""A rule that raises is an error, and so is a pass that changes results."""
 
 THROUGH_KERNELS = [
     "dim: split, joined",
@@ -178,3 +187,31 @@ class TestReading:
         assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
         assert "could not be read" in caplog.text
         caplog.clear()
+
+def arithmetic_of_sizes(x, y):
+    """Numbers computed from sizes by operators that tensors have too."""
+    n, d = x.shape
+    numbers = (n * d, n + d, d - 1, n // 2, n % 3, -n, max(n, d), min(n, 7), n * 2 + d, n**2, n / 2, n * 0.5, n << 1)
+    scaled = x.reshape(n * d) * (n * d) + n // 2
+    wide = torch.cat([scaled, x.new_full((n + d,), 1.0), y.expand(n, d).reshape(-1)])
+    halves = torch.stack([x[: n // 2].sum(0), x[n - n // 2 :].sum(0)])
+    normal = F.layer_norm(x @ y[:, None].expand(d, d), (d,), y) * (n * 0.5) + (n - 1)
+    return wide.sum() * sum(numbers), halves * (-n), normal.softmax(-1) / (d + 1)
+
+
+STAGES_SEEN = {"pre_grad": ["torch"], "joint": ["aten", "joint"], "post_grad": ["aten", "partitioned"]}
+
+
+@pytest.mark.parametrize("stage", STAGES_SEEN)
+def test_no_rule_takes_a_number_computed_from_sizes_for_a_tensor(stage):
+    given = [torch.randn(4, 6, requires_grad=True), torch.randn(6, requires_grad=True)]
+    for dialect in STAGES_SEEN[stage]:
+        gm, inputs = capture(arithmetic_of_sizes, given, dialect, dynamic=True)
+        graphs = [gm, backward.gm] if (backward := backward_of(gm)) is not None else [gm]
+        nodes = [n for g in graphs for n in g.graph.nodes if n.op == "call_function"]
+        assert any(isinstance(fact(n), torch.SymInt) and "mul" in n.name for n in nodes)
+        for pass_ in (entry() for entry in STAGES[stage] if not isinstance(entry, Hook)):
+            for graph in graphs:
+                copied = snapshot(graph)
+                program = Graph(copied, inputs if graph is gm else (), Options(), is_inference=False)
+                pass_.run(Rewriter(program, pass_.name), strict=True, tally=Tally())

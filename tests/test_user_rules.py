@@ -258,6 +258,71 @@ def test_why_not_says_that_a_hook_is_no_rule():
         triptych.why_not("joint_custom_pre_pass", gated, *INPUTS)
 
 
+class Endless(triptych.Rule):
+    """x * y -> (x * y) + 0"""
+
+    exact = False
+
+    def pattern(self, op, x, y):
+        return op.mul(x, y)
+
+    def rewrite(self, op, x, y):
+        return op.add(op.mul(x, y), 0)
+
+
+class There(triptych.Rule):
+    """relu(x) -> clamp(x, min=0)"""
+
+    exact = False
+
+    def pattern(self, op, x):
+        return op.relu(x)
+
+    def rewrite(self, op, x):
+        return op.clamp(x, min=0)
+
+
+class Back(triptych.Rule):
+    """clamp(x, min=0) -> relu(x)"""
+
+    exact = False
+
+    def pattern(self, op, x):
+        return op.clamp(x, min=0)
+
+    def rewrite(self, op, x):
+        return op.relu(x)
+
+
+@pytest.mark.parametrize(
+    ("rule", "others", "says"),
+    [
+        (Endless, [], "endless rewrites its own result again and again"),
+        (There, [Back], "the results of there, back are rewritten again and again"),
+    ],
+)
+def test_why_not_of_a_rule_that_finds_no_end_shows_the_first_sites_and_says_so(rule, others, says):
+    def program(x, y):
+        return torch.relu(x * y) + 1
+
+    answer = triptych.why_not(rule, program, *INPUTS, options={"add_rules": others})
+    lines = str(answer).splitlines()
+    assert len(lines) <= 10
+    assert "fires" in lines[0] and "test_user_rules.py" in lines[0]
+    fired = [one for one in answer.fires if one.graph == "pre_grad"]
+    assert len(fired) > 100
+    assert f"  in all it fired {len(fired)} times in pre_grad, and was stopped: " in str(answer)
+    assert says in str(answer)
+    assert answer.stopped[0].graph == "pre_grad"
+
+
+def test_explain_says_that_a_rule_found_no_end():
+    explanation = triptych.explain(gated, *INPUTS, options={**EAGER, "add_rules": [Endless]})
+    (warning,) = [one for one in explanation.warnings if "pre_grad" in one]
+    assert warning.startswith("pass add_rules of stage pre_grad was stopped at the limit of ")
+    assert "endless rewrites its own result again and again" in warning
+
+
 def test_why_not_asks_a_users_rule_in_training():
     x = INPUTS[0].clone().requires_grad_()
     answer = triptych.why_not(SiluByHand, lambda x: torch.sigmoid(x) * x, x, train=True)

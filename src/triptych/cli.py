@@ -173,7 +173,9 @@ def why_not(rule: str, file: str, train: bool, options: tuple[str, ...], as_json
             )  # fmt: skip
     if as_json:
         fires = [dataclasses.asdict(one) for one in answer.fires]
-        click.echo(json.dumps({"fires": fires, "misses": [dataclasses.asdict(miss) for miss in answer]}, indent=2))
+        misses = [dataclasses.asdict(miss) for miss in answer]
+        stopped = [dataclasses.asdict(one) for one in answer.stopped]
+        click.echo(json.dumps({"fires": fires, "misses": misses, "stopped": stopped}, indent=2))
     else:
         click.echo(str(answer))
 

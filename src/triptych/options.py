@@ -60,10 +60,14 @@ class Options:
         default=True,
     )
     known_buffers_bytes: int = _doc("larger buffers are not read", default=64 * 2**20)
-    verify: str = _doc("check graphs: 'off', 'final' (after a stage), 'each' (after every pass)", default="off")
+    verify: str = _doc(
+        "check graphs: 'off', 'final' (after a stage), 'each' (after every pass); what fails is undone and reported, "
+        "or an error if on_error='raise'",
+        default="off",
+    )
     on_error: str = _doc(
-        "when compiling fails: 'fallback' (compile in a simpler way, with a warning) or 'raise'; the default can be "
-        f"set by the environment variable {ON_ERROR_VARIABLE}",
+        "when compiling or a check by verify fails: 'fallback' (compile in a simpler way, undo what the check found, "
+        f"with a warning) or 'raise'; the default can be set by the environment variable {ON_ERROR_VARIABLE}",
         default_factory=lambda: os.environ.get(ON_ERROR_VARIABLE, "fallback"),
     )
     tune: str = _doc(

@@ -1,4 +1,6 @@
-"""Operators in a finished graph that Inductor has no kernel for: it calls ATen's, on operands laid out as in eager.
+"""Operators in a finished graph that Inductor lowers in another way for our programs.
+
+For those that it has no kernel for it calls ATen's, on operands laid out as in eager.
 
 These are writes in place, such as `addmm_`, and operators that AOTAutograd has decomposed wherever they were captured,
 but that one of our passes has put into the graph since, such as `flip`.
@@ -6,6 +8,10 @@ but that one of our passes has put into the graph since, such as `flip`.
 By default, Inductor also calls ATen for any operator that it does not know, but in a backward graph it first copies
 every operand that is not contiguous, such as the transposed one of a product. And it raises where it knows a
 decomposition, which would come too late here, or would undo an in-place write.
+
+Where sizes are symbolic, a custom operator that writes a view is given the offset of the view by a node that asks the
+view for it. Inductor calls ATen for that node, on an example of the view whose offset is always 0: the operator would
+write elsewhere. The traced value of the node has the offset.
 """
 
 from __future__ import annotations
@@ -16,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 
 from .. import _private
@@ -47,8 +54,9 @@ _OURS = ContextVar("_OURS", default=False)
 
 
 @contextlib.contextmanager
-def calling_onednn() -> Iterator[None]:
-    """Inductor calls oneDNN's linear layer with any weight. Its own lowering takes only weights that it has packed."""
+def own_lowerings() -> Iterator[None]:
+    """Within it, Inductor calls oneDNN's linear layer with any weight, of which its own lowering takes only those that
+    it has packed; and the offset of a view is the traced one."""
     _install()
     token = _OURS.set(True)
     try:
@@ -63,6 +71,16 @@ def _install() -> None:
     usual = lowerings.get(operator)
     if usual is not None:
         lowerings[operator] = _unless_ours(usual, _private.fallback_handler(operator, add_to_fallback_set=False))
+    usual = lowerings.get(OFFSET, _private.fallback_handler(OFFSET, add_to_fallback_set=False))
+    lowerings[OFFSET] = _unless_ours(usual, _traced_offset)
+
+
+OFFSET = torch.ops.aten.sym_storage_offset.default
+
+
+def _traced_offset(view: Any) -> Any:
+    offset = _private.virtualized.graph.current_node.meta["val"]
+    return offset.node.expr if isinstance(offset, torch.SymInt) else offset
 
 
 def _unless_ours(usual: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ from ..ir.weights import FIXED
 from ..passes.session import Session
 from .base import Compiled
 from .decompositions import Decompositions, corrected
-from .fallbacks import call_what_has_no_kernel, calling_onednn
+from .fallbacks import call_what_has_no_kernel, own_lowerings
 from .host_code import quick_host_code
 from .kernel_corrections import without_faulty_kernels
 from .realized import keep_copied, keep_gaps, keep_masks
@@ -123,7 +123,7 @@ class InductorCodegen:
         keep_copied(gm.graph)
         with contextlib.ExitStack() as stack:
             stack.enter_context(keeping_write_order())
-            stack.enter_context(calling_onednn())
+            stack.enter_context(own_lowerings())
             if self.session.observed:
                 graph = "backward" if facts.get("is_backward") else "forward"
                 stack.enter_context(_private.nodes_of_kernels(self.session.kernel_nodes, graph))

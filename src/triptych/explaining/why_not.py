@@ -24,20 +24,60 @@ from ..rewrite.rewriter import Rewriter
 from ..rewrite.rule import CompiledRule, Match, Rule, compiled
 from .explanation import Explanation
 
+SHOWN = 3
+"""How many sites of a rule are listed in a graph in which the rule was stopped because it found no end."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stopped:
+    """A run of rules over a graph that was stopped, because the results of these rules were rewritten endlessly."""
+
+    rules: tuple[str, ...]
+    graph: str
+    reason: str
+
+    def covers(self, site: Firing | Decline) -> bool:
+        return site.graph == self.graph and site.rule in self.rules
+
+
 Wanted = Rule | type[Rule] | Pass | type[Pass] | str
 
 
 class WhyNot(list[Decline]):
-    """Where the rule stopped, nearest first; `fires` are the places where it does fire."""
+    """Where the rule stopped, nearest first; `fires` are the places where it does fire.
+
+    `stopped` are the graphs in which it found no end, because its own result, or that of a rule that undoes it, was
+    rewritten again and again. The text shows only the first of its sites there.
+    """
 
     def __init__(
-        self, name: str, fires: Iterable[Firing], misses: Iterable[Decline], is_here: bool, has_shapes: bool = True
+        self,
+        name: str,
+        fires: Iterable[Firing],
+        misses: Iterable[Decline],
+        is_here: bool,
+        has_shapes: bool = True,
+        stopped: Iterable[Stopped] = (),
     ) -> None:
         super().__init__(misses)
         self.name, self.fires, self.is_here, self.has_shapes = name, list(fires), is_here, has_shapes
+        self.stopped = list(stopped)
 
     def __str__(self) -> str:
-        return "\n".join([*map(str, self.fires), *map(str, self), *self._summary()])
+        endless: list[str] = []
+        for one in self.stopped:
+            there = [site for site in self.fires if one.covers(site)]
+            refused = sum(map(one.covers, self))
+            endless += [*map(str, there[:SHOWN]), f"  {self._count(one, len(there), refused)}"]
+        return "\n".join([*endless, *self._listed(self.fires), *self._listed(self), *self._summary()])
+
+    def _listed(self, sites: Sequence[Firing | Decline]) -> list[str]:
+        """The sites in the graphs in which the rule came to an end."""
+        return [str(site) for site in sites if not any(one.covers(site) for one in self.stopped)]
+
+    def _count(self, stopped: Stopped, fired: int, refused: int) -> str:
+        declined = f" and declined at {refused} sites" if refused else ""
+        return f"in all it fired {fired} times in {stopped.graph}{declined}, and was stopped: {stopped.reason}"
 
     def __repr__(self) -> str:
         return f"<WhyNot {self.name}: fires at {len(self.fires)} places, nearly at {len(self)}>"
@@ -47,6 +87,8 @@ class WhyNot(list[Decline]):
 
     def _summary(self) -> list[str]:
         if self:
+            return []
+        if self.stopped:
             return []
         if self.fires:
             return [f"{self.name} fires everywhere it could"]
@@ -98,6 +140,7 @@ def why_not(
     require_model(model_or_gm, "why_not")
     fires: list[Firing] = []
     misses: list[Decline] = []
+    stopped: list[Stopped] = []
     is_graph = isinstance(model_or_gm, GraphModule) and not args and not kwargs
     if is_graph:
         graphs: dict[str, Any] = {"graph": model_or_gm}
@@ -109,6 +152,7 @@ def why_not(
             model_or_gm, args, kwargs, train, user_options, add_rules=[*user_options.custom_passes(ADD_RULES), *own]
         )
         fires, misses = _seen(rules, seen)
+        stopped = _stopped(rules, seen)
         removable = known.keys() - required_names()
         removed = (*user_options.remove_passes, *(one.name for one in rules if one.name in removable | given))
         without = _explained(model_or_gm, args, kwargs, train, user_options, remove_passes=removed)
@@ -125,7 +169,7 @@ def why_not(
     is_here = any(_candidates(Program(gm), compiled(one)) for one in rules for gm in graphs.values())
     inputs = [fact(n) for gm in graphs.values() for n in gm.graph.find_nodes(op="placeholder")]
     has_shapes = not inputs or any(value is not None for value in inputs)
-    return WhyNot(rule if isinstance(rule, str) else rules[0].name, fires, ranked, is_here, has_shapes)
+    return WhyNot(rule if isinstance(rule, str) else rules[0].name, fires, ranked, is_here, has_shapes, stopped)
 
 
 LOOKED_AT = ("dynamo", "pre_grad", "joint")
@@ -161,6 +205,16 @@ def _seen(rules: Sequence[Rule], seen: Explanation) -> tuple[list[Firing], list[
     fires = [dataclasses.replace(s, graph=r.graph) for r in seen.passes for s in r.sites if is_wanted(s.rule)]
     declines = [dataclasses.replace(d, graph=r.graph) for r in seen.passes for d in r.declines if is_wanted(d.rule)]
     return fires, declines
+
+
+def _stopped(rules: Sequence[Rule], seen: Explanation) -> list[Stopped]:
+    """The graphs of a compile in which one of the rules was stopped because its result was rewritten endlessly."""
+    runs = {
+        (record.endless, record.graph): Stopped(record.endless, record.graph, record.stop)
+        for record in seen.passes
+        if any(one.counts_as(name) for one in rules for name in record.endless)
+    }
+    return list(runs.values())
 
 
 def _candidates(program: Program, rule: CompiledRule) -> list[Node]:

@@ -86,7 +86,10 @@ def _run_stage(
         except VerificationError as error:
             gm.graph = backup.graph()
             ran = ", ".join(dict.fromkeys(r.name for r in session.records if r.changed and r.stage == stage))
-            _warn(session, f"stage {stage} was undone ({ran}; verify='each' says which of them it was): {error}")
+            what = f"({ran}; verify='each' says which of them it was): {error}"
+            if session.options.on_error == "raise":
+                raise VerificationError(f"stage {stage} breaks the {graph} graph {what}") from error
+            _warn(session, f"stage {stage} was undone {what}")
     if runner.timeline is not None and (after := runner.new_timeline()) is not None:
         session.timelines[graph] = (runner.timeline, after)
     if runner.changed:
@@ -140,11 +143,14 @@ class _StageRunner:
             self._failed(record, f"pass {record.name}", error)
         record.seconds = time.perf_counter() - started
         record.tried, record.matched, record.stop = tally.tried, tally.matched, tally.stop
+        record.endless = tally.endless
         record.fired, record.decisions, record.sites = tally.fired, tally.decisions, tally.sites or []
         record.rewrites = tally.fired.total()
         record.declines = list(tally.declines.values())
         record.changed = record.rewrites > 0 or rewriter.edited
         self.session.count.stopped |= rewriter.stopped
+        if tally.endless:
+            self.session.warnings.append(f"pass {record.name} of stage {self.stage} was stopped at the {tally.stop}")
         for problem in tally.errors:
             record.error = problem
             self.session.warnings.append(f"{record.name}: {problem.partition(chr(10))[0]}")
@@ -216,8 +222,9 @@ class _StageRunner:
     def _close(
         self, record: PassRecord, before: Contract | None, backup: GraphState | None, pass_: Pass | None = None
     ) -> None:
+        raised: VerificationError | None = None
         if record.changed and self.session.options.verify == "each":
-            self._verify(record, before, backup, pass_)
+            raised = self._verify(record, before, backup, pass_)
         record.nodes_after = len(self.gm.graph.nodes)
         if record.changed:
             self.changed = True
@@ -226,23 +233,31 @@ class _StageRunner:
             _private.trace_artifact(f"triptych_{self.stage}_{record.name}_{self.graph}", lambda: text(self.gm))
             log.debug("%s %s: %d rewrites in %s", self.stage, record.name, record.rewrites, self.graph)
         self.session.add(record)
+        if raised is not None:  # only now: a bisection reads the record of the pass that failed
+            raise raised
 
     def _verify(
         self, record: PassRecord, before: Contract | None, backup: GraphState | None, pass_: Pass | None
-    ) -> None:
+    ) -> VerificationError | None:
+        """Check the graph after a pass. A pass that breaks something is undone and reported; with on_error="raise" it
+        is an error, which is returned."""
         try:
             verify(self.gm, before)
             self.check_numbers(record.name)
         except VerificationError as error:
             assert backup is not None
             fault = self._rewrite_at_fault(record, before, backup, pass_)
+            what = f"rule {fault.rule}{f' at {fault.where}' if fault.node else ''}: {error}"
+            if self.session.options.on_error == "raise":
+                record.error = f"verification failed: {what}"
+                return VerificationError(f"pass {record.name}, {what}")
             self._go_back_to(backup)
-            what = f"rule {fault.rule} at {fault.where}: {error}"
             record.error = f"undone: {what}"
             record.declines.append(Decline(fault.rule, fault.node, f"verification failed: {error}", fault.source))
             record.rewrites, record.changed = 0, False
             record.fired.clear()
             _warn(self.session, f"pass {record.name} was undone: {what}")
+        return None
 
     def _rewrite_at_fault(
         self, record: PassRecord, before: Contract | None, backup: GraphState, pass_: Pass | None

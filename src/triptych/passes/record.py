@@ -79,6 +79,8 @@ class PassRecord:
     ordinal: int = 0
     """How many rewrites the session had made before this pass: the base of a bisection."""
     stop: str = ""
+    endless: tuple[str, ...] = ()
+    """The rules whose results were rewritten again and again, until the pass was stopped."""
     note: str = ""
     """What the counts do not say."""
     changed: bool = False

@@ -125,7 +125,8 @@ class FusedNormBackward(Rule):
         matcher = Matcher(program)
         for node in list(program.graph.nodes):
             call = None if node._erased else program.call(node)
-            if call is None or call.op != "mul" or tensor_of(node).device.type != self.device:
+            result = tensor_fact(node)  # None for a product of sizes
+            if call is None or call.op != "mul" or result is None or result.device.type != self.device:
                 continue
             read = (_read(program, found) for found in matcher.find(PATTERN, node) if _is_norm(found.bindings))
             if (found := next(filter(None, read), None)) is not None:

@@ -37,6 +37,8 @@ class Tally:
     """Where rules fired; None if that is not recorded."""
     errors: list[str] = field(default_factory=list)
     stop: str = "nothing to do"
+    endless: tuple[str, ...] = ()
+    """The rules whose results were rewritten again and again, until the run was stopped."""
 
 
 class RuleSet:
@@ -109,7 +111,7 @@ def _run_sites(rewriter: Rewriter, rule: CompiledRule, strict: bool, tally: Tall
         outcome = _try(rewriter, rule, match, at, tally, strict)
         if isinstance(outcome, Decline):
             tally.declines[outcome.rule, at.name] = outcome
-    if tally.fired:
+    if tally.fired and not tally.endless:
         tally.stop = "fixpoint"
 
 
@@ -121,6 +123,8 @@ def _run_patterns(rewriter: Rewriter, rules: Sequence[Rule], strict: bool, tally
     waiting = set(work)
     limit = 10 * len(work) + 1000
     visits = 0
+    captured = set(work)
+    of_results: Counter[str] = Counter()  # by rule: rewrites of nodes that a rule of this run has added
     while work and not rewriter.stopped:
         node = work.popleft()
         waiting.discard(node)
@@ -128,8 +132,9 @@ def _run_patterns(rewriter: Rewriter, rules: Sequence[Rule], strict: bool, tally
             continue
         visits += 1
         if visits > limit:
-            most = ", ".join(name for name, _ in tally.fired.most_common(2))
-            tally.stop = f"limit of {limit} visits: the results of {most} are rewritten again and again"
+            endless = _endless(of_results or tally.fired)
+            tally.endless += endless
+            tally.stop = f"limit of {limit} visits: {_what_is_endless(endless)}"
             log.warning("%s: %s", rewriter.pass_name, tally.stop)
             return
         call = program.call(node)
@@ -138,13 +143,27 @@ def _run_patterns(rewriter: Rewriter, rules: Sequence[Rule], strict: bool, tally
         for rule in ruleset.at(call.op):
             tally.tried += 1
             if _apply(rewriter, matcher, rule, node, tally, strict):
+                if node not in captured:
+                    of_results[rule.name] += 1
                 for again in _neighbourhood(rewriter.touched, ruleset.reach):
                     if again not in waiting:
                         waiting.add(again)
                         work.append(again)
                 break
-    if tally.fired:
+    if tally.fired and not tally.endless:
         tally.stop = "fixpoint"
+
+
+def _endless(of_results: Counter[str]) -> tuple[str, ...]:
+    """The rules that keep a run going: they rewrote results of rules about as often as the one that did most often."""
+    most = max(of_results.values(), default=0)
+    return tuple(name for name, count in of_results.most_common() if 10 * count >= most)
+
+
+def _what_is_endless(rules: tuple[str, ...]) -> str:
+    if len(rules) == 1:
+        return f"{rules[0]} rewrites its own result again and again"
+    return f"the results of {', '.join(rules)} are rewritten again and again"
 
 
 MOST_USERS = 100
