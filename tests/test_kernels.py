@@ -61,6 +61,16 @@ def test_b2b_gemm(transposed):
         gradgradcheck(program, inputs)
 
 
+def test_gradients_where_operands_depend_on_each_other():
+    """The same tensor several times, and a tensor that is computed from another operand."""
+    x, scale = random(3, 3), random(3)
+    square = lambda x: ops.b2b_gemm(x, x, x.tanh(), None, "tanh v0", False)  # noqa: E731
+    gradcheck(square, x)
+    gradgradcheck(square, x)
+    whole, doubles = torch.randint(-9, 9, (3, 3), dtype=torch.int8), ["float64"] * 4
+    gradcheck(lambda s: ops.int_mm_mul(whole, whole, [s, s, s.sin()], doubles), scale)
+
+
 @pytest.mark.parametrize("f", ["sinh v0", "mul v0", "mul v0 v1", "mul v0 x"])
 def test_b2b_gemm_says_what_is_no_function(f):
     with pytest.raises(ValueError):
@@ -134,6 +144,7 @@ def test_registration(op, args):
     lambda: ops.sum_parts([random(2, 4), random(2, 2)], [5, 1], torch.float32, None),
     lambda: ops.sum_parts([random(2, 4), random(2, 2).float()], [4, 2], torch.float32, None),
     lambda: ops.sum_parts([random(4)], [4], torch.float32, None),
+    lambda: ops.sum_parts([random(2, 4), random(2, 4).to("meta")], [4, 4], torch.float32, None),
     lambda: ops.sum_parts([], [], torch.float32, None),
     lambda: ops.group_linear([random(2, 4)], [random(5, 3)], []),
     lambda: ops.group_linear([random(2, 4), random(2, 4)], [random(5, 4)], []),
@@ -141,6 +152,12 @@ def test_registration(op, args):
 def test_wrong_arguments(call):
     with pytest.raises(RuntimeError):
         call()
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_negative_numbers_of_columns(device):
+    with pytest.raises(RuntimeError, match="are not numbers of columns"):
+        ops.sum_parts([random(2, 4).to(device)], [-1, 5], torch.float32, None)
 
 
 def test_the_package_does_without_triton():

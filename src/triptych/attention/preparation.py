@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from ..ir.facts import fact, tensor_fact
 from ..ir.program import Program
+from ..ir.traits import is_gemm
 from ..ir.values import knowledge
 from ..rewrite.edits import Erase, EraseUnused, ReplaceAll, Together
 from ..rewrite.examples import declines, fires
@@ -36,6 +37,12 @@ def _in_half_precision(q: Any, k: Any, v: Any) -> Any:
     with torch.autocast("cpu", torch.bfloat16):
         scores = q @ k.mT
     return scores.float().softmax(-1) @ v
+
+
+def _of_two_dtypes(q: Any, k: Any, w: Any) -> Any:
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = F.linear(q, w)
+    return (scores @ k.mT).softmax(-1)
 
 
 def _mean_unread(q: Any, k: Any, v: Any) -> Any:
@@ -67,6 +74,7 @@ class IdleRegion(AttentionRule):
     examples = [
         fires(_without_autocast, *QKV, **T),
         declines(_in_half_precision, *QKV, **T),
+        declines(_of_two_dtypes, "bf16[2, 6, 8]", "bf16[2, 6, 8]", "f32[8, 8]", **T),
         declines(lambda q, k, v: (q @ k.mT).softmax(-1) @ v, *QKV, **T),
     ]  # fmt: skip
 
@@ -100,7 +108,8 @@ class Unread(AttentionRule):
 
 def _changes_nothing(program: Program, start: Node, end: Node) -> bool:
     """Would the operations of the region give the same dtypes outside it? Autocast rounds the operands of products, or
-    widens operands, which shows in the dtype of the result."""
+    widens operands, which shows in the dtype of the result, or else in operands of several dtypes: without autocast, a
+    product of these is an error that not all computations on fake tensors report."""
     if start.args[2:3] == (False,) and program.autocast_dtype(start, torch.device(str(start.args[0]))) is None:
         return True
     node = start.next
@@ -110,6 +119,9 @@ def _changes_nothing(program: Program, start: Node, end: Node) -> bool:
             return False
         was, now = fact(node), program.compute(node, at=start)
         if [_dtype(x) for x in _flat(was)] != [_dtype(x) for x in _flat(now)]:
+            return False
+        operands = [t for n in node.all_input_nodes if (t := tensor_fact(n)) is not None]
+        if is_gemm(call.op) and len({t.dtype for t in operands}) > 1:
             return False
         node = node.next
     return True

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .pointwise import Pointwise
-from .registry import check, on_gpu, register
+from .registry import check, gradients_of, on_gpu, register
 
 Tensor = torch.Tensor
 
@@ -66,14 +66,13 @@ def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Recomputes the middle matrix with torch. Passes emit the operator after autograd, so this is only for users who
     call the operator directly."""
-    again = torch.is_grad_enabled()  # a second derivative is wanted
-    with torch.enable_grad():
-        a, b, c, bias = ctx.saved_tensors
-        result = anywhere(a, b, c, bias, ctx.f, ctx.transposed)
     wanted = [i for i in range(4) if ctx.needs_input_grad[i]]
-    gradients = torch.autograd.grad(result, [ctx.saved_tensors[i] for i in wanted], grad, create_graph=again)
-    by_place = dict(zip(wanted, gradients))
-    return *(by_place.get(i) for i in range(4)), None, None
+
+    def result(*tensors: Any) -> Tensor:
+        arguments = *tensors, ctx.f, ctx.transposed
+        return anywhere(*arguments)
+
+    return *gradients_of(result, ctx.saved_tensors, wanted, grad), None, None
 
 
 register(

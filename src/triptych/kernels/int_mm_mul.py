@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .registry import KERNEL_DTYPES, check, register, triton_is_there
+from .registry import KERNEL_DTYPES, check, gradients_of, register, triton_is_there
 
 Tensor = torch.Tensor
 
@@ -89,14 +89,13 @@ def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Integers have no gradient; scales have one, for which the product is recomputed with torch. Passes emit the
     operator after autograd, so this is only for users who call the operator directly."""
-    again = torch.is_grad_enabled()  # a second derivative is wanted
-    with torch.enable_grad():
-        a, b, *scales = ctx.saved_tensors
-        result = anywhere(a, b, scales, ctx.dtypes)
+    a, b, *scales = ctx.saved_tensors
     wanted = [i for i, scale in enumerate(scales) if scale.requires_grad]
-    gradients = torch.autograd.grad(result, [scales[i] for i in wanted], grad, create_graph=again)
-    by_place = dict(zip(wanted, gradients))
-    return None, None, [by_place.get(i) for i in range(len(scales))], None
+
+    def result(*scales: Any) -> Tensor:
+        return anywhere(a, b, scales, ctx.dtypes)
+
+    return None, None, gradients_of(result, scales, wanted, grad), None
 
 
 register(

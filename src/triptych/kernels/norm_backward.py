@@ -3,10 +3,10 @@
     dx    = rstd * (g * weight - mean(g * weight) - xhat * mean(g * weight * xhat)) + added; xhat = (x - mean) * rstd
     parts = [sums of g * xhat | sums of g | sums of dx], each over `rows_a_part` rows
 
-g is `grad`, or `grad + other_grad`. Means are over the last dim. The three blocks of `parts` lie side by side, a row
-for each part; the last one is there if `with_result_sums`. Everything is computed in float32, or in float64 if x is so.
-As in separate operations, `grad + other_grad` is rounded to their dtype, and dx to the dtype of x before `added` is
-added and again after it; the sums of dx are those of the rounded numbers.
+g is `grad`, or `grad + other_grad`. Means are over the last dim. `parts` has a row for each part, and two or three
+blocks of columns: that of dx is there only if `with_result_sums` is true. Everything is computed in float32, or in
+float64 if x has that dtype. As in separate operations, `grad + other_grad` is rounded to their dtype, and dx is rounded
+to the dtype of x before `added` is added and again after it; the sums of dx are those of the rounded numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .registry import KERNEL_DTYPES, check, register, triton_is_there
+from .registry import KERNEL_DTYPES, check, gradients_of, register, triton_is_there
 
 Tensor = torch.Tensor
 
@@ -25,16 +25,21 @@ LARGEST_ROW = 8192
 
 
 def _check(
-    grad: Tensor, other_grad: Tensor | None, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, added: Tensor | None
-) -> None:
-    check(x.dim() >= 2, lambda: "x has rows and columns")
+    grad: Tensor, other_grad: Tensor | None, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor,
+    added: Tensor | None, rows_a_part: int,
+) -> None:  # fmt: skip
+    check(rows_a_part > 0, lambda: f"a part has at least one row, not {rows_a_part}")
+    given = [t for t in (grad, other_grad, x, mean, rstd, weight, added) if t is not None]
+    check(all(t.is_floating_point() for t in given), lambda: "norm_backward takes floating-point numbers")
+    check(all(t.device == x.device for t in given), lambda: "norm_backward takes tensors of one device")
+    check(x.dim() >= 2, lambda: "x has at least two dims")
     check(grad.shape == x.shape, lambda: f"the gradient is {list(grad.shape)}, x {list(x.shape)}")
     if other_grad is not None:
         is_like = other_grad.shape == grad.shape and other_grad.dtype == grad.dtype
         check(is_like, lambda: "the other gradient has the shape and dtype of the first")
     for statistic in (mean, rstd):
-        check(statistic.shape == (*x.shape[:-1], 1), lambda: "one mean and one deviation for each row")
-    check(weight.shape == x.shape[-1:], lambda: "one weight for each column")
+        check(statistic.shape == (*x.shape[:-1], 1), lambda: "there is one mean and one rstd for each row")
+    check(weight.shape == x.shape[-1:], lambda: "there is one weight for each column")
     if added is not None:
         check(added.shape == x.shape and added.dtype == x.dtype, lambda: "what is added has the shape and dtype of x")
 
@@ -49,7 +54,7 @@ def anywhere(
     grad: Tensor, other_grad: Tensor | None, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor,
     added: Tensor | None, rows_a_part: int, with_result_sums: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    _check(grad, other_grad, x, mean, rstd, weight, added)
+    _check(grad, other_grad, x, mean, rstd, weight, added, rows_a_part)
     wide = torch.promote_types(x.dtype, torch.float32)
     g = (grad if other_grad is None else grad + other_grad).to(wide)
     rstd = rstd.to(wide)
@@ -58,16 +63,16 @@ def anywhere(
     dx = rstd * (weighted - weighted.mean(-1, keepdim=True) - xhat * (weighted * xhat).mean(-1, keepdim=True))
     dx = dx.to(x.dtype) if added is None else dx.to(x.dtype) + added
     summed = [g * xhat, g, dx.to(wide)] if with_result_sums else [g * xhat, g]
-    parts = [_sums(m, rows_a_part) for m in summed]
+    parts = [sums_of_parts(m, rows_a_part) for m in summed]
     return dx.contiguous(), torch.cat(parts, 1)
 
 
-def _sums(matrix: Tensor, rows_a_part: int) -> Tensor:
-    """The sums of each so many rows."""
+def sums_of_parts(matrix: Tensor, rows_a_part: int) -> Tensor:
+    """The sums of every `rows_a_part` rows."""
     rows, columns = math.prod(matrix.shape[:-1]), matrix.shape[-1]
     missing = -rows % rows_a_part
     padded = torch.nn.functional.pad(matrix.reshape(rows, columns), (0, 0, 0, missing))
-    return padded.reshape(-1, rows_a_part, columns).sum(1)
+    return padded.reshape(padded.shape[0] // rows_a_part, rows_a_part, columns).sum(1)
 
 
 def has_kernel(*given: Tensor | None) -> bool:
@@ -84,7 +89,7 @@ def cuda(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     if not has_kernel(grad, other_grad, x, mean, rstd, weight, added):
         return anywhere(grad, other_grad, x, mean, rstd, weight, added, rows_a_part, with_result_sums)
-    _check(grad, other_grad, x, mean, rstd, weight, added)
+    _check(grad, other_grad, x, mean, rstd, weight, added, rows_a_part)
     from .triton_norm_backward import launch
 
     dx, parts = fake(grad, other_grad, x, mean, rstd, weight, added, rows_a_part, with_result_sums)
@@ -95,7 +100,7 @@ def fake(
     grad: Tensor, other_grad: Tensor | None, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor,
     added: Tensor | None, rows_a_part: int, with_result_sums: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    _check(grad, other_grad, x, mean, rstd, weight, added)
+    _check(grad, other_grad, x, mean, rstd, weight, added, rows_a_part)
     blocks = 3 if with_result_sums else 2
     wide = torch.promote_types(x.dtype, torch.float32)
     return x.new_empty(x.shape), x.new_empty((parts_of(x, rows_a_part), blocks * x.shape[-1]), dtype=wide)
@@ -109,15 +114,13 @@ def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     """Differentiates the definition. Passes emit the operator after autograd, so this is only for users who call the
     operator directly."""
-    again = torch.is_grad_enabled()  # a second derivative is wanted
-    with torch.enable_grad():
-        grad, other_grad, x, mean, rstd, weight, added = tensors = ctx.saved_tensors
-        how = ctx.rows_a_part, ctx.with_result_sums
-        results = anywhere(grad, other_grad, x, mean, rstd, weight, added, *how)
     wanted = [i for i, needed in enumerate(ctx.needs_input_grad[:7]) if needed]
-    gradients = torch.autograd.grad(results, [tensors[i] for i in wanted], grads, create_graph=again, allow_unused=True)
-    by_place = dict(zip(wanted, gradients))
-    return *(by_place.get(i) for i in range(7)), None, None
+
+    def results(*tensors: Any) -> tuple[Tensor, Tensor]:
+        arguments = *tensors, ctx.rows_a_part, ctx.with_result_sums
+        return anywhere(*arguments)
+
+    return *gradients_of(results, ctx.saved_tensors, wanted, grads), None, None
 
 
 register(

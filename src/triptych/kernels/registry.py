@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -45,6 +45,25 @@ def check(condition: Any, message: Callable[[], str]) -> None:
     own check, which is slow; this runs on every call of an operator, most often with a plain True."""
     if condition is not True:
         _private.check(condition, message)
+
+
+def gradients_of(
+    definition: Callable[..., Any], tensors: Sequence[torch.Tensor | None], wanted: Sequence[int], grads: Any
+) -> list[torch.Tensor | None]:
+    """The gradients of `definition(*tensors)`, one for each tensor: None for those whose places are not in `wanted`.
+
+    For operators whose gradient is that of their definition. The definition gets views of the tensors: a tensor that is
+    passed twice then gets two gradients, and one from which another was computed gets none by way of that other.
+    """
+    again = torch.is_grad_enabled()  # a second derivative is wanted
+    with torch.enable_grad():
+        views = [None if t is None else t.view_as(t) for t in tensors]
+        results = definition(*views)
+    inputs: list[Any] = [views[i] for i in wanted]
+    gradients: list[torch.Tensor | None] = [None] * len(tensors)
+    for i, gradient in zip(wanted, torch.autograd.grad(results, inputs, grads, create_graph=again, allow_unused=True)):
+        gradients[i] = gradient
+    return gradients
 
 
 @functools.cache

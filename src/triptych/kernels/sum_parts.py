@@ -1,6 +1,6 @@
 """triptych::sum_parts: matrices are added up along their rows, and the sums are returned in several tensors.
 
-`columns` is the size of each of these tensors: those of the first matrix, then those of the second, and so on. Sums are
+`columns` has the size of each result: first those of the first matrix, then those of the second, and so on. Sums are
 computed in float32, or in float64 for matrices of that dtype, then rounded to `through` if that is given, and then to
 `dtype`.
 """
@@ -18,13 +18,15 @@ from .registry import check, on_gpu, register
 Tensor = torch.Tensor
 
 MOST = 32
-"""Results of one launch; more take several launches."""
+"""The most results of one launch; more results take several launches."""
 
 
 def results_of_each(parts: Sequence[Tensor], columns: Sequence[int]) -> list[list[int]]:
-    """For each matrix the sizes of its results; an error if they are not its columns."""
+    """The sizes of each matrix's results. Raises an error unless they add up to its number of columns."""
     check(len(parts) > 0 and all(matrix.dim() == 2 for matrix in parts), lambda: "sum_parts takes matrices")
-    check(len({matrix.dtype for matrix in parts}) == 1, lambda: "sum_parts takes matrices of one dtype")
+    alike = len({(matrix.dtype, matrix.device) for matrix in parts}) == 1
+    check(alike, lambda: "sum_parts takes matrices of one dtype, on one device")
+    check(all(size >= 0 for size in columns), lambda: f"{list(columns)} are not numbers of columns")
     widths, remaining, each = [matrix.shape[1] for matrix in parts], iter(columns), []
     for width in widths:
         sizes: list[int] = []
@@ -54,8 +56,10 @@ def cuda(
 ) -> list[Tensor]:
     if not on_gpu(*parts):
         return anywhere(parts, columns, dtype, through)
-    from .triton_sums import Sums, launch
+    from .triton_sums import ROUNDED_TO, Sums, launch
 
+    if through not in ROUNDED_TO:
+        return anywhere(parts, columns, dtype, through)
     sums = [
         Sums(matrix, begin, size)
         for matrix, sizes in zip(parts, results_of_each(parts, columns))

@@ -67,7 +67,7 @@ IN_REGISTERS = 4096
 
 @functools.cache
 def kernel_for(block: int) -> Any:
-    """The kernel with the configurations for rows of up to so many columns."""
+    """The kernel with the configurations for rows of up to `block` columns."""
     most = max(1, IN_REGISTERS // block)
     choices = dict.fromkeys((most, max(1, most // 2)))
     tried = [({"ROWS": rows}, 4 if rows * block <= IN_REGISTERS // 2 else 8, 2) for rows in choices]

@@ -12,8 +12,8 @@ import triton.language as tl
 
 from .tuning import configs, kernel_of, run_tuned
 
-ROUNDED_TO = {None: 0, torch.bfloat16: 1, torch.float16: 2, torch.float32: 0}
-"""The kernel's code for the dtype that sums are rounded to before they are stored; 0: they are not."""
+ROUNDED_TO = {None: 0, torch.bfloat16: 1, torch.float16: 2, torch.float32: 0, torch.float64: 0}
+"""The kernel's number for the dtype `through`; 0 where the float32 sums need no rounding to it."""
 
 
 class Sums(NamedTuple):
@@ -29,7 +29,7 @@ def sum_tile(
     parts, y, begin, columns, rows_count, row_stride, tile,
     THROUGH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Some of the sums of one result; `begin` is its first column."""
+    """One tile of a result. `begin` is the column of the matrix where the result begins."""
     places = tile * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     for start in range(0, rows_count, ROWS):
@@ -50,7 +50,7 @@ def sums_kernel(
     OPERANDS,
     THROUGH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):
-    """Tiles of all results in one row; each program finds whose tile it has."""
+    """The tiles of all results are numbered one after the other; each program finds the result that its tile is of."""
     tile = tl.program_id(0)
     first, start = 0, begin0
     parts, rows_count, row_stride = parts0, rows0, stride0
@@ -77,7 +77,7 @@ STEP_TO_NEXT_MATRIX = """\
 
 @functools.cache
 def kernel_for(results: tuple[int, ...]) -> Any:
-    """The kernel for matrices with so many results each."""
+    """The kernel for matrices of which each has this number of results."""
     operands: list[str] = []  # one by one: generated code passes no tuples
     steps: list[str] = []
     for matrix, count in enumerate(results):
@@ -92,7 +92,7 @@ def kernel_for(results: tuple[int, ...]) -> Any:
 
 
 def launch(sums: Sequence[Sums], dtype: torch.dtype, through: torch.dtype | None) -> list[torch.Tensor]:
-    """The sums, those of one matrix next to each other."""
+    """One result for each entry; the entries of one matrix follow each other, from its first column to its last."""
     ys = [s.matrix.new_empty(s.size, dtype=dtype) for s in sums]
     sizes = [s.size for s in sums]
     if not any(sizes):

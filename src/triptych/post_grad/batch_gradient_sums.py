@@ -57,11 +57,11 @@ class _Gradients:
     """The nodes that compute the results."""
     rounding: Rounding
     bytes: int
-    """What the last step of the sums reads and writes."""
+    """The bytes that the last step of the sums reads and writes."""
     matrices: tuple[Node, ...] = ()
-    """The partial sums, if the graph computes them."""
+    """The partial sums that a `sum_parts` of the graph adds up."""
     split: _Split | None = None
-    """The sum, if it has to be split."""
+    """The sum that the rewrite splits; None for the gradients of a `sum_parts`, which has its partial sums already."""
 
     @property
     def returned(self) -> list[Node]:
@@ -122,7 +122,7 @@ class BatchGradientSums(Rule):
         by_place: Any = {user.args[1]: user for user in node.users if user.target is getitem}
         results = tuple(by_place[i] for i in sorted(by_place))
         views = [_views_that_are_returned(program, result) for result in results]
-        if len(results) != len(columns) or len(node.users) != len(results) or None in views:
+        if sorted(by_place) != list(range(len(columns))) or len(node.users) != len(columns) or None in views:
             return None
         partial_sums = [tensor_of(matrix) for matrix in matrices]
         if any(t.device.type != self.device or t.dtype != torch.float32 for t in partial_sums):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from ..cost import DeviceModel, can_measure, device_model, measured
 from ..cost.timed import timed
@@ -60,16 +60,16 @@ class NormBackward:
 
     grad: Node
     other_grad: Node | None
-    """What is added to `grad`, where the result of the norm is read twice."""
+    """Another gradient that is added to `grad`, where the result of the norm is read twice."""
     x: Node
     mean: Node
     rstd: Node
     weight: Node
     added: Node | None
-    """What is added to the result: the gradient that reaches x by another path."""
+    """The gradient that reaches x by another path, and is added to that of the norm."""
     result: Node
     sums: Mapping[int, SumOverRows]
-    """The sums over the rows that the graph has, by their block."""
+    """The sums over the rows that the graph computes, by their block in the operator's second result."""
 
     @property
     def arguments(self) -> tuple[Node | None, ...]:
@@ -138,19 +138,24 @@ class FusedNormBackward(Rule):
 
     def check(self, m, norm):
         given, x = [tensor_of(n) for n in norm.operands], tensor_of(norm.x)
-        m.require(all(is_static(t.shape) and is_contiguous(t) for t in given), "an operand has symbolic sizes or gaps")
+        plain = all(is_static(t.shape) and is_contiguous(t) for t in given)
+        m.require(plain, "an operand is not contiguous, or has symbolic sizes")
         other = next((t.dtype for t in given if t.dtype not in KERNEL_DTYPES), None)
         m.require(other is None, "the kernel does not take {found}", found=other)
         result = tensor_of(norm.result).dtype
         sentence = "the result is {found}, the normalised values were {wanted}"
         m.require(result == x.dtype, sentence, found=result, wanted=x.dtype)
         m.require(norm.columns <= LARGEST_ROW, "rows of {found} numbers", found=norm.columns, wanted=LARGEST_ROW)
-        is_small = 0 < x.numel() <= MOST_ELEMENTS
-        m.require(is_small, "Inductor has a kernel for matrices of {found} elements", found=x.numel())
+        m.require(x.numel() > 0, "the matrices are empty")
+        m.require(x.numel() <= MOST_ELEMENTS, "Inductor has a kernel for matrices of {found} elements", found=x.numel())
         late = next((n for n in norm.operands if not n < m.before), None)
-        m.require(late is None, "{at} is computed after the first of the sums", at=late)
+        m.require(late is None, "{at} is computed after the first of the values to replace", at=late)
+        first = min(*m.nodes, *m.leftovers)
+        writer = m.program.aliasing.written_between(norm.operands, first, m.before)
+        m.require(writer is None, "{at} writes to an operand in between", at=writer)
         inline = next((n for n in norm.matrices if _is_inline(m.program, n, m.nodes)), None)
-        m.require(inline is None, "{at} is computed where it is read, and would be written", at=inline)
+        sentence = "{at} is computed in the kernels that read it, and would have to be written to memory"
+        m.require(inline is None, sentence, at=inline)
         model = device_model(x.device)
         m.pays(_apart(model, norm), _fused(model, norm), measure=lambda: _timed(norm))
 
@@ -170,22 +175,28 @@ class FusedNormBackward(Rule):
 
 
 def _is_norm(bindings: Mapping[str, Any]) -> bool:
-    """Is it a norm over the last dim, of values of the gradient's shape, with a weight for each of its columns?"""
-    x, grad, weight = (tensor_fact(bindings[name]) for name in ("x", "grad", "weight"))
-    if x is None or grad is None or weight is None or x.dim() < 2:
+    """Is it a norm over the last dim, with a gradient of the shape of x, a mean and an rstd for each row, and a weight
+    for each column?"""
+    x = tensor_fact(bindings["x"])
+    if x is None or x.dim() < 2 or bindings["size"] != x.shape[-1]:
         return False
-    is_along_rows = _dims(bindings["dims"], x.dim()) == {x.dim() - 1} and bindings["size"] == x.shape[-1]
-    return is_along_rows and known_equal(grad.shape, x.shape) and known_equal(weight.shape, x.shape[-1:])
+    statistic = (*x.shape[:-1], 1)
+    shapes = {"grad": x.shape, "mean": statistic, "rstd": statistic, "weight": x.shape[-1:]}
+    operands = [(tensor_fact(bindings[name]), shape) for name, shape in shapes.items()]
+    fits = all(t is not None and known_equal(t.shape, shape) for t, shape in operands)
+    return fits and _dims(bindings["dims"], x.dim()) == {x.dim() - 1}
 
 
 def _read(program: Program, found: PatternMatch) -> tuple[NormBackward, list[Node], list[Node]] | None:
-    """A layer norm's backward and all that belongs to it, the nodes whose work it does, and what else it computes from
-    its operands: casts, and a sum of two gradients. None where no gradient of the weight is computed."""
+    """The backward of a layer norm of which the pattern has matched a part; the nodes whose work the operator does; and
+    the casts, and the sum of two gradients, that it does for itself and others may still need. None if the graph does
+    not compute the gradient of the weight."""
     dx, grad, x, mean, rstd = found.roots[0], *(found.bindings[name] for name in ("grad", "x", "mean", "rstd"))
-    xhat = _computed(program, "mul", _computed(program, "sub", x, mean), rstd)
+    centred = _computed(program, "sub", x, mean)
+    xhat = _computed(program, "mul", centred, rstd)
     product = _computed(program, "mul", grad, xhat)
     of_product, of_grad = _sum_over_rows(program, product), _sum_over_rows(program, grad)
-    if product is None or of_product is None:
+    if centred is None or xhat is None or product is None or of_product is None:
         return None
     sums = {OF_PRODUCT: of_product} | ({} if of_grad is None else {OF_GRAD: of_grad})
     first = min(dx, *(over_rows.chain[0] for over_rows in sums.values()))
@@ -195,7 +206,8 @@ def _read(program: Program, found: PatternMatch) -> tuple[NormBackward, list[Nod
     given = grad, mean, rstd, found.bindings["weight"]
     source = _before_cast(program, x, tensor_of(chain[-1]).dtype)
     grad, mean, rstd, weight = (_before_cast(program, node) for node in given)
-    covers = [*found.nodes, product, *chain, *(node for over_rows in sums.values() for node in over_rows.chain)]
+    chains = (node for over_rows in sums.values() for node in over_rows.chain)
+    covers = [*found.nodes, centred, xhat, product, *chain, *chains]
     inlined = [node for node in (x, *given) if node not in (source, grad, mean, rstd, weight)]
     if (terms := _terms(program, grad, covers)) is not None:
         inlined.append(grad)
@@ -206,7 +218,7 @@ def _read(program: Program, found: PatternMatch) -> tuple[NormBackward, list[Nod
 
 
 def _terms(program: Program, node: Node, inside: Collection[Node]) -> tuple[Node, Node] | None:
-    """The two matrices of which this is the sum, if the kernels that read the sum compute it."""
+    """The two matrices whose sum this is, if the sum is computed in the kernels that read it."""
     call = program.call(node)
     if call is None or call.op != "add" or not _is_inline(program, node, inside):
         return None
@@ -232,14 +244,14 @@ def _sum_over_rows(program: Program, value: Node | None) -> SumOverRows | None:
             continue
         matrix, whole = tensor_of(over_rows.x), tensor_of(value)
         same_rows = known_equal(matrix.shape[-1:], whole.shape[-1:]) and known_equal(matrix.numel(), whole.numel())
-        if is_contiguous(matrix) and same_rows:
+        if matrix.dtype == whole.dtype and is_contiguous(matrix) and same_rows:  # `x.view(dtype)` is a view, too
             return over_rows
     return None
 
 
 def _cast_and_added(program: Program, dx: Node, before: Node) -> tuple[list[Node], Node | None]:
-    """A gradient, its cast, and the sum with a gradient that is computed before, as far as each is the only user of the
-    one before it; and that other gradient."""
+    """dx, its cast, and its sum with another gradient that is computed before the node `before`: the chain ends where a
+    value has several users. Also that other gradient, if the chain has the sum."""
     chain = [dx]
     for op in ("to", "add"):
         user = next(iter(chain[-1].users)) if len(chain[-1].users) == 1 else None
@@ -260,7 +272,8 @@ def _is_like(value: Any, node: Node) -> bool:
 
 
 def _before_cast(program: Program, node: Node, dtype: torch.dtype | None = None) -> Node:
-    """The value of fewer bits (of this dtype, if one is given) that was cast to float32; otherwise the value itself."""
+    """The value that this node casts to float32, if that value has the given dtype or, without one, any dtype that the
+    kernel takes; otherwise the node itself."""
     call = program.call(node)
     if call is None or call.op != "to" or call.args != {"self": call.args["self"], "dtype": torch.float32}:
         return node
@@ -270,19 +283,14 @@ def _before_cast(program: Program, node: Node, dtype: torch.dtype | None = None)
 
 
 def _is_inline(program: Program, node: Node, inside: Collection[Node]) -> bool:
-    """Is the value computed by a pointwise operation, and read only by these nodes, or cast for them? The kernels that
-    read it compute it then, and it is never written to memory."""
+    """Is the value computed by a pointwise operation, and read only by the nodes `inside`, or by casts that only they
+    read? Then the kernels that read it also compute it, and it is never written to memory."""
     source = node
     while (call := program.call(source)) is not None and is_view(call.op) and not call.mutates:
         source = call.args["self"]
     if call is None or call.mutates or not is_pointwise(call.op):
         return False
-    return all(reader in inside or _is_cast_for(program, reader, inside) for reader in readers(program, source))
-
-
-def _is_cast_for(program: Program, node: Node, inside: Collection[Node]) -> bool:
-    call = program.call(node)
-    return call is not None and call.op == "to" and all(reader in inside for reader in readers(program, node))
+    return all(reader in inside for reader in readers(program, source))  # a cast is read through, as a view is
 
 
 def _dims(dims: Any, count: int) -> set[int]:
@@ -305,8 +313,8 @@ def _apart(model: DeviceModel, norm: NormBackward) -> float:
 
 
 def _fused(model: DeviceModel, norm: NormBackward) -> float:
-    """One kernel. The partial sums are written, and read by a kernel that finishes those of many norms; those of the
-    kernels apart are fewer."""
+    """Seconds of the one kernel, with the time to write the partial sums and to read them in the kernel that finishes
+    the sums of many norms. Separate kernels have partial sums too, but fewer of them, which are neglected."""
     return model.copy(_bytes(*norm.matrices, norm.result) + 2 * _bytes_of_parts(norm))
 
 
@@ -315,7 +323,7 @@ def _bytes_of_parts(norm: NormBackward) -> int:
 
 
 def _timed(norm: NormBackward) -> tuple[float, float] | None:
-    """The same, with the copies and the kernel timed on the device."""
+    """The results of `_apart` and `_fused`, with the copies and the kernel timed on the device."""
     device, given = tensor_of(norm.x).device, [None if n is None else tensor_of(n) for n in norm.arguments]
     if not can_measure(device, 3 * _bytes(*norm.operands)):
         return None
@@ -369,6 +377,24 @@ def _of_columns(g: Any, x: Any, mean: Any, rstd: Any, w: Any) -> Any:
     return dx, dw, db, dx.sum(1)
 
 
+def _of_other_bits(g: Any, x: Any, mean: Any, rstd: Any, w: Any) -> Any:
+    """The last sum is that of float16 numbers with the bits of the bfloat16 numbers of dx."""
+    dx, dw, db = _in_half(g, x, mean, rstd, w)
+    return dx, dw, db, dx.view(torch.float16).sum([0, 1])
+
+
+def _of_a_written_gradient(g: Any, *others: Any) -> Any:
+    h = g.cos()
+    wide = h.float()
+    return torch.ops.aten.zero(h), _backward(wide, *others)
+
+
+def _write_in_place(graph: Graph) -> None:
+    """For an example: a traced graph has no in-place writes."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.zero.default):
+        node.target = torch.ops.aten.zero_.default
+
+
 ROW, HALF_ROW = ("f32[64, 1]", "f32[64, 1]", "f32[16]"), ("f32[4, 16, 1]", "f32[4, 16, 1]", "bf16[16]")
 GIVEN, HALVES = ("f32[64, 16]", "f32[64, 16]", *ROW), ("bf16[4, 16, 16]", "bf16[4, 16, 16]", *HALF_ROW)
 ON_CPU: dict[str, Any] = {"dialects": ("aten",), "settings": {"device": "cpu"}}
@@ -379,14 +405,21 @@ FusedNormBackward.examples = [
     fires(_of_two_gradients, *HALVES, "bf16[4, 16, 16]", **ON_CPU),
     fires(_of_columns, *GIVEN, **ON_CPU),
     fires(lambda *given: (y := _backward(*given)[0], y.sum(0).sin(), _backward(*given)[1:]), *GIVEN, **ON_CPU),
+    fires(_of_other_bits, *HALVES, **ON_CPU),
     declines(_backward, *GIVEN, dialects=("aten",)),  # on a GPU only
     declines(_backward, *GIVEN, **ON_CPU, dynamic=True),
+    declines(lambda g, x, *others: (_backward(g, x, *others), g.new_ones(x.shape[0] * x.shape[1])), *GIVEN, **ON_CPU,
+             dynamic=True),
+    declines(_backward, "f32[64, 16]", "f32[64, 16]", "f32[1, 1]", "f32[64, 1]", "f32[16]", **ON_CPU),
+    declines(_backward, "f32[64, 16]", "f32[64, 16]", "f32[64, 1]", "f32[16]", "f32[16]", **ON_CPU),
+    declines(_backward, "f32[0, 16]", "f32[0, 16]", "f32[0, 1]", "f32[0, 1]", "f32[16]", **ON_CPU, because="are empty"),
+    declines(_of_a_written_gradient, "bf16[64, 16]", *GIVEN[1:], **ON_CPU, prepare=_write_in_place, because="writes"),
     declines(_backward, *(f"f64[{size}" for size in ("64, 16]", "64, 16]", "64, 1]", "64, 1]", "16]")), **ON_CPU),
     declines(lambda g, x, mean, rstd, w: _backward(g, x, mean, rstd, w.double()), *GIVEN, **ON_CPU,
              because="does not take"),
-    declines(lambda g, *others: _backward(g.sin(), *others), *GIVEN, **ON_CPU, because="computed where it is read"),
+    declines(lambda g, *others: _backward(g.sin(), *others), *GIVEN, **ON_CPU, because="would have to be written"),
     declines(lambda g, x, *others: _backward(g, x.t(), *others), "f32[64, 64]", "f32[64, 64]", "f32[64, 1]",
-             "f32[64, 1]", "f32[64]", **ON_CPU, because="gaps"),
+             "f32[64, 1]", "f32[64]", **ON_CPU, because="not contiguous"),
     fires(lambda g, *others: (h := g.sin(), _backward(h, *others)), *GIVEN, **ON_CPU),  # written in any case
     declines(lambda g, x, mean, rstd, w: _frozen(g, (x - mean) * rstd, rstd, w), *GIVEN, **ON_CPU),
     declines(lambda g, x, mean, rstd, w: _backward(g, x, mean, rstd, w[:, None]), "f32[16, 16]", "f32[16, 16]",
