@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.fx import Node
 
 from ..cost import bytes_of, device_model
-from ..ir.facts import known, known_equal, number, tensor_fact, tensor_of
+from ..ir.facts import is_static, known, known_equal, number, tensor_fact, tensor_of
 from ..ir.program import Program, Value
 from ..ir.sizes import elements
 from ..ir.traits import is_pointwise
@@ -37,7 +37,8 @@ class ScatterUponConstTensor(Rule):
     through a `gather` from the iota, which raises in the same way.
 
     Generated code never loses: one kernel writes the same bytes as the two before. Without it, every operation is a
-    kernel, so that the new form pays only for large results.
+    kernel, so that the new form pays only for large results. With symbolic sizes it is used in any case, because a
+    scatter guards that it has something to write: a program would be compiled again where it has not.
     """
 
     always: bool = False
@@ -75,8 +76,9 @@ class ScatterUponConstTensor(Rule):
             m.require(
                 _fits(value, m.root.dtype), "{found} is not a value of {wanted}", wanted=m.root.dtype, found=value
             )
-        if not self.always:
-            m.pays(*_seconds(m, dim, index, source), sure=m.program.options.codegen == "inductor")
+        generated = m.program.options.codegen == "inductor"
+        if not self.always and (generated or is_static(m.root.shape)):
+            m.pays(*_seconds(m, dim, index, source), sure=generated)
 
     def rewrite(self, op, m, fill, dim, index, value, source):
         like, shape = m.root.tensor, list(m.root.shape)
@@ -115,6 +117,8 @@ class ScatterUponConstTensor(Rule):
         fires(lambda i: torch.zeros(64, 16384).scatter(1, i, 1.0), "i64[64, 1]", options={"codegen": "eager"}),
         declines(lambda i: torch.zeros(4, 10).scatter(1, i, 1.0), "i64[4, 1]", options={"codegen": "eager"},
                  because="would cost"),
+        fires(lambda i: torch.zeros(i.shape[0], 10).scatter(1, i, 1.0), "i64[4, 1]", options={"codegen": "eager"},
+              dynamic=True),
         declines(lambda x: F.one_hot(x, 5), "i64[4]"),
     ]  # fmt: skip
 
