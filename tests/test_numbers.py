@@ -359,3 +359,41 @@ def test_autocast():
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), watching() as sessions:
         compiled(model, "each", pre_grad_custom_pass=drop_relu)(X)
     assert len(undone(sessions)) == 1 and not notes(sessions)
+
+
+class OneScale(triptych.Rule):
+    """x * 3 * 0.2 -> x * 0.6; up to rounding"""
+
+    exact = False
+    scale = 0.6
+
+    def pattern(self, op, x):
+        return op.mul(op.mul(x, 3.0), 0.2)
+
+    def rewrite(self, op, x):
+        return op.mul(x, self.scale)
+
+
+class WrongScale(OneScale):
+    """x * 3 * 0.2 -> x * 0.7, which is wrong"""
+
+    scale = 0.7
+
+
+@pytest.mark.parametrize("rule", [OneScale, WrongScale])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_float32_that_comes_from_half_precision_is_no_more_exact_than_that(rule, dtype):
+    """float64 shows the error of such a result, which is far above that of float32."""
+
+    def program(x):
+        return (x * 3.0 * 0.2).float()
+
+    torch._dynamo.reset()
+    options = {"codegen": "eager", "add_rules": [rule], "verify": "each", "on_error": "raise"}
+    compiled = torch.compile(program, backend=triptych.compile_fx, options=options)
+    x = torch.randn(64, 64).to(dtype)
+    if rule is OneScale:
+        assert not torch.equal(compiled(x), program(x))
+    else:
+        with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="wrong_scale"):
+            compiled(x)

@@ -86,7 +86,7 @@ class NumericCheck:
         except Exception as error:
             raise VerificationError(f"the graph runs no more: {type(error).__name__}: {error}") from error
         self._add_unread_attributes(reference.result, after)
-        compare(reference.result, after, reference.exact, self._from_floats())
+        compare(reference.result, after, reference.exact, self._from_floats(), self._coarsest())
         if self.dialect != ATEN:  # later, some outputs are read by the backward only: any layout is allowed
             compare_strides(reference.result, after)
         return reference.note
@@ -149,8 +149,22 @@ class NumericCheck:
         return any(v is None or (isinstance(v, torch.Tensor) and v.dtype.is_floating_point) for v in values)
 
 
-def compare(before: Result, after: Result, exact: Result | None = None, from_floats: bool = True) -> None:
-    """Raise VerificationError, naming what differs and by how much, unless both results are the same."""
+    def _coarsest(self) -> torch.dtype | None:
+        """The floating-point dtype with the fewest digits that the graph rounds to, before the pass or after it."""
+        values = [fact(n) for graph in (self.graph, self.gm.graph) for n in graph.nodes]
+        dtypes = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.dtype in VERIFIED}
+        return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=None)
+
+
+def compare(
+    before: Result, after: Result, exact: Result | None = None, from_floats: bool = True,
+    coarsest: torch.dtype | None = None,
+) -> None:  # fmt: skip
+    """Raise VerificationError, naming what differs and by how much, unless both results are the same.
+
+    `coarsest` is the floating-point dtype with the fewest digits in the graph: a float32 result that comes from
+    bfloat16 values is no more exact than these.
+    """
     if len(before.outputs) != len(after.outputs):
         raise VerificationError(f"{len(before.outputs)} outputs became {len(after.outputs)}")
     renamed = dict(zip(before.outputs, after.outputs))
@@ -159,7 +173,8 @@ def compare(before: Result, after: Result, exact: Result | None = None, from_flo
         truth = getattr(exact, kind) if exact is not None else {}
         scale = max(map(largest, was.values()), default=0.0)
         for name, want in was.items():
-            problem = _difference(want, now.get(renamed.get(name, name)), truth.get(name), scale, from_floats)
+            got = now.get(renamed.get(name, name))
+            problem = _difference(want, got, truth.get(name), scale, from_floats, coarsest)
             if problem:
                 raise VerificationError(f"{name} {problem}")
 
@@ -176,7 +191,9 @@ def _strides(tensor: torch.Tensor) -> list[int]:
     return [s for n, s in zip(tensor.shape, tensor.stride()) if n > 1] if tensor.numel() else []
 
 
-def _difference(want: Any, got: Any, truth: Any, scale: float, from_floats: bool) -> str | None:
+def _difference(
+    want: Any, got: Any, truth: Any, scale: float, from_floats: bool, coarsest: torch.dtype | None
+) -> str | None:
     if not isinstance(want, torch.Tensor) or not isinstance(got, torch.Tensor):
         # a gradient of zeros differs from None: an optimizer decays a weight that has a gradient, and skips it if not
         if want is None and isinstance(got, torch.Tensor):
@@ -193,11 +210,13 @@ def _difference(want: Any, got: Any, truth: Any, scale: float, from_floats: bool
         if from_floats and off <= max(1, ROUNDED_INTEGERS * want.numel()):
             return None
         return f"differs in {off} of {want.numel()} elements"
-    return _float_difference(want, got, truth, scale)
+    return _float_difference(want, got, truth, scale, coarsest or want.dtype)
 
 
-def _float_difference(want: torch.Tensor, got: torch.Tensor, truth: Any, scale: float) -> str | None:
-    allowed: Any = _allowed(want, truth, scale)
+def _float_difference(
+    want: torch.Tensor, got: torch.Tensor, truth: Any, scale: float, coarsest: torch.dtype
+) -> str | None:
+    allowed: Any = _allowed(want, truth, scale, coarsest)
     if allowed is None:
         truth, limits = want, VERIFIED.get(want.dtype, VERIFIED[torch.float32])
         allowed = limits.relative * magnitude(want).nan_to_num(0.0, 0.0)
@@ -206,7 +225,7 @@ def _float_difference(want: torch.Tensor, got: torch.Tensor, truth: Any, scale: 
     return f"differs: {problem}" if problem else None
 
 
-def _allowed(want: torch.Tensor, truth: Any, scale: float) -> float | None:
+def _allowed(want: torch.Tensor, truth: Any, scale: float, coarsest: torch.dtype) -> float | None:
     """The allowed error, from that of the graph before the pass; None where no float64 run shows that error."""
     if not isinstance(truth, torch.Tensor) or truth.shape != want.shape:
         return None
@@ -216,10 +235,14 @@ def _allowed(want: torch.Tensor, truth: Any, scale: float) -> float | None:
     own = own[want.isfinite() & truth.isfinite()]
     size = largest(truth)
     own_error = float(own.max()) if own.numel() else 0.0
-    if own_error > VERIFIED.get(want.dtype, VERIFIED[torch.float32]).relative * max(size, scale):
+    if own_error > max(_relative(want.dtype), _relative(coarsest)) * max(size, scale):
         return None  # the run in float64 diverged, and does not show the rounding error
     epsilon = torch.finfo(want.dtype).eps
     return FACTOR * own_error + 4 * epsilon * size + epsilon * scale
+
+
+def _relative(dtype: torch.dtype) -> float:
+    return VERIFIED.get(dtype, VERIFIED[torch.float32]).relative
 
 
 def _same_number(want: Any, got: Any) -> bool:
