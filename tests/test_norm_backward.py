@@ -4,6 +4,7 @@ interpreter; and the rule that puts it into backward graphs."""
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 from collections import Counter
 
@@ -12,13 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import triptych
 from tests.test_kernels import NEEDS_TRITON, run_interpreted
 from triptych.passes.session import watching
 from triptych.post_grad import batch_gradient_sums
 from triptych.post_grad.batch_gradient_sums import BatchGradientSums, BatchGradientSumsPass
-from triptych.post_grad.fuse_norm_backward import FusedNormBackward, FuseNormBackward
+from triptych.post_grad.fuse_norm_backward import FusedNormBackward, FuseNormBackward, _backward
+from triptych.testing.check import run_pass
 
 NORM_BACKWARD = torch.ops.triptych.norm_backward
 
@@ -264,3 +267,20 @@ def test_why_it_declines_is_said(on_the_cpu):
     exp = triptych.explain(stack(depth=1).to(bf16), torch.randn(64, 32, dtype=bf16), train=True)
     (decline,) = (d for p in exp.passes if p.name == "fuse_norm_backward" for d in p.declines)
     assert decline.reason.endswith("and would have to be written to memory")
+
+
+def test_a_write_to_an_operand_in_between(on_the_cpu):
+    """The gradient is cast, then overwritten: the operator would read the new numbers."""
+
+    def program(g, *others, writes):
+        half = g.cos()
+        wide = half.float()
+        return half.zero_() if writes else half, _backward(wide, *others)
+
+    given = torch.randn(64, 16, dtype=bf16), torch.randn(64, 16), torch.randn(64, 1), torch.rand(64, 1), torch.randn(16)
+    for writes in (False, True):
+        gm = make_fx(functools.partial(program, writes=writes))(*given)
+        tally = run_pass(FuseNormBackward, gm)
+        assert bool(tally.fired) is not writes
+    (decline,) = tally.declines.values()
+    assert decline.reason.endswith("writes to an operand in between")
