@@ -45,6 +45,8 @@ LINEARS = Effect("fusion", "group of linears joined", "groups of linears joined"
 PRODUCTS = Effect("fusion", "group of matrix products joined", "groups of matrix products joined")
 BATCH = Effect("fusion", "operation batched", "operations batched")
 NORM = Effect("fusion", "batch norm folded into weights", "batch norms folded into weights")
+NORM_BACKWARD = Effect("fusion", "backward of a layer norm fused", "backwards of layer norms fused")
+SUMS = Effect("fusion", "group of gradient sums joined", "groups of gradient sums joined")
 PRODUCT = Effect("fusion", "matrix product rewritten", "matrix products rewritten")
 PIECES = Effect("clean-up", "split or concatenation simplified", "splits and concatenations simplified")
 VIEWS = Effect("clean-up", "view or cast dropped", "views and casts dropped")
@@ -129,6 +131,8 @@ EFFECT_OF_PASS: dict[str, Effect] = {
     "fuse_attention_aten_pass": SPELLING,  # except for `fuse_attention_aten`, as in `fuse_attention`
     "slice_scatter_chunking": PIECES,
     "reduced_atomic_contention": SPREAD,
+    "fuse_norm_backward": NORM_BACKWARD,
+    "batch_gradient_sums": SUMS,
     "normalization_aten_pass": SPELLING,
     "decompose_mm_pass": PRODUCT,
     "unbind_stack_aten_pass": PIECES,
@@ -149,12 +153,14 @@ EFFECT_OF_PASS: dict[str, Effect] = {
     # before_codegen
     "gradient_strides": PREPARATION,
     "draw_into_empty_memory": PREPARATION,
+    "region_results": PREPARATION,
     "lift_constants": PREPARATION,
     "cat_in_one_launch": PREPARATION,
     "cast_by_aten": PREPARATION,
     "launch_triton_kernels": PREPARATION,
     "spell_out_complex_numbers": PREPARATION,
     "reinplace": IN_PLACE,
+    "products_by_onednn": PRODUCT,
     "copy_operands_of_cat": PREPARATION,
 }  # fmt: skip
 
