@@ -16,7 +16,7 @@ from ..cost.timing import Work
 from ..ir.facts import is_contiguous, known_equal, tensor_fact, tensor_of
 from ..ir.program import Program
 from ..ir.readers import readers
-from ..ir.traits import is_pointwise, is_view
+from ..ir.traits import is_pointwise, is_reduction, is_view
 from ..kernels.registry import KERNEL_DTYPES
 from ..match.matcher import Matcher, PatternMatch
 from ..match.pattern import Tensor, build_pattern
@@ -262,12 +262,20 @@ def is_inline(program: Program, node: Node, inside: Collection[Node]) -> bool:
     read? Then the kernels that read it also compute it, and it is never written to memory."""
     source = node
     while (call := program.call(source)) is not None and is_view(call.op) and not call.mutates:
-        if call.op == "to" and tensor_of(call.args["self"]).dtype != tensor_of(source).dtype:
+        operand = call.args["self"]
+        if call.op == "to" and tensor_of(operand).dtype != tensor_of(source).dtype and not _is_sum(program, operand):
             break
-        source = call.args["self"]
+        source = operand
     if call is None or call.mutates or not is_pointwise(call.op):
         return False
     return all(reader in inside for reader in readers(program, source))  # a cast is read through, as a view is
+
+
+def _is_sum(program: Program, node: Node) -> bool:
+    """Is the value, or what it is a view of, computed by a reduction? The kernel of the reduction then casts it."""
+    while (call := program.call(node)) is not None and is_view(call.op) and call.op != "to":
+        node = call.args["self"]
+    return call is not None and is_reduction(call.op)
 
 
 def _dims(dims: Any, count: int) -> set[int]:
