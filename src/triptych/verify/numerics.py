@@ -150,8 +150,8 @@ class NumericCheck:
 
 
     def _coarsest(self) -> torch.dtype | None:
-        """The floating-point dtype with the fewest digits that the graph rounds to, before the pass or after it."""
-        values = [fact(n) for graph in (self.graph, self.gm.graph) for n in graph.nodes]
+        """The floating-point dtype with the fewest digits in the graph before the pass."""
+        values = map(fact, self.graph.nodes)
         dtypes = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.dtype in VERIFIED}
         return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=None)
 
@@ -162,8 +162,8 @@ def compare(
 ) -> None:  # fmt: skip
     """Raise VerificationError, naming what differs and by how much, unless both results are the same.
 
-    `coarsest` is the floating-point dtype with the fewest digits in the graph: a float32 result that comes from
-    bfloat16 values is no more exact than these.
+    `coarsest` is the floating-point dtype with the fewest digits in the graph before the pass: a float32 result that
+    comes from bfloat16 values is no more exact than these.
     """
     if len(before.outputs) != len(after.outputs):
         raise VerificationError(f"{len(before.outputs)} outputs became {len(after.outputs)}")
