@@ -7,7 +7,7 @@ import torch._inductor.config as inductor_config
 import torch.nn.functional as F
 
 import triptych
-from triptych.cost import measuring_allowed
+from triptych.cost import Operand, measuring_allowed
 from triptych.joint import padding_cost
 
 
@@ -79,14 +79,14 @@ def test_deterministic_means_that_nothing_is_measured():
 
 def test_precision_of_products_is_read_however_it_was_set():
     """torch raises where the older setting is read after the newer one was set."""
-    site = padding_cost.Site((), 64, 63, 64, ((63, 1), (64, 1)), torch.float32, torch.device("cpu"),
-                             padding_cost.Padding(k=1), (True, True, True))  # fmt: skip
+    left, right = (Operand.contiguous(shape, torch.float32) for shape in ((64, 63), (63, 64)))
+    site = padding_cost.Site(torch.device("cpu"), left, right, padding_cost.Padding(k=1), (True, True, True))
     was = torch.backends.cuda.matmul.fp32_precision
     try:
         torch.backends.cuda.matmul.fp32_precision = "ieee"
-        plain, _ = padding_cost.modelled(site)
+        plain = site.as_written().seconds()
         torch.backends.cuda.matmul.fp32_precision = "tf32"
-        unaligned, _ = padding_cost.modelled(site)
+        unaligned = site.as_written().seconds()
     finally:
         torch.backends.cuda.matmul.fp32_precision = was
     assert unaligned > plain

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from triptych.rewrite.record import Decision
+from triptych.cost.decision import Decision
 from triptych.testing.check import run_example
 from triptych.testing.subjects import subjects
 

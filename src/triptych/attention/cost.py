@@ -21,10 +21,11 @@ import torch
 import torch.nn.functional as F
 
 from ..cost import can_measure, device_model, measured_in_turns, size_hint
+from ..cost.decision import Decision
 from ..cost.device import HALF, precision_of_products
-from ..cost.timing import Work
+from ..cost.parts import MODEL_ERROR
+from ..cost.timing import Run as Work
 from ..ir.facts import tensor_of
-from ..rewrite.record import MODEL_ERROR, Decision
 from ..rewrite.rule import Match
 from .kernel import NO_KERNEL
 from .plan import AttentionPlan

@@ -7,10 +7,10 @@ import math
 from torch.fx import Node
 
 from ..cost import bytes_of, device_model, size_hint
+from ..cost.decision import Decision
 from ..cost.device import HALF
 from ..ir.facts import tensor_of
 from ..ir.program import Program
-from ..rewrite.record import Decision
 from .region import Region
 from .rows import Rows, Summed
 from .sizes import most_chunks, shape_of, spans

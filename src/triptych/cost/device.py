@@ -58,6 +58,10 @@ class DeviceModel:
     operator: float = 0.0
     """The minimal cost of calling an operator written in Python: it takes the host longer than one of torch's."""
 
+    @property
+    def is_gpu(self) -> bool:
+        return self.operator > 0
+
     def flops(self, dtype: torch.dtype) -> float:
         if dtype in HALF:
             return self.half

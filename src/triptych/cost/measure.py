@@ -16,7 +16,8 @@ import torch
 
 from .. import _private
 from .store import add_to_store, read_store
-from .timing import Work, apart_from_the_program, seconds, seconds_in_turns, seconds_on_cpu
+from .timing import Run as Work
+from .timing import apart_from_the_program, rounds_in_turns, seconds
 
 log = logging.getLogger("triptych")
 
@@ -72,7 +73,7 @@ def measured_in_turns(device: torch.device, *questions: tuple[str, Callable[[], 
     not compared with one that was measured at another moment."""
     if device.type == "cpu":
         names, prepare = zip(*questions)
-        return _times(device, names, lambda: seconds_in_turns([p() for p in prepare]))
+        return _times(device, names, lambda: [min(r) for r in rounds_in_turns([p() for p in prepare])])
     times = [measured(question, device, prepare) for question, prepare in questions]
     known = tuple(time for time in times if time is not None)
     return known if len(known) == len(times) else None
@@ -97,7 +98,7 @@ def _times(device: torch.device, questions: Sequence[str], measure: Callable[[],
 
 def _seconds(device: torch.device, prepare: Callable[[], Work]) -> float:
     if device.type == "cpu":
-        return seconds_on_cpu(prepare())
+        return min(rounds_in_turns([prepare()])[0])
     with torch.cuda.device(device):
         return seconds(prepare())
 

@@ -11,18 +11,18 @@ from typing import Any
 import torch
 
 from ..ir.sizes import size_hint
-from ..rewrite.record import Decision, decide
-from ..rewrite.rule import Match
+from .decision import Decision
 from .device import DeviceModel, device_model, precision_of_products
 from .measure import can_measure, measured
-from .timing import Work
+from .old import decide
+from .timing import Run as Work
 
 Costs = Callable[[DeviceModel], tuple[float, float]]
 """Seconds of the old and of the new form on a device, added up from its products, its copies and its launches."""
 
 
 def require_gain(
-    m: Match, device: torch.device, costs: Costs, *, sure: bool = False, saves: int = 0, by_name: bool = False
+    m: Any, device: torch.device, costs: Costs, *, sure: bool = False, saves: int = 0, by_name: bool = False
 ) -> None:
     """Leave this site alone unless the new form is faster. `sure`, `saves` and `by_name` are those of `Match.pays`."""
     m.accept(decision(device, costs, m.program.options.tune, sure=sure, saves=saves, by_name=by_name))

@@ -11,7 +11,7 @@ import torch
 
 from .. import _private
 
-Work = Callable[[], Any]
+Run = Callable[[], Any]
 
 CYCLES_A_SECOND = 3.5e9
 """An upper bound on the clock rate of a GPU: waiting for this many cycles takes at least a second."""
@@ -42,68 +42,67 @@ def _without_saved_tensor_hooks() -> Iterator[None]:
         _private.ignore_saved_tensor_hooks(were_ignored)
 
 
-def seconds(work: Work, rounds: int = 5, least: float = 1e-3) -> float:
-    """Seconds that one call of `work` keeps the GPU busy: the best of some rounds, each at least `least` seconds long,
-    because other work on the machine only adds to the time.
+def seconds(run: Run) -> float:
+    """The best of `rounds_on_gpu`, because other work on the machine only adds to the time."""
+    return min(rounds_on_gpu(run))
+
+
+def rounds_on_gpu(run: Run, rounds: int = 5, least: float = 1e-3) -> list[float]:
+    """Seconds that one call keeps the GPU busy, in some rounds, each at least `least` seconds long.
 
     The time in which the host launches kernels does not count. A call from Python, with tuning and checks, can take the
     host longer than a small kernel takes the GPU, and generated code launches the same kernel in a fraction of that.
     """
     for _ in range(3):
-        work()
-    launching = min(_launching(work) for _ in range(3))
-    enough = least / max(_round(work, 1, launching), 1e-7)
+        run()
+    launching = min(_launching(run) for _ in range(3))
+    enough = least / max(_round(run, 1, launching), 1e-7)
     times = max(1, min(100, int(enough), int(LONGEST_WAIT / _wait(launching))))
-    return min(_round(work, times, launching) for _ in range(rounds))
+    return [_round(run, times, launching) for _ in range(rounds)]
 
 
-def seconds_on_cpu(work: Work, rounds: int = 5, least: float = 2e-3, most: float = 0.2) -> float:
-    """Seconds that one call of `work` takes on the CPU: the best of some rounds, each at least `least` seconds long.
-
-    There are fewer rounds if they would take more than `most` seconds together. The first call also prepares the
-    kernels, so it counts only if it takes as long as that by itself.
+def rounds_in_turns(
+    runs: Sequence[Run], rounds: int = 20, least: float = 5e-4, most: float = 0.2
+) -> list[list[float]]:
+    """Seconds that one call of each takes on the CPU, in some rounds, each at least `least` seconds long. The rounds of
+    the candidates alternate: other load on the machine, which slows even the time of one thread, then falls on all of
+    them alike. There are fewer rounds if all together would take more than `most` seconds, but not fewer than two. The
+    first call of each, which also prepares its kernels, does not count.
     """
-    return seconds_in_turns([work], rounds, least, most)[0]
-
-
-def seconds_in_turns(works: Sequence[Work], rounds: int = 20, least: float = 5e-4, most: float = 0.2) -> list[float]:
-    """The same for several works, whose rounds alternate: other load on the machine, which slows even the time of one
-    thread, then falls on all of them alike."""
-    first = [_on_cpu(work, 1) for work in works]
-    if sum(first) > most:
-        return first
-    once = [_on_cpu(work, 1) for work in works]
+    for run in runs:
+        run()
+    once = [_on_cpu(run, 1) for run in runs]
     times = [max(1, min(100, int(least / max(seconds, 1e-6)))) for seconds in once]
     all_once = sum(count * seconds for count, seconds in zip(times, once))
-    rounds = max(1, min(rounds, int(most / max(all_once, 1e-9))))
-    results = [[_on_cpu(work, count) for work, count in zip(works, times)] for _ in range(rounds)]
-    return [min(seconds) for seconds in zip(*results)]
+    rounds = max(2, min(rounds, int(most / max(all_once, 1e-9))))
+    results = [[_on_cpu(run, count) for run, count in zip(runs, times)] for _ in range(rounds)]
+    return [list(of_one) for of_one in zip(*results)]
 
 
-def _on_cpu(work: Work, times: int) -> float:
+def _on_cpu(run: Run, times: int) -> float:
     # the time of a thread leaves out what other programs on the machine take, but also what other threads do
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     start = clock()
     for _ in range(times):
-        work()
+        run()
     return (clock() - start) / times
 
 
-def _launching(work: Work) -> float:
+def _launching(run: Run) -> float:
     """Seconds that the host takes to launch one call."""
     torch.cuda.synchronize()
     start = time.perf_counter()
-    work()
+    run()
     return time.perf_counter() - start
 
 
-def _round(work: Work, times: int, launching: float) -> float:
+def _round(run: Run, times: int, launching: float) -> float:
     """Seconds per call. The GPU first waits until the host has launched all calls, then runs them in a row."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     _private.gpu_sleep(int(min(times * _wait(launching), LONGEST_WAIT) * CYCLES_A_SECOND))
     start.record()
     for _ in range(times):
-        work()
+        run()
     end.record()
     end.synchronize()
     return start.elapsed_time(end) / 1e3 / times

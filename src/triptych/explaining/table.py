@@ -11,9 +11,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..cost.decision import Decision
 from ..passes.record import PassRecord
 from ..passes.session import Session
-from ..rewrite.record import Decision
 from .comparison import figures
 from .frames import in_order
 from .phrases import CHANGED, FAILED, count, data_size, duration, nothing, place, summary, title

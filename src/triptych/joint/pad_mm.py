@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from ..rewrite.emit import Emitter
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
-from .padding_cost import ALIGNMENT, Padding, modelled, needed_padding, product_site, rows_lie_whole, timed
+from .padding_cost import ALIGNMENT, Padding, needed_padding, product_site, rows_lie_whole
 from .unaligned_linear import UnalignedLinear
 
 ALWAYS = {"always": True}
@@ -64,8 +64,7 @@ class PadMm(Rule):
             m.require(fits, "the bias does not broadcast to the product", at=c, wanted=m.root.shape, found=c.shape)
         if not self.always:
             site = product_site(m, a, b, padding)
-            measure = (lambda: timed(site)) if self.measure else None
-            m.pays(*modelled(site), measure=measure, error=math.inf)  # the model does not know which kernels exist
+            m.pays(replace(site.as_written(), by_clock=self.measure), site.padded())
 
     def rewrite(self, op, m, a, b, c, beta, alpha):
         padding = needed_padding(m, a.tensor, b.tensor)

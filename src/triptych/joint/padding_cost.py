@@ -1,18 +1,15 @@
-"""How much a product with unaligned sizes must be padded, and what that costs, by the cost model or timed."""
+"""How much a product with unaligned sizes must be padded, and what that costs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch.fx import Node
 
-from ..cost import Layout, can_measure, device_model, measured, size_hint
-from ..cost.device import precision_of_products, tf32_is_allowed
+from ..cost import UNKNOWN, Moved, Operand, Product, Work
+from ..cost.device import tf32_is_allowed
 from ..ir.facts import known
 from ..ir.program import Program, Value
 from ..ir.traits import is_pointwise
@@ -56,42 +53,38 @@ def rows_lie_whole(matrix: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Site:
-    """A product and its padding, with all sizes as plain numbers."""
+    """A product, the padding that it needs, and which of the copies for it cost nothing."""
 
-    batch: tuple[int, ...]
-    m: int
-    k: int
-    n: int
-    strides: tuple[tuple[int, ...], tuple[int, ...]]
-    dtype: torch.dtype
     device: torch.device
+    left: Operand
+    right: Operand
     padding: Padding
     free: tuple[bool, bool, bool]
-    """Whether padding a, padding b and cutting the result cost nothing."""
+    """Whether padding the left operand, padding the right one and cutting the result cost nothing."""
 
     @property
-    def bytes(self) -> int:
-        elements = self.m * self.k + self.k * self.n + self.m * self.n
-        return 4 * math.prod(self.batch) * elements * self.dtype.itemsize
+    def sizes(self) -> tuple[int, int, int]:
+        return self.left.shape[-2], self.left.shape[-1], self.right.shape[-1]
+
+    def as_written(self) -> Work:
+        slow = 1.0 if self.left.dtype == torch.float32 and not tf32_is_allowed() else UNALIGNED_RATE
+        # the model does not know which kernels exist
+        return Work.of(self.device, Product(self.left, self.right, rate=slow, error=UNKNOWN))
+
+    def padded(self) -> Work:
+        grow, ((m, k, n), batch) = self.padding, (self.sizes, math.prod(self.left.shape[:-2]))
+        left, right = _padded(self.left, grow.m, grow.k), _padded(self.right, grow.k, grow.n)
+        grown = (grow.m or grow.k, grow.k or grow.n, grow.m or grow.n)
+        elements = ((m + grow.m) * (k + grow.k), (k + grow.k) * (n + grow.n), (m + grow.m) * (n + grow.n))
+        copied = [count for count, grows, free in zip(elements, grown, self.free) if grows and not free]
+        copies = [Moved(2 * batch * count * self.left.dtype.itemsize) for count in copied]
+        return Work.of(self.device, Product(left, right, error=UNKNOWN), copies)
 
 
 def product_site(m: Match, a: Value, b: Value, padding: Padding) -> Site:
-    rows, inner, columns = (size_hint(s) for s in (a.shape[-2], a.shape[-1], b.shape[-1]))
-    batch = tuple(size_hint(s) for s in a.shape[:-2])
-    strides = (tuple(map(size_hint, a.stride)), tuple(map(size_hint, b.stride)))
+    assert a.device is not None
     free = (_written_padded(m, a.node), _written_padded(m, b.node), _read_through(m.program, m.root.node))
-    return Site(batch, rows, inner, columns, strides, a.dtype, a.device, padding, free)
-
-
-def timed(site: Site) -> tuple[float, float] | None:
-    """Seconds without and with padding: the products are timed on the device, the copies are estimated by the model.
-
-    The kernels that copy are not generated yet, and eager's take up to twice as long where rows are not aligned.
-    """
-    if not can_measure(site.device, site.bytes):
-        return None
-    before, after = seconds_of(site, "plain", _plain_work), seconds_of(site, "padded", _padded_work)
-    return None if before is None or after is None else (before, after + _copies(site))
+    return Site(a.device, Operand.of(a.tensor), Operand.of(b.tensor), padding, free)
 
 
 def _written_padded(m: Match, node: Node) -> bool:
@@ -108,51 +101,12 @@ def _read_through(program: Program, node: Node) -> bool:
     return all(call is not None and is_pointwise(call.op) for call in calls)
 
 
-def seconds_of(site: Site, what: str, work: Callable[[Site], Callable[[], Any]]) -> float | None:
-    sizes = f"{list(site.batch)} {site.m}x{site.k}x{site.n} {site.strides} {site.dtype}"
-    precise = precision_of_products(site.dtype, site.device)
-    how = f" {site.padding}" if what == "padded" else ""
-    return measured(f"pad_mm {what} {sizes}{precise}{how}", site.device, lambda: work(site))
-
-
-def operands(site: Site) -> tuple[torch.Tensor, torch.Tensor]:
-    shapes = (*site.batch, site.m, site.k), (*site.batch, site.k, site.n)
-    a, b = (Layout(shape, strides).random(site.dtype, site.device) for shape, strides in zip(shapes, site.strides))
-    return a, b
-
-
-def _plain_work(site: Site) -> Callable[[], Any]:
-    a, b = operands(site)
-    return lambda: torch.matmul(a, b)
-
-
-def _padded_work(site: Site) -> Callable[[], Any]:
-    (a, b), grow = operands(site), site.padding
-    left, right = _pad(a, grow.m, grow.k), _pad(b, grow.k, grow.n)
-    return lambda: torch.matmul(left, right)
-
-
-def _pad(matrix: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+def _padded(matrix: Operand, rows: int, columns: int) -> Operand:
+    """The padded copy of a matrix, or the matrix itself where it does not grow."""
     if not rows and not columns:
         return matrix
-    if rows_lie_whole(matrix):
-        return F.pad(matrix, (0, columns, 0, rows))
-    return F.pad(matrix.mT, (0, rows, 0, columns)).mT
-
-
-def modelled(site: Site) -> tuple[float, float]:
-    model = device_model(site.device)
-    batch, grow = math.prod(site.batch), site.padding
-    slow = 1.0 if site.dtype == torch.float32 and not tf32_is_allowed() else UNALIGNED_RATE
-    before = model.gemm(site.m, site.n, site.k, site.dtype, batch, slow)
-    after = model.gemm(site.m + grow.m, site.n + grow.n, site.k + grow.k, site.dtype, batch)
-    return before, after + _copies(site)
-
-
-def _copies(site: Site) -> float:
-    """Modelled seconds for padding the operands and cutting the result, where that costs anything."""
-    model, batch, grow = device_model(site.device), math.prod(site.batch), site.padding
-    m, k, n = site.m + grow.m, site.k + grow.k, site.n + grow.n
-    copied = ((m * k, grow.m or grow.k), (k * n, grow.k or grow.n), (m * n, grow.m or grow.n))
-    needed = [elements for (elements, grows), free in zip(copied, site.free) if grows and not free]
-    return sum(model.copy(2 * batch * elements * site.dtype.itemsize) for elements in needed)
+    *batch, height, width = matrix.shape
+    shape = (*batch, height + rows, width + columns)
+    if matrix.strides[-1] == 1 or matrix.strides[-2] != 1:
+        return Operand.contiguous(shape, matrix.dtype)
+    return Operand.contiguous((*batch, shape[-1], shape[-2]), matrix.dtype).mT

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 
-from ..cost import device_model
+from ..cost import UNKNOWN, Call, Work
+from ..cost.decision import choose
+from ..cost.device import HALF
 from ..ir.facts import known, known_equal
-from ..kernels import parallel_linear
 from ..kernels.capture import is_launched
 from ..kernels.registry import triton_is_there
 from ..match.pattern import Tensor
 from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Rule
-from .padding_cost import Padding, Site, modelled, needed_padding, operands, product_site, seconds_of, timed
+from .padding_cost import Padding, Site, needed_padding, product_site
 
 RATE = 0.6
 """Assumed rate of the kernel, relative to the library's on aligned sizes."""
 
-HALF = (torch.float16, torch.bfloat16)
 ALWAYS = {"always": True}
 
 
@@ -58,8 +55,12 @@ class UnalignedLinear(Rule):
         m.applies(all(not isinstance(s, int) or s > 0 for s in (*x.shape, *w.shape)))
         if not self.always:
             site = product_site(m, x, w, padding)
-            measure = (lambda: _timed(site)) if self.measure else None
-            m.pays(*_modelled(site), measure=measure, error=math.inf)  # the model does not know which kernels exist
+            m.pays(self._library(site, m.program.options.tune), _kernel(site))
+
+    def _library(self, site: Site, tune: str) -> Work:
+        """The product with or without padding, whichever is quicker."""
+        as_written = replace(site.as_written(), by_clock=self.measure)
+        return site.padded() if choose(as_written, site.padded(), tune).pays else as_written
 
     def rewrite(self, op, x, w, b):
         biases = [] if b is None else [b]
@@ -80,17 +81,11 @@ class UnalignedLinear(Rule):
     ]  # fmt: skip
 
 
-def _modelled(site: Site) -> tuple[float, float]:
-    return min(modelled(site)), device_model(site.device).gemm(site.m, site.n, site.k, site.dtype, rate=RATE)
-
-
-def _timed(site: Site) -> tuple[float, float] | None:
-    """Seconds of the library, with or without padding, whichever is quicker, and of the kernel."""
-    others = timed(site)
-    ours = None if others is None else seconds_of(site, "by triptych::parallel_linear", _work)
-    return None if others is None or ours is None else (min(others), ours)
-
-
-def _work(site: Site) -> Callable[[], Any]:
-    x, w = operands(site)
-    return lambda: parallel_linear.cuda(x, [w.t()], [], None)
+def _kernel(site: Site) -> Work:
+    m, k, n = site.sizes
+    dtype = site.left.dtype
+    product = Call(
+        torch.ops.triptych.parallel_linear.default, (site.left, (site.right.mT,), (), None),
+        produced=m * n * dtype.itemsize, work=2.0 * m * n * k, precision=dtype, rate=RATE, error=UNKNOWN,
+    )  # fmt: skip
+    return Work.of(site.device, product)

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html import escape
 
-from ..rewrite.record import Decision, Decline, Firing
+from ..cost.decision import Decision
+from ..rewrite.record import Decline, Firing
 
 
 @dataclass(frozen=True)

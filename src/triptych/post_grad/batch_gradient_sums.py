@@ -12,7 +12,7 @@ import torch
 from torch.fx import Node
 
 from ..cost import bytes_of, can_measure, device_model, measured
-from ..cost.timing import Work
+from ..cost.timing import Run as Work
 from ..ir.facts import is_contiguous, is_static, tensor_of
 from ..ir.partitioned import returns_gradients
 from ..ir.program import Program

@@ -33,6 +33,7 @@ from torch.fx import Node
 from .. import _private
 from ..cost import device_model, size_hint
 from ..cost.device import HALF
+from ..cost.parts import MODEL_ERROR
 from ..ir.facts import tensor_fact, tensor_of
 from ..ir.program import Program
 from ..pre_grad.fuse_parallel_linear_pass import JoinedWeights
@@ -40,7 +41,6 @@ from ..pre_grad.joined_products import Product, ProductGroup, joining_cost, piec
 from ..rewrite.emit import Emitter
 from ..rewrite.examples import declines, fires, others_are_weights
 from ..rewrite.passes import Pass
-from ..rewrite.record import MODEL_ERROR
 from ..rewrite.rule import Rule
 from .group_batch_fusion_passes import LINEAR
 from .group_batch_fusion_passes import NAME as BATCH_FUSION

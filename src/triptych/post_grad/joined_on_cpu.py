@@ -14,7 +14,7 @@ import torch
 
 from ..cost import Layout, can_measure, measured_in_turns, size_hint
 from ..cost.device import precision_of_products
-from ..cost.timing import Work
+from ..cost.timing import Run as Work
 from ..ir.facts import tensor_of
 from ..pre_grad.joined_products import ProductGroup
 from ..rewrite.rule import Match

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..cost import DeviceModel, bytes_of, require_gain, size_hint
+from ..cost import Part, Product, Work, read_and_written, size_hint
 from ..ir.facts import known_equal, tensor_of
 from ..ir.program import Value
 from ..match.pattern import Tensor
@@ -37,7 +37,7 @@ class MmPlusMm(Rule):
         m.applies(m.root.known and all(v.known and v.rank == 2 and v.is_float for v in (a, b, c, d)))
         whole = known_equal(a.shape[0], c.shape[0]) and known_equal(b.shape[1], d.shape[1])
         m.require(whole, "the products have different shapes")
-        require_gain(m, a.device, lambda model: _costs(model, m, a, b, c, d))
+        m.pays(_apart(m, a, b, c, d), _together(m, a, b, c, d))
 
     def rewrite(self, op, m, a, b, c, d, shape):
         product = op.matmul(_joined(op, a, c, 1), _joined(op, b, d, 0))
@@ -61,20 +61,23 @@ class MmPlusMm(Rule):
     ]  # fmt: skip
 
 
-def _costs(model: DeviceModel, m: Match, a: Value, b: Value, c: Value, d: Value) -> tuple[float, float]:
+def _apart(m: Match, a: Value, b: Value, c: Value, d: Value) -> Work:
+    result, in_reader = tensor_of(m.root.node), read_by_pointwise(m.program, m.root.node, True)
+    # a kernel that reads the sum also adds: then one of the two products is more for it to read
+    added = read_and_written(result, times=1 if in_reader else 3, launches=0 if in_reader else 1)
+    return Work.of(a.device, Product.of(a.tensor, b.tensor), Product.of(c.tensor, d.tensor), added)
+
+
+def _together(m: Match, a: Value, b: Value, c: Value, d: Value) -> Work:
     rows, columns = size_hint(a.shape[0]), size_hint(b.shape[1])
-    inner = [size_hint(v.shape[1]) for v in (a, c)]
-    result = bytes_of(tensor_of(m.root.node))
-    added = result / model.bandwidth if read_by_pointwise(m.program, m.root.node, True) else model.copy(3 * result)
-    before = sum(model.gemm(rows, columns, k, a.dtype) for k in inner) + added
-    joined = _joining_cost(model, m, a, c) + _joining_cost(model, m, b, d)
-    return before, model.gemm(rows, columns, sum(inner), a.dtype) + joined
+    inner = sum(size_hint(v.shape[1]) for v in (a, c))
+    return Work.of(a.device, Product.sized(rows, columns, inner, a.dtype), _joining(m, a, c), _joining(m, b, d))
 
 
-def _joining_cost(model: DeviceModel, m: Match, *values: Value) -> float:
+def _joining(m: Match, *values: Value) -> list[Part]:
     if m.program.computed_once(*(v.node for v in values)):
-        return 0.0
-    return model.copy(2 * sum(bytes_of(v.tensor) for v in values if v.tensor is not None))
+        return []
+    return [read_and_written(*(v.tensor for v in values if v.tensor is not None), times=2)]
 
 
 def _joined(op: Emitter, first: Value, second: Value, dim: int) -> Value:

@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from ..cost import DeviceModel, can_measure, device_model, measured
 from ..cost.timed import timed
-from ..cost.timing import Work
+from ..cost.timing import Run as Work
 from ..ir.facts import is_contiguous, known_equal, tensor_fact, tensor_of
 from ..ir.program import Program
 from ..ir.readers import readers

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..cost import bytes_of, require_gain
+from ..cost import Work, read_and_written
 from ..ir.facts import tensor_fact, tensor_of
 from ..ir.program import Program
 from ..rewrite.examples import declines, fires
@@ -63,8 +63,8 @@ class PartialReduction(Rule):
         partial_result, result = tensor_of(partial.node), tensor_of(whole.node)
         narrow = whole.name == "sum" and result.dtype in NARROW
         m.require(not narrow, "the partial sums would be rounded to {found} before they are added", found=result.dtype)
-        whole_read, partial_read = (bytes_of(source) + bytes_of(result) for source in (tensor_of(x), partial_result))
-        require_gain(m, result.device, lambda model: (model.copy(whole_read), model.copy(partial_read)))
+        old, new = (Work.of(result.device, read_and_written(t, result)) for t in (tensor_of(x), partial_result))
+        m.pays(old, new)
 
     def rewrite(self, op, m):
         partial, whole = m.bindings["partial"], m.bindings["whole"]

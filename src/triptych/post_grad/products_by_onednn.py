@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from ..cost import can_measure, device_model, measured_in_turns, size_hint
+from ..cost.decision import GAIN
 from ..cost.device import precision_of_products, products_of_float32_on_a_cpu
 from ..ir.facts import known, known_equal, tensor_of
 from ..ir.program import Value
@@ -31,7 +32,6 @@ from ..match.pattern import Tensor
 from ..rewrite.emit import Emitter
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
-from ..rewrite.record import GAIN
 from ..rewrite.rule import Rule
 from .neighbours import generates_products
 

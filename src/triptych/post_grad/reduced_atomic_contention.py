@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 
 from ..cost import bytes_of, can_measure, device_model, measured, measuring_allowed, size_hint
-from ..cost.timing import Work
+from ..cost.timing import Run as Work
 from ..ir.facts import is_static, tensor_fact, tensor_of
 from ..ir.program import Program
 from ..ir.values import knowledge

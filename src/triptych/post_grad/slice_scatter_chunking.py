@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..cost import bytes_of, device_model
+from ..cost import Work, read_and_written
 from ..ir.facts import known_equal, tensor_fact
 from ..ir.program import Program
 from ..ir.values.knowledge import knowledge
@@ -115,8 +115,8 @@ class FilledSliceBySlice(Rule):
         number = knowledge(m.program).number(first.before) if untouched else None
         m.require(not untouched or number is not None, "a part of {at} is not written", at=first.before)
         m.bindings["number"] = number
-        model, moved = device_model(m.root.device), 2 * bytes_of(m.root.tensor)
-        m.pays(len(writes) * model.copy(moved), model.copy(moved), sure=True)
+        copied = Work.of(m.root.device, read_and_written(m.root.tensor, times=2))
+        m.pays(len(writes) * copied, copied)
 
     def rewrite(self, op, m):
         dim, root = m.bindings["writes"][0].dim, m.root

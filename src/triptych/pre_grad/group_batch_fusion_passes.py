@@ -23,6 +23,7 @@ from ..batching.recipes import (
     Recipe,
 )
 from ..cost import DeviceModel, device_model
+from ..cost.decision import Decision
 from ..cost.timed import decision
 from ..ir.facts import tensor_fact, tensor_of
 from ..ir.gradients import reached_by_gradients
@@ -32,7 +33,6 @@ from ..kernels import triton_is_there
 from ..rewrite.edits import Arrange, ReplaceAll
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
-from ..rewrite.record import Decision
 from ..rewrite.rewriter import Replacement
 from ..rewrite.rule import Match, Rule
 from .fuse_split_linear_add_pass import FuseSplitLinearAddPass, layers_to_join

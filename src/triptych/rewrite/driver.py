@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 
 from torch.fx import Node
 
+from ..cost.decision import Decision
 from ..errors import RuleError
 from ..ir.refusal import Refusal
 from ..ir.text import line, source_line
 from ..match.matcher import Matcher
-from .record import Decision, Decline, Firing
+from .record import Decline, Firing
 from .refusal import NotConcerned, Refused
 from .rewriter import Rewriter
 from .rule import CompiledRule, Match, Rule, compiled

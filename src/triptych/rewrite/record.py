@@ -1,9 +1,8 @@
-"""What the driver records about a site: a refusal, a rewrite, or a decision of the cost model."""
+"""What the driver records about a site: a refusal, or a rewrite."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -97,91 +96,3 @@ class Firing:
 
 def _comment(source: str) -> str:
     return f"  # {source}" if source else ""
-
-
-GAIN = 0.95
-"""The new time must be less than this fraction of the old one: a smaller gain is within the error of the cost model."""
-
-SLOWER = 1.05
-"""A rewrite that saves memory may take up to this many times as long."""
-
-MODEL_ERROR = 1.5
-"""The factor by which the cost model of a device may be wrong about the ratio of two costs."""
-
-
-@dataclass(frozen=True)
-class Decision:
-    """A rewrite that is not always faster: the costs of the old and the new form, in seconds."""
-
-    before: float
-    after: float
-    rule: str = ""
-    node: str = ""
-    sure: bool = False
-    """The new form does part of the work of the old one and nothing else, so any gain counts."""
-    measured: bool = False
-    """Timed on the device, not modelled."""
-    saves: int = 0
-    """By how many bytes the new form lowers the peak memory; in return it may be a little slower."""
-    negligible: bool = False
-    """So little time that the new form is used whichever is faster."""
-    by_name: bool = False
-    """The user added the pass by name to get this form, so it is used whichever is faster."""
-
-    @property
-    def most(self) -> float:
-        """The new form must cost less than this."""
-        if self.saves:
-            return SLOWER * self.before
-        return self.before if self.sure else GAIN * self.before
-
-    @property
-    def pays(self) -> bool:
-        return self.negligible or self.by_name or self.after < self.most
-
-    @property
-    def refusal(self) -> Refusal:
-        unsure = ", too small a gain to be sure of" if self.after < self.before and not self.saves else ""
-        sentence = f"would cost {{found}} instead of {_microseconds(self.before)}{unsure}, {self.source}"
-        return Refusal(sentence, wanted=f"less than {_microseconds(self.most)}", found=_microseconds(self.after))
-
-    def __str__(self) -> str:
-        told = f"{_microseconds(self.after)} instead of {_microseconds(self.before)}"
-        return ", ".join([told, *self.reasons, self.source])
-
-    @property
-    def reasons(self) -> list[str]:
-        """Why the new form may be used although it is not faster."""
-        reasons = [f"saves {self.saves / 2**20:.0f} MiB"] if self.saves else []
-        if self.negligible:
-            reasons.append("too short to matter")
-        if self.by_name and self.after >= self.most:
-            reasons.append("used because it was added by name")
-        return reasons
-
-    @property
-    def source(self) -> str:
-        return "measured" if self.measured else "modelled"
-
-
-def decide(
-    before: float,
-    after: float,
-    tune: str,
-    *,
-    sure: bool = False,
-    measure: Callable[[], tuple[float, float] | None] | None = None,
-    error: float = MODEL_ERROR,
-    saves: int = 0,
-    by_name: bool = False,
-) -> Decision:
-    """Decide by modelled costs, or by measured ones; the parameters are those of `Match.pays`."""
-    is_unsure = not (sure or by_name) and before < error * after and after < error * before
-    if measure is not None and (tune == "all" or (tune == "unsure" and is_unsure)):
-        if (times := measure()) is not None:
-            return Decision(*times, measured=True, saves=saves, by_name=by_name)
-    return Decision(before, after, sure=sure, saves=saves, by_name=by_name)
-
-
-def _microseconds(seconds: float) -> str:
-    return f"{seconds * 1e6:.1f} us"

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch.fx import Node
 
+from ..cost.decision import Decision, choose
+from ..cost.work import Work
 from ..errors import TriptychError
 from ..ir.facts import tensor_fact
 from ..ir.gradients import gradient_wanted
@@ -25,7 +27,6 @@ from ..ir.text import line
 from ..match.matcher import Matcher, PatternMatch
 from ..match.pattern import Pattern, build_pattern
 from .emit import Emitter
-from .record import MODEL_ERROR, Decision, decide
 from .refusal import NotConcerned, Refused
 
 _Accepted = TypeVar("_Accepted")
@@ -37,6 +38,8 @@ class Match:
     leftovers: tuple[Node, ...] = ()
     """Nodes that are not covered by the rewrite, but are erased after it if they have become dead."""
     decision: Decision | None = None
+    asked_for: bool = False
+    """The `asked_for` of the rule."""
     before: Node | None = None
     """The node before which new nodes are inserted; None means the last of the roots."""
     names: tuple[str, ...] | None = None
@@ -135,29 +138,18 @@ class Match:
         if not condition:
             raise NotConcerned(reason, at=at, wanted=wanted, found=found)
 
-    def pays(
-        self,
-        before: float,
-        after: float,
-        sure: bool = False,
-        *,
-        measure: Callable[[], tuple[float, float] | None] | None = None,
-        error: float = MODEL_ERROR,
-        saves: int = 0,
-        by_name: bool = False,
-    ) -> None:
-        """Leave this site alone unless the new form is faster by the costs of the old and the new one, in seconds.
+    def pays(self, old: Any, new: Any, *rest: Any, **how: Any) -> None:
+        """Leave this site alone unless the new form is faster than the old one, by what is known of the work that a
+        device does for each. Where the model of the device cannot tell, both are timed, if the option `tune` allows it.
 
-        `sure`: the new form does part of the work of the old one and nothing else, so any gain counts. `measure` times
-        both on the device, or returns None where that is not possible. The option `tune` says when it is called: never,
-        always, or if the two costs are within `error` of each other, the factor by which the cost model may be wrong.
-        `saves`: by how many bytes the new form lowers the peak memory, for which it may be a little slower.
-        `by_name`: the user added the pass by name to get this form, which is therefore used even if it is slower: the
-        decision and its two costs are only recorded.
+        A rule that was added by name to get its form (`Rule.asked_for`) gets it in any case: the decision and both
+        figures are only recorded.
         """
-        tune = self.program.options.tune
-        decision = decide(before, after, tune, sure=sure, measure=measure, error=error, saves=saves, by_name=by_name)
-        self.accept(decision)
+        if not isinstance(old, Work):
+            from ..cost.old import decide
+
+            return self.accept(decide(old, new, self.program.options.tune, *rest, **how))
+        self.accept(choose(old, new, self.program.options.tune, self.asked_for))
 
     def accept(self, decision: Decision) -> None:
         """Leave this site alone unless the decision says that the new form is faster."""
@@ -220,6 +212,8 @@ class Rule:
     """The values stay the same but their gradient may change: the rule is refused where a gradient may be needed."""
     stages: ClassVar[tuple[str, ...]] = ("pre_grad", "joint")
     """The stages in which the rule runs if it is given in the option `add_rules`."""
+    asked_for: ClassVar[bool] = False
+    """Whoever adds the rule by name wants its form, even if it is slower: costs are only recorded."""
     only_explains: ClassVar[bool] = False
     """The rule rewrites nothing: where something looks like a site of the pass, it says why nothing can be done."""
     examples: ClassVar[list[Any]] = []
@@ -285,6 +279,7 @@ class CompiledRule:
         self._rewrite = _wanted(rule.rewrite, known)
 
     def check(self, match: Match) -> None:
+        match.asked_for = self.rule.asked_for
         if match.problem:
             raise Refused(match.problem)
         if not self.finds_itself:
