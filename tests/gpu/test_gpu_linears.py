@@ -43,22 +43,51 @@ def precision(request):
     torch.set_float32_matmul_precision(before)
 
 
-class InTurn(dict):
-    """In the place of what was measured: for each size the next configuration."""
-
-    def get(self, key, default=None):
-        if key not in self:
-            kernel, _ = key
-            self[key] = kernel.configs[len(self) % len(kernel.configs)].all_kwargs()
-        return self[key]
-
-
 @pytest.fixture
 def unmeasured(monkeypatch):
-    """To compile every kernel in all of its configurations, and time them, would take minutes."""
+    """Each size gets the next configuration: to compile every kernel in all of them, and time them, takes minutes."""
     from triptych.kernels import tuning
 
-    monkeypatch.setattr(tuning, "_BEST", InTurn())
+    turn = itertools.count()
+
+    def next_configuration(kernel, key, grid, args, constants):
+        numbers = tuning._promising(kernel, constants)
+        return kernel.configs[numbers[next(turn) % len(numbers)]].all_kwargs()
+
+    monkeypatch.setattr(tuning, "_BEST", {})
+    monkeypatch.setattr(tuning, "_stored", lambda *_: None)
+    monkeypatch.setattr(tuning, "_tune", next_configuration)
+
+
+@pytest.mark.parametrize("precision, count", [("ieee", 2), ("tf32", 5)])
+def test_float32_without_tensor_cores_tries_small_blocks_only(precision, count):
+    """The others take a minute to compile."""
+    from triptych.kernels import tuning
+    from triptych.kernels.triton_linears import kernel_for
+
+    assert len(tuning._promising(kernel_for(1, many_rows=True), {"PRECISION": precision})) == count
+
+
+def test_the_best_configuration_is_stored_and_used_by_generated_code(monkeypatch, tmp_path):
+    from triptych.kernels import tuning
+    from triptych.kernels.triton_linears import kernel_for
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(tuning, "_BEST", {})
+    x, w = random(600, 64, dtype=torch.bfloat16), random(64, 64, dtype=torch.bfloat16)
+    close(ops.parallel_linear(x, [w], [], None)[0], *[torch.nn.functional.linear(*wide(x, w))] * 2)
+    ((kernel, key), best) = tuning._BEST.popitem()
+    assert kernel is kernel_for(1, many_rows=True) and best in [c.all_kwargs() for c in kernel.configs]
+    constants = {"BIASED": 0, "PRECISION": tuning_precision()}
+    assert tuning._stored(kernel, key, constants) == best
+    (only,) = tuning._for_generated_code(kernel, key, constants).configs
+    assert only.all_kwargs() == best
+
+
+def tuning_precision():
+    from triptych.kernels.registry import dot_precision
+
+    return dot_precision(torch.bfloat16)
 
 
 LARGER = [*SHAPES, (5, 129, 257, 127), (33, 512, 64, 64), (2, 64, 3, 200)]

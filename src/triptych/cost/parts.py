@@ -260,7 +260,7 @@ class Product(Part):
 
     @property
     def kind(self) -> Any:
-        """Kernels differ by dtype and by the order of the operands in memory; a bias costs nothing in half precision."""
+        """Kernels differ by dtype and by the order of the operands; a bias costs nothing in half precision."""
         adds = self.added is not None and (len(self.added.shape) > 1 or self.dtype not in HALF)
         return type(self), self.dtype, _order(self.left), _order(self.right), adds
 
