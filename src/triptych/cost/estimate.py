@@ -6,22 +6,53 @@ constants cost nothing. The gain by fusion is visible only where kernels are cou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+import math
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.fx import Node
 
-from ..ir.calls import read
-from ..ir.facts import fact, tensor_fact
-from ..ir.sizes import bytes_of, elements, size_hint
-from ..ir.traits import is_gemm, is_view
+from ..ir.calls import Call, read
+from ..ir.facts import fact, is_contiguous, tensor_fact
+from ..ir.traits import is_view
+from .arithmetic import flops, tensors
 from .device import DeviceModel, device_model
+from .parts import Operand, Part
 
-ATTENTION = "scaled_dot_product"
-BACKWARD_WORK = {"attention": 2.5, "convolution": 2.0}
-"""Arithmetic of a backward relative to its forward."""
+GATHERS = {
+    "embedding": "weight", "index": "self", "index_select": "self", "gather": "self", "take": "self",
+    "take_along_dim": "self", "_unsafe_index": "self", "_unsafe_masked_index": "self",
+}  # fmt: skip
+"""Operations that read as many elements of an operand as the result has, and the name of that operand."""
+UNREAD = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+"""Operations that only allocate."""
+SHAPE_ONLY = {
+    "full_like": "self", "zeros_like": "self", "ones_like": "self", "new_full": "self", "new_zeros": "self",
+    "new_ones": "self", "rand_like": "self", "randn_like": "self",
+}  # fmt: skip
+"""Operations that look at the sizes of an operand, not at its elements."""
+
+
+@dataclass(frozen=True)
+class Computed(Part):
+    """What one kernel reads, writes and multiplies."""
+
+    moved: float
+    work: float
+    precision: torch.dtype
+
+    @property
+    def bytes(self) -> float:
+        return self.moved
+
+    @property
+    def flops(self) -> float:
+        return self.work
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.precision
 
 
 @dataclass(frozen=True)
@@ -42,78 +73,56 @@ def operation_cost(node: Node, model: Callable[[torch.device], DeviceModel] = de
     """The estimate for one node."""
     if node.op in ("placeholder", "get_attr", "output"):
         return FREE
-    name = _operation(node)
-    if name == "getitem" or is_view(name):
+    call = read(node)
+    if call is not None and _does_nothing(node, call):
         return FREE
     return group_cost([node], {node}, model)
+
+
+def _does_nothing(node: Node, call: Call) -> bool:
+    """Does the call neither read nor write elements? A cast and `contiguous` do, unless they return their operand."""
+    source, result = tensor_fact(call.args.get("self")), tensor_fact(node)
+    if call.op == "to" and source is not None and result is not None:
+        return (source.dtype, source.device) == (result.dtype, result.device)
+    if call.op == "contiguous" and source is not None:
+        return is_contiguous(source)
+    return call.op == "getitem" or call.op in UNREAD or is_view(call.op)
 
 
 def group_cost(
     nodes: Iterable[Node], inside: Collection[Node], model: Callable[[torch.device], DeviceModel] = device_model
 ) -> OperationCost:
     """The estimate for nodes that one kernel computes: values that only these nodes use are not read or written."""
-    gemms, flops = 0, 0.0
-    read_nodes: dict[Node, None] = {}
-    written: list[torch.Tensor] = []
+    nodes = list(nodes)
+    gemms = sum(flops(node) > 0 for node in nodes)
+    moved: dict[Node, float] = {}
     for node in nodes:
-        work = _flops(node)
-        gemms += work > 0
-        flops += work
-        read_nodes |= dict.fromkeys(operand for operand in node.all_input_nodes if operand not in inside)
+        for operand, count in _read(node).items():
+            if operand not in inside:
+                moved[operand] = max(moved.get(operand, 0.0), count)
         if len(inside) == 1 or any(user not in inside for user in node.users):
-            written += _tensors(fact(node))
-    values = [*written, *(tensor for operand in read_nodes for tensor in _tensors(fact(operand)))]
+            moved[node] = _bytes(node)
+    values = [tensor for node in (*nodes, *moved) for tensor in tensors(fact(node))]
     if not values:
         return OperationCost(gemms)
-    moved = sum(bytes_of(value) for value in values)
-    widest = max(values, key=bytes_of)
-    device = model(widest.device)
-    busy = max(flops / device.flops(widest.dtype), moved / device.bandwidth)
-    return OperationCost(gemms, moved, device.launch + busy)
+    multiplied = next((t for n in nodes if flops(n) for o in n.all_input_nodes for t in tensors(fact(o))), values[0])
+    part = Computed(sum(moved.values()), sum(map(flops, nodes)), multiplied.dtype)
+    return OperationCost(gemms, int(part.bytes), part.modelled(model(values[0].device)))
 
 
-def _operation(node: Node) -> str:
+def _bytes(node: Node) -> float:
+    """Of the value of a node; elements of an expanded tensor are in memory once."""
+    return sum(Operand.of(tensor).bytes for tensor in tensors(fact(node)) if tensor.layout == torch.strided)
+
+
+def _read(node: Node) -> dict[Node, float]:
+    """The bytes that an operation reads of each operand."""
     call = read(node)
-    if call is not None:
-        return call.op
-    return getattr(node.target, "__name__", str(node.target)).partition(".")[0]
-
-
-def _flops(node: Node) -> float:
-    """Floating-point operations of a product, a convolution or an attention; 0 of everything else."""
-    name = _operation(node)
-    first = next(iter(_tensors(fact(node))), None)
-    operands = [value for operand in node.all_input_nodes if (value := tensor_fact(operand)) is not None]
-    if first is None or not operands:
-        return 0.0
-    if ATTENTION in name:
-        return _attention_flops(name, operands)
-    if "convolution" in name or name.startswith("conv"):
-        weight = next((value for value in operands[1:] if value.dim() > 2), None)
-        if weight is None:
-            return 0.0
-        backward = BACKWARD_WORK["convolution"] if "backward" in name else 1.0
-        produced = operands[0] if backward > 1 else first
-        return backward * 2.0 * elements(produced.shape) * elements(weight.shape[1:])
-    if not is_gemm(name):
-        return 0.0
-    # the first operand of `addmm` and its variants is the tensor that is added to the product
-    left = operands[-2:][0] if name in ("addmm", "baddbmm", "addbmm") else operands[0]
-    return 2.0 * elements(first.shape) * size_hint(left.shape[-1] if left.dim() else 1)
-
-
-def _attention_flops(name: str, operands: list[torch.Tensor]) -> float:
-    backward = "backward" in name
-    query, key = operands[1:3] if backward and len(operands) > 2 else (operands[0], operands[min(1, len(operands) - 1)])
-    if query.dim() < 2 or key.dim() < 2:
-        return 0.0
-    forward = 4.0 * elements(query.shape) * size_hint(key.shape[-2])
-    return forward * (BACKWARD_WORK["attention"] if backward else 1.0)
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _tensors(part)
+    counts = {operand: _bytes(operand) for operand in node.all_input_nodes}
+    if call is None:
+        return counts
+    if isinstance(source := call.args.get(GATHERS.get(call.op, "")), Node):
+        counts[source] = min(counts.get(source, math.inf), _bytes(node))
+    if isinstance(like := call.args.get(SHAPE_ONLY.get(call.op, "")), Node):
+        counts[like] = 0.0
+    return counts
