@@ -13,7 +13,7 @@ from collections.abc import Iterator
 # an older source, or one that another worker is just writing, would make the tests say something about
 # another program.
 _CACHE = tempfile.mkdtemp(prefix="triptych-tests-")
-os.environ["TORCHINDUCTOR_CACHE_DIR"] = _CACHE
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.environ["XDG_CACHE_HOME"] = _CACHE
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # a compile that fails must fail the test, not fall back to another one
 os.environ["TRIPTYCH_ON_ERROR"] = "raise"

@@ -20,6 +20,8 @@ from triptych import _private
 from triptych.cli import main
 from triptych.codegen.eager import EagerCodegen
 from triptych.codegen.inductor import InductorCodegen
+from triptych.cost import clock
+from triptych.cost.store import add_to_store
 from triptych.explaining import doctor
 
 ROOT = Path(__file__).parent.parent
@@ -213,6 +215,19 @@ def test_doctor_names_what_is_missing(monkeypatch, tmp_path):
     assert result.stderr == "triptych: not in order: private names of torch, C++ compiler\n"
     data = json.loads(CliRunner().invoke(main, ["doctor", "--no-compile", "--json"]).stdout)
     assert {"name", "status", "detail", "advice"} == set(data[0])
+
+
+def test_doctor_shows_what_was_measured_and_forgets_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    run = CliRunner().invoke
+    assert "none yet" in found(compile=False)["measurements"].detail
+    assert run(main, ["doctor", "--forget-measurements"]).stdout == "nothing was stored\n"
+    add_to_store(clock.MEASUREMENTS, "a question", [[1e-5, 0.01]])
+    path = tmp_path / "triptych" / clock.MEASUREMENTS
+    assert found(compile=False)["measurements"].detail.startswith(f"1 in {path}, ")
+    assert "last added to today" in run(main, ["doctor", "--no-compile"]).stdout
+    assert json.loads(run(main, ["doctor", "--forget-measurements", "--json"]).stdout) == [str(path)]
+    assert not path.exists()
 
 
 def test_doctor_compiles_and_compares(monkeypatch):

@@ -18,16 +18,24 @@ SIGNS = {"good": "ok", "warning": "??", "bad": "NO"}
     "Check this installation: versions, compilers, caches, a tiny compile.",
     "triptych doctor",
     "triptych doctor --no-compile --json",
+    "triptych doctor --forget-measurements",
 )
 @click.option("--compile/--no-compile", "compile", default=True, help="Compile a tiny program by each code generator.")
+@click.option("--forget-measurements", is_flag=True, help="Delete the times measured on this machine, and do no more.")
 @click.option("--json", "as_json", is_flag=True, help="Print data.")
-def doctor(compile: bool, as_json: bool) -> None:
+def doctor(compile: bool, forget_measurements: bool, as_json: bool) -> None:
     """Check that everything is here that a compile needs, and that a compiled program computes what eager does.
 
     The exit code is 1 if something is missing or wrong, 0 if not; warnings do not count.
     """
+    from .explaining import doctor as checks
     from .explaining.doctor import BAD, examine
 
+    if forget_measurements:
+        forgotten = checks.forget_measurements()
+        told = "\n".join(f"deleted {path}" for path in forgotten) or "nothing was stored"
+        click.echo(json.dumps(forgotten) if as_json else told)
+        return
     findings = []
     for name, check in examine(compile):
         with working(name):

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from triptych.cost.timed import timed
+from triptych.cost import Moved, Product, Work, clock
 from triptych.cost.timing import seconds
 from triptych.post_grad.batch_gradient_sums import is_quicker
 
@@ -40,19 +40,19 @@ def test_sums_of_many_gradients_are_quicker_together():
     assert is_quicker(torch.device("cuda", torch.cuda.current_device()))
 
 
-def test_costs_are_timed_product_by_product():
+def test_work_is_timed_part_by_part(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(clock, "_known", {})
     device = torch.device("cuda", torch.cuda.current_device())
     x, w, b = torch.empty(64, 256), torch.empty(512, 256), torch.empty(512)
-
-    def costs(model):
-        assert model.product(x, w.t()) > model.launch
-        assert model.addmm(b, x, w.t()) > model.launch
-        return model.gemm(64, 512, 256, torch.bfloat16, batch=3), model.copy(2 << 20)
-
-    before, after = timed(device, costs)
-    assert 1e-6 < before < 1e-3 and 1e-6 < after < 1e-3
+    many = Product.sized(64, 512, 256, torch.bfloat16, batch=3)
+    work = Work.of(device, Product.of(x, w.t()), Product.of(x, w.t(), b), many, Moved(2 << 20))
+    times = clock.clocked(work, work)
+    assert times is not None and 4 * work.model.launch < times[0].seconds < 1e-3
+    assert len(clock._known) == 4
 
 
 def test_what_a_gpu_cannot_compute_is_not_timed():
     device = torch.device("cuda", torch.cuda.current_device())
-    assert timed(device, lambda model: (model.gemm(8, 8, 8, torch.int64), model.copy(8))) is None
+    work = Work.of(device, Product.sized(8, 8, 8, torch.int64), Moved(8))
+    assert clock.clocked(work, work) is None

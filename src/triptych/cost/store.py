@@ -14,6 +14,9 @@ from typing import Any
 
 log = logging.getLogger("triptych")
 
+CONFIGURATIONS = "configurations.json"
+"""The quickest configurations of our Triton kernels."""
+
 _warned: set[str] = set()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import functools
 import importlib.metadata
 import os
@@ -17,11 +19,15 @@ import torch
 import torch.nn.functional as F
 
 from .. import __version__, _private
-from ..cost.store import store_path
+from ..cost.clock import MEASUREMENTS, forget, stored_answers
+from ..cost.device import DEVICES
+from ..cost.store import CONFIGURATIONS, store_path
 from ..errors import in_one_line
 from ..releases import SUPPORTED, is_newer_than_tested
 
 GOOD, WARNING, BAD = "good", "warning", "bad"
+OLDER = ("measured.json",)
+"""What earlier releases wrote."""
 TOLERANCE = 1e-4
 """Tolerance of the tiny compile, in float32."""
 
@@ -47,6 +53,7 @@ def examine(compile: bool = True) -> Iterator[tuple[str, Callable[[], Finding]]]
         "C++ compiler": _cpp_compiler,
         "Triton": _triton,
         "Triptych's cache": lambda: _writable("Triptych's cache", store_path("")),
+        "measurements": _measurements,
         "Inductor's cache": lambda: _writable("Inductor's cache", Path(_private.inductor_cache_dir())),
     }
     if compile:
@@ -129,6 +136,33 @@ def _writable(name: str, folder: Path) -> Finding:
         advice = "set XDG_CACHE_HOME or TORCHINDUCTOR_CACHE_DIR to a folder that can be written"
         return Finding(name, WARNING, f"{folder} cannot be written: {error.strerror or error}", advice)
     return Finding(name, GOOD, f"{folder} can be written")
+
+
+def _measurements() -> Finding:
+    """What earlier compiles have timed on this machine, which later ones rely on."""
+    path, answers = store_path(MEASUREMENTS), len(stored_answers())
+    if not path.exists():
+        return Finding("measurements", GOOD, f"none yet; {path} will have them")
+    written = datetime.datetime.fromtimestamp(path.stat().st_mtime)
+    age = (datetime.datetime.now() - written).days
+    detail = f"{answers} in {path}, {path.stat().st_size / 1024:.0f} KiB, last added to {_days(age)}"
+    return Finding("measurements", GOOD, detail)
+
+
+def _days(age: int) -> str:
+    return "today" if age <= 0 else "yesterday" if age == 1 else f"{age} days ago"
+
+
+def forget_measurements() -> list[str]:
+    """Delete what was measured on this machine; returns the paths of the files that were there."""
+    forgotten = []
+    for name in (MEASUREMENTS, CONFIGURATIONS, DEVICES, *OLDER):
+        path = store_path(name)
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+            forgotten.append(str(path))
+    forget()
+    return forgotten
 
 
 def _tiny_compile(name: str, codegen: str, device: str) -> Finding:

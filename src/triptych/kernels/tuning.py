@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from ..cost import measuring_allowed
-from ..cost.store import add_to_store, read_store
+from ..cost.store import CONFIGURATIONS, add_to_store, read_store
 from .capture import capture, is_capturing
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -48,9 +48,6 @@ def bucket(size: int) -> int:
 MOST_UNROLLED = 2048
 """Multiplications of float32 that a thread may have in one step. Without tensor cores all of them are written out: a
 kernel with more takes a minute to compile and runs out of registers."""
-
-CONFIGURATIONS = "configurations.json"
-"""Where the quickest configurations are stored between runs."""
 
 _BEST: dict[Any, dict[str, Any]] = {}
 
