@@ -36,7 +36,7 @@ from torch._inductor.utils import clear_caches
 from torch.utils import _pytree as pytree
 from variants import EAGER, INDUCTOR, TRIPTYCH, VARIANTS, Variant
 
-from triptych.cost import measure as triptych_measure
+from triptych.cost import clock
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -107,9 +107,9 @@ def _gradients(program: torch.nn.Module) -> list[Tensor]:
 def time_kernels_in_turn(lock: DeviceLock) -> None:
     """Inductor's code generator and Triptych's cost model time kernels to choose: let one process at a time do so."""
 
-    def alone(time: Callable[..., float]) -> Callable[..., float]:
+    def alone(time: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(time)
-        def timed(*args: Any, **kwargs: Any) -> float:
+        def timed(*args: Any, **kwargs: Any) -> Any:
             with lock.tuning():
                 return time(*args, **kwargs)
 
@@ -117,7 +117,7 @@ def time_kernels_in_turn(lock: DeviceLock) -> None:
 
     of_inductor = type(benchmarker)
     of_inductor.benchmark_gpu = alone(of_inductor.benchmark_gpu)  # type: ignore[method-assign]
-    triptych_measure.seconds = alone(triptych_measure.seconds)
+    clock.rounds_on_gpu = alone(clock.rounds_on_gpu)
 
 
 @contextlib.contextmanager
