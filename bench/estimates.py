@@ -46,7 +46,8 @@ class Operator:
                 shape = (shape[0] * self.larger, *shape[1:])
             is_index = number >= len(self.shapes) - self.indices
             make = (lambda *s, **how: torch.randint(64, s, device=device)) if is_index else torch.randn
-            made.append(make(*shape, dtype=dtype, device=device))
+            precise = torch.float32 if shape[1:] == (1,) else dtype  # the statistics of a norm
+            made.append(make(*shape, dtype=precise, device=device))
         return made
 
 

@@ -70,14 +70,13 @@ def test_float32_without_tensor_cores_tries_small_blocks_only(precision, count):
 
 def test_the_best_configuration_is_stored_and_used_by_generated_code(monkeypatch, tmp_path):
     from triptych.kernels import tuning
-    from triptych.kernels.triton_linears import kernel_for
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(tuning, "_BEST", {})
     x, w = random(600, 64, dtype=torch.bfloat16), random(64, 64, dtype=torch.bfloat16)
     close(ops.parallel_linear(x, [w], [], None)[0], *[torch.nn.functional.linear(*wide(x, w))] * 2)
     ((kernel, key), best) = tuning._BEST.popitem()
-    assert kernel is kernel_for(1, many_rows=True) and best in [c.all_kwargs() for c in kernel.configs]
+    assert best in [c.all_kwargs() for c in kernel.configs]
     constants = {"BIASED": 0, "PRECISION": tuning_precision()}
     assert tuning._stored(kernel, key, constants) == best
     (only,) = tuning._for_generated_code(kernel, key, constants).configs

@@ -16,7 +16,7 @@ from torch.fx import Node
 from ..ir.calls import Call, read
 from ..ir.facts import fact, is_contiguous, tensor_fact
 from ..ir.traits import is_view
-from .arithmetic import flops, tensors
+from .arithmetic import LibraryKernel, flops, kernel_of_library, tensors
 from .device import DeviceModel, device_model
 from .parts import Operand, Part
 
@@ -41,6 +41,11 @@ class Computed(Part):
     moved: float
     work: float
     precision: torch.dtype
+    times: float = 1.0
+    """How often the operands are moved."""
+    rate: float = 1.0
+    """The fraction of the usual rate of arithmetic."""
+    launches: int = 1
 
     @property
     def bytes(self) -> float:
@@ -53,6 +58,9 @@ class Computed(Part):
     @property
     def dtype(self) -> torch.dtype:
         return self.precision
+
+    def seconds(self, model: DeviceModel) -> float:
+        return max(self.work / (self.rate * model.flops(self.precision)), self.times * self.moved / model.bandwidth)
 
 
 @dataclass(frozen=True)
@@ -106,8 +114,10 @@ def group_cost(
     if not values:
         return OperationCost(gemms)
     multiplied = next((t for n in nodes if flops(n) for o in n.all_input_nodes for t in tensors(fact(o))), values[0])
-    part = Computed(sum(moved.values()), sum(map(flops, nodes)), multiplied.dtype)
-    return OperationCost(gemms, int(part.bytes), part.modelled(model(values[0].device)))
+    device = model(values[0].device)
+    library = kernel_of_library(nodes[0], device) if len(nodes) == 1 else LibraryKernel()
+    part = Computed(sum(moved.values()), sum(map(flops, nodes)), multiplied.dtype, *library)
+    return OperationCost(gemms, int(part.bytes), part.modelled(device))
 
 
 def _bytes(node: Node) -> float:
