@@ -105,6 +105,14 @@ def test_what_is_far_from_the_model_counts_for_this_process_only(rounds):
     assert not read_store(clock.MEASUREMENTS)
 
 
+def test_a_number_of_rows_is_answered_by_the_next_power_of_two_on_a_cpu_too(rounds):
+    rounds.append(steady(8, 5))
+    forms = [[Work.of(CPU, Product.sized(rows, n, 64, torch.float32, error=UNKNOWN)) for n in (32, 48)] for rows in (1000, 1024)]
+    smaller, full = (choose(*pair, "unsure") for pair in forms)
+    assert (full.before, full.after) == pytest.approx((8e-6, 5e-6)) and not rounds
+    assert smaller.measured and smaller.after == pytest.approx(5e-6 * 1000 / 1024, rel=0.2) and smaller.after < full.after
+
+
 def test_too_few_rounds_say_nothing(rounds):
     rounds += [[[8.0], [5.0]], [[8.0], [5.0]], [[8.0], [5.0]]]
     assert asked().measured, "three attempts with a round each have three rounds"

@@ -16,7 +16,7 @@ import math
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +148,7 @@ def _rounds_on_gpu(part: Part, device: torch.device) -> list[list[float]] | None
 
 
 def _on_cpu(old: Work, new: Work) -> tuple[Clocked, Clocked] | None:
-    works = (old, new)
+    works = [replace(work, parts=tuple(part.like() for part in work.parts)) for work in (old, new)]
     modelled = [work.seconds() for work in works]
     if max(modelled) > LONGEST_ON_CPU or sum(part.memory for work in works for part in work.parts) >= HOST_BYTES:
         return None
@@ -160,7 +160,13 @@ def _on_cpu(old: Work, new: Work) -> tuple[Clocked, Clocked] | None:
         return None if None in runs else rounds_in_turns([run for run in runs if run is not None])
 
     times = _ask(device, questions, modelled, measure)
-    return (times[0], times[1]) if times else None
+    if not times:
+        return None
+    scaled = [
+        replace(time, seconds=time.seconds * (work.seconds() / of_like if of_like else 1.0))
+        for time, work, of_like in zip(times, (old, new), modelled)
+    ]
+    return scaled[0], scaled[1]
 
 
 def _together(work: Work, device: torch.device) -> Run | None:

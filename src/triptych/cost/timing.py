@@ -62,7 +62,7 @@ def rounds_on_gpu(run: Run, rounds: int = 5, least: float = 1e-3) -> list[float]
 
 
 def rounds_in_turns(
-    runs: Sequence[Run], rounds: int = 20, least: float = 5e-4, most: float = 0.2
+    runs: Sequence[Run], rounds: int = 20, least: float = 5e-4, most: float = 0.1
 ) -> list[list[float]]:
     """Seconds that one call of each takes on the CPU, in some rounds, each at least `least` seconds long. The rounds of
     the candidates alternate: other load on the machine, which slows even the time of one thread, then falls on all of
