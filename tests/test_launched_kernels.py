@@ -54,6 +54,23 @@ def test_operands_have_the_strides_that_the_kernel_is_told(monkeypatch):
     assert told == given == [{"x": (12, 1), "w": (1, 4), "y": (3, 1)}]
 
 
+def test_calls_with_equal_operands_are_traced_once(monkeypatch):
+    """Not those with other strides, other arguments, or one operand twice."""
+    on_cpu(monkeypatch)
+    traced, trace = [], LaunchedKernel._traced
+    monkeypatch.setattr(LaunchedKernel, "_traced", lambda *given: traced.append(1) or trace(*given))
+
+    def program(x, y, w):
+        f = triptych_ops.dot_compress
+        return f(x, w), f(y, w), f(x.mT, w), f(x, x), f(y, y)
+
+    inputs = [torch.randn(2, 4, 4) for _ in range(3)]
+    gm = make_fx(program)(*inputs)
+    assert run_pass(LaunchTritonKernels, gm, options={"codegen": "inductor"}).fired.total() == 5
+    assert len(traced) == 3
+    assert sum(n.target is LAUNCHES[0] for n in gm.graph.nodes) == 5
+
+
 def test_a_launch_without_a_known_result_is_left_as_it_is(monkeypatch):
     """As it would be removed, since nobody uses it."""
     on_cpu(monkeypatch)

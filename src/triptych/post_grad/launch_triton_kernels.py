@@ -84,12 +84,13 @@ class LaunchedKernel(Rule):
     def sites(self, program: Program) -> Iterator[Match]:
         if program.options.codegen != "inductor":
             return
+        traces: dict[Any, GraphModule] = {}
         for name in BY_TRITON:
             for node in program.graph.find_nodes(op="call_function", target=getattr(torch.ops.triptych, name).default):
                 several = isinstance(fact(node), (list, tuple))
                 results = [n for n in node.users if n.target is operator.getitem] if several else [node]
                 if results:
-                    yield Match.at(program, *results, covers=(node,), before=node, about=node)
+                    yield Match.at(program, *results, covers=(node,), before=node, about=node, traces=traces)
 
     def check(self, m):
         node = m.node
@@ -103,8 +104,11 @@ class LaunchedKernel(Rule):
 
     def rewrite(self, op, m):
         node = m.node
-        traced = self._traced(op, node)
-        _functional(traced)
+        key, traces = _question(node), m.bindings["traces"]
+        if key not in traces:
+            traces[key] = self._traced(op, node)
+            _functional(traces[key])
+        traced = traces[key]
         launched = any(n.target is _private.triton_kernel_wrapper_functional for n in traced.graph.nodes)
         m.require(launched, "no kernel for these dtypes or sizes")
         results = put(op, traced, node_operands((node.args, node.kwargs)))
@@ -137,6 +141,13 @@ class LaunchedKernel(Rule):
         ),
         declines(lambda x: torch.ops.triptych.lce(x, x[0]), "f32[2, 4, 4]", **ON_CPU, because="no kernel"),
     ]  # fmt: skip
+
+
+def _question(node: Node) -> Any:
+    """Equal for calls with the same trace: the layers of a model call an operator with operands of the same sizes."""
+    operands = {operand: number for number, operand in enumerate(node_operands((node.args, node.kwargs)))}
+    facts = tuple((t.shape, t.stride(), t.dtype, t.device) for t in map(tensor_of, operands))
+    return node.target, facts, str(map_arg((node.args, node.kwargs), lambda n: f"operand {operands[n]}"))
 
 
 def _functional(traced: GraphModule) -> None:
