@@ -288,6 +288,8 @@ class Call(Part):
     operator: Any
     operands: tuple[Any, ...]
     """Its arguments; tensors are described by `Operand`, also in lists."""
+    does: tuple[Part, ...] = dataclasses.field(default=(), repr=False)
+    """Parts whose work it does, for the model: without them that follows from the bytes and operations."""
     produced: float = dataclasses.field(default=0.0, repr=False)
     """Bytes of the results."""
     work: float = dataclasses.field(default=0.0, repr=False)
@@ -305,18 +307,25 @@ class Call(Part):
 
     @property
     def bytes(self) -> float:
+        if self.does:
+            return sum(part.bytes for part in self.does)
         return self.produced + sum(operand.bytes for operand in _operands(self.operands))
 
     @property
     def flops(self) -> float:
-        return self.work
+        return sum(part.flops for part in self.does) if self.does else self.work
 
     @property
     def dtype(self) -> torch.dtype:
         return self.precision
 
+    @property
+    def memory(self) -> float:
+        return 2 * (self.bytes + sum(operand.span for operand in _operands(self.operands)))
+
     def seconds(self, model: DeviceModel) -> float:
-        return max(self.least, super().seconds(model) / self.rate)
+        busy = sum(part.seconds(model) for part in self.does) if self.does else super().seconds(model)
+        return max(self.least, busy / self.rate)
 
     def prepare(self, device: torch.device) -> Run:
         arguments = _random(self.operands, device)
