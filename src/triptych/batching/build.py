@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import torch
 from torch.fx import Node
 
-from ..cost import DeviceModel, bytes_of
+from ..cost import Moved, Work, read_and_written
 from ..ir.facts import same_layout, tensor_of
 from ..ir.program import Program, Value
 from ..rewrite.clones import copied_as
@@ -81,33 +82,37 @@ def taken_out(plan: Plan, groups: Sequence[Group]) -> set[Node]:
     return {n for n in single if n is not None}
 
 
-def estimate(
-    model: DeviceModel, program: Program, plan: Plan, groups: Sequence[Group]
-) -> tuple[float, float, float]:
-    """Seconds without these groups, with these groups, and for the copies that stacking and unstacking add.
+def apart(program: Program, groups: Sequence[Group]) -> Work:
+    """The operations of these groups, one by one. In training the backward of each has two operations."""
+    one_by_one = Work.of(_device(groups), (group.recipe.apart(group) for group in groups))
+    return (3 if program.is_training else 1) * one_by_one
 
-    In training the backward is counted too: two operations for each one, and another copy for each copy.
-    """
-    before = after = moved = 0.0
-    chosen = set(groups)
-    operations, moves = (3, 2) if program.is_training else (1, 1)
-    for group in groups:
-        first = tensor_of(group.nodes[0])
-        alone, together = group.recipe.cost(model, group)
-        before, after = before + operations * alone, after + operations * together
-        if group.recipe.gathers:
+
+def batched(program: Program, plan: Plan, groups: Sequence[Group]) -> Work:
+    """These groups, and the copies that stacking and unstacking add: in training twice, for the backward."""
+    together = Work.of(_device(groups), (group.recipe.together(group) for group in groups))
+    copies = Work.of(_device(groups), (_copies(program, plan, group, set(groups)) for group in groups))
+    return 3 * together + 2 * copies if program.is_training else together + copies
+
+
+def _device(groups: Sequence[Group]) -> torch.device:
+    return tensor_of(groups[0].nodes[0]).device
+
+
+def _copies(program: Program, plan: Plan, group: Group, chosen: set[Group]) -> Iterator[Moved]:
+    """The copies of operands into a stack, and of members out of it."""
+    if group.recipe.gathers:
+        return
+    for nodes in [*zip(*(m.data for m in group.members)), *zip(*(m.weights for m in group.members))]:
+        if nodes[0] is None or all(n is nodes[0] for n in nodes) or program.computed_once(*nodes):
             continue
-        operands = [*zip(*(m.data for m in group.members)), *zip(*(m.weights for m in group.members))]
-        for nodes in operands:
-            if nodes[0] is None or all(n is nodes[0] for n in nodes) or program.computed_once(*nodes):
-                continue
-            source, _ = stack_of(plan, nodes)
-            if source not in chosen:
-                moved += moves * model.copy(2 * sum(bytes_of(tensor_of(n)) for n in nodes))
-        # an output of the graph needs its own memory; other users read a member inside the stack
-        returned = sum(any(user.op == "output" for user in node.users) for node in group.nodes)
-        moved += moves * returned * model.copy(2 * bytes_of(first))
-    return before, after, moved
+        source, _ = stack_of(plan, nodes)
+        if source not in chosen:
+            yield read_and_written(*map(tensor_of, nodes), times=2)
+    # an output of the graph needs its own memory; other users read a member inside the stack
+    for node in group.nodes:
+        if any(user.op == "output" for user in node.users):
+            yield read_and_written(tensor_of(node), times=2)
 
 
 def chains(groups: Sequence[Group]) -> list[list[Group]]:

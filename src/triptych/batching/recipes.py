@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from ..cost import DeviceModel, bytes_of
+from ..cost import Operand, Part, Product, parts, read_and_written
 from ..ir.calls import Call
 from ..ir.facts import known_equal, tensor_fact, tensor_of
 from ..ir.program import ATEN, Program, Value
@@ -44,9 +44,13 @@ class Recipe:
     def build(self, op: Emitter, group: Group, operands: Sequence[Stacked], call: Call) -> Stacked:
         raise AssertionError("each recipe builds its own operation")
 
-    def cost(self, model: DeviceModel, group: Group) -> tuple[float, float]:
-        """Seconds for the members one by one, and for the batched operation, without the cost of stacking."""
-        return 0.0, 0.0
+    def apart(self, group: Group) -> Sequence[Part]:
+        """The work of the members one by one."""
+        return []
+
+    def together(self, group: Group) -> Sequence[Part]:
+        """The work of the batched operation, without that of stacking."""
+        return []
 
 
 def signature(
@@ -136,14 +140,21 @@ class BatchLinear(Recipe):
             result = op.reshape(result, [len(group), *lead, result.shape[-1]])
         return Stacked(result, 0)
 
-    def cost(self, model: DeviceModel, group: Group) -> tuple[float, float]:
-        first = group.members[0]
-        x, w = tensor_of(first.data[0]), tensor_of(first.weights[0])
-        n, k = (size_hint(s) for s in w.shape)
-        m, count = elements(x.shape[:-1]), len(group)
-        shared = len({member.data for member in group.members}) == 1
-        batched = model.gemm(m, n * count, k, x.dtype) if shared else model.gemm(m, n, k, x.dtype, count)
-        return count * model.gemm(m, n, k, x.dtype), batched
+    def apart(self, group: Group) -> Sequence[Part]:
+        return [_linear_layer(member) for member in group.members]
+
+    def together(self, group: Group) -> Sequence[Part]:
+        first, count = group.members[0], len(group)
+        if len({member.data for member in group.members}) == 1:
+            return [_linear_layer(first, columns=count)]
+        return [_linear_layer(first, batch=count)]
+
+
+def _linear_layer(member: Member, columns: int = 1, batch: int = 1) -> Product:
+    """A layer with the sizes of a member, with so many times its columns, or a batch of so many."""
+    x, w = tensor_of(member.data[0]), tensor_of(member.weights[0])
+    n, k = (size_hint(s) for s in w.shape)
+    return Product.sized(elements(x.shape[:-1]), columns * n, k, x.dtype, batch)
 
 
 @dataclass(frozen=True)
@@ -168,15 +179,21 @@ class GroupLinear(Recipe):
         xs, weights, biases = ([n for n in nodes if n is not None] for nodes in operand_lists)
         return Stacked(op.call(torch.ops.triptych.group_linear.default, xs, weights, biases), None)
 
-    def cost(self, model: DeviceModel, group: Group) -> tuple[float, float]:
-        seconds = []
-        for member in group.members:
-            x, w = tensor_of(member.data[0]), tensor_of(member.weights[0])
-            n, k = (size_hint(s) for s in w.shape)
-            seconds.append(model.gemm(elements(x.shape[:-1]), n, k, x.dtype))
-        launches = -(-len(group) // MOST)
-        overhead = max(2 * model.launch, model.operator)
-        return sum(seconds), sum(s - model.launch for s in seconds) * SLOWER + launches * overhead
+    def apart(self, group: Group) -> Sequence[Part]:
+        return [_linear_layer(member) for member in group.members]
+
+    def together(self, group: Group) -> Sequence[Part]:
+        return [_one_launch(group.members[i : i + MOST]) for i in range(0, len(group), MOST)]
+
+
+def _one_launch(members: Sequence[Member]) -> Part:
+    """Linear layers of any sizes, after a kernel that passes their sizes and addresses."""
+    nodes = [[m.data[0] for m in members], *zip(*(m.weights for m in members))]
+    operands = tuple(tuple(Operand.of(tensor_of(n)) for n in each if n is not None) for each in nodes)
+    return parts.Call(
+        torch.ops.triptych.group_linear.default, operands, does=tuple(map(_linear_layer, members)), rate=1 / SLOWER,
+        precision=tensor_of(members[0].node).dtype, launches=2, through_python=True,
+    )  # fmt: skip
 
 
 SLOWER = 2.0
@@ -205,10 +222,16 @@ class BatchMatmul(Recipe):
         x, y = (o.value if o.axis is None else o.in_front(op) for o in operands)
         return Stacked(op.matmul(x, y), 0)
 
-    def cost(self, model: DeviceModel, group: Group) -> tuple[float, float]:
+    def apart(self, group: Group) -> Sequence[Part]:
+        return len(group) * [self._product(group)]
+
+    def together(self, group: Group) -> Sequence[Part]:
+        return [self._product(group, len(group))]
+
+    def _product(self, group: Group, batch: int = 1) -> Product:
         x, y = (tensor_of(d) for d in group.members[0].data)
         m, k, n = size_hint(x.shape[0]), size_hint(x.shape[1]), size_hint(y.shape[1])
-        return len(group) * model.gemm(m, n, k, x.dtype), model.gemm(m, n, k, x.dtype, len(group))
+        return Product.sized(m, n, k, x.dtype, batch)
 
 
 @dataclass(frozen=True)
@@ -244,9 +267,11 @@ class BatchNormalization(Recipe):
                 value = combine(value, broadcast(op, weight, x.member_rank, axis))
         return Stacked(value if wide is None else op.to(value, dtype=narrow), axis)
 
-    def cost(self, model: DeviceModel, group: Group) -> tuple[float, float]:
-        traffic = 2 * bytes_of(tensor_of(group.members[0].data[0]))
-        return len(group) * model.copy(traffic), model.copy(len(group) * traffic)
+    def apart(self, group: Group) -> Sequence[Part]:
+        return len(group) * [read_and_written(tensor_of(group.members[0].data[0]), times=2)]
+
+    def together(self, group: Group) -> Sequence[Part]:
+        return [read_and_written(tensor_of(group.members[0].data[0]), times=2 * len(group))]
 
 
 def _together(op: Emitter, nodes: Sequence[Node | None]) -> Stacked | None:
@@ -287,11 +312,20 @@ class BatchPointwise(Recipe):
         values = {k: broadcast(op, o, rank, axis) for k, o in zip(names, operands)}
         return Stacked(getattr(op, call.op)(**{**call.args, **values}), axis)
 
-    def cost(self, model: DeviceModel, group: Group) -> tuple[float, float]:
-        if any(not isinstance(feed.recipe, (BatchLinear, BatchMatmul)) for feed in group.feeds):
-            return 0.0, 0.0  # fused into the kernel before it, batched or not
-        traffic = 2 * bytes_of(tensor_of(group.members[0].node))
-        return len(group) * model.copy(traffic), model.copy(len(group) * traffic)
+    def apart(self, group: Group) -> Sequence[Part]:
+        if _fused(group):
+            return []
+        return len(group) * [read_and_written(tensor_of(group.members[0].node), times=2)]
+
+    def together(self, group: Group) -> Sequence[Part]:
+        if _fused(group):
+            return []
+        return [read_and_written(tensor_of(group.members[0].node), times=2 * len(group))]
+
+
+def _fused(group: Group) -> bool:
+    """Is the operation fused into the kernel before it, batched or not?"""
+    return any(not isinstance(feed.recipe, (BatchLinear, BatchMatmul)) for feed in group.feeds)
 
 
 @dataclass(frozen=True)

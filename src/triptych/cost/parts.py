@@ -73,6 +73,10 @@ class Operand:
         shape, strides = zip(*batch, columns, rows)
         return Operand(shape, strides, self.dtype)
 
+    def for_each(self, count: int) -> Operand:
+        """The tensor expanded over a batch of this size."""
+        return Operand((count, *self.shape), (0, *self.strides), self.dtype)
+
     def random(self, device: torch.device) -> torch.Tensor:
         """A tensor of these sizes and strides; integers are small, conditions true and false."""
         count = self.span // self.dtype.itemsize

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 
 from .device import DeviceModel, device_model, nominal_model
 from .parts import MODEL_ERROR, UNKNOWN, Part
+
+Parts: TypeAlias = "Part | Work | Iterable[Parts]"
+"""What work is put together from: parts, or lists of them of any depth."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +32,10 @@ class Work:
     """The decision must be the same on all ranks, whose devices may differ: it is modelled for a usual device."""
 
     @classmethod
-    def of(cls, device: torch.device, *parts: Part | Iterable[Part], **how: object) -> Work:
+    def of(cls, device: torch.device, *parts: Parts, **how: object) -> Work:
         return cls(device, **how) + parts  # type: ignore[arg-type]
 
-    def __add__(self, more: Work | Part | Iterable[Part | Iterable[Part]]) -> Work:
+    def __add__(self, more: Parts) -> Work:
         if isinstance(more, Work):
             return replace(self, parts=self.parts + more.parts, held=self.held + more.held)
         return replace(self, parts=self.parts + tuple(_flat(more)))
@@ -85,11 +89,11 @@ class Work:
         return less and (not new or self.launches < other.launches) and all(part.kind in kinds for part in new)
 
 
-def _flat(more: object) -> Iterable[Part]:
+def _flat(more: Parts) -> Iterable[Part]:
     if isinstance(more, Part):
         yield more
     elif isinstance(more, Work):
         yield from more.parts
     else:
-        for one in more:  # type: ignore[attr-defined]
+        for one in more:
             yield from _flat(one)

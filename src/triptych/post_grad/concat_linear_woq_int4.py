@@ -11,23 +11,21 @@ It saves calls: compiled, on one core of an EPYC with AVX-512, three products of
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from ..cost import device_model, size_hint
+from ..cost import UNKNOWN, Call, Operand, Work, size_hint
+from ..cost.parts import MODEL_ERROR
 from ..ir.facts import is_static, tensor_fact, tensor_of
 from ..ir.program import Program
 from ..ir.refusal import Refusal
 from ..pre_grad.joined_products import (
-    Product,
-    ProductGroup,
+    ProductNode,
     copied_pieces,
-    pieces_cost,
     placed,
     runs_with_one_key,
     take_pieces,
@@ -35,7 +33,7 @@ from ..pre_grad.joined_products import (
 from ..rewrite.examples import declines, fires, others_are_weights
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
-from .joined_on_cpu import JoinedOnCpu, Operand, require_quicker
+from .joined_on_cpu import copies, joined, require_quicker
 
 INT4_MM = torch.ops.aten._weight_int4pack_mm_for_cpu.default
 BLOCK = 64
@@ -43,7 +41,7 @@ BLOCK = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Int4Product(Product):
+class Int4Product(ProductNode):
     """x @ dequantized(weight).T, for a packed weight (out, k / 2)."""
 
     scales: Node
@@ -69,7 +67,7 @@ def _read(program: Program, node: Node) -> Int4Product | None:
     return Int4Product(node, x, weight, None, scales=scales, group_size=group_size)
 
 
-def _key(program: Program, member: Product) -> Any:
+def _key(program: Program, member: ProductNode) -> Any:
     """What members must have in common."""
     assert isinstance(member, Int4Product)
     return member.x, member.group_size, tensor_of(member.scales).dtype, tensor_of(member.weight).dtype
@@ -126,10 +124,14 @@ class ConcatLinearWoqInt4(Rule):
         constants = [*group.weights, *(member.scales for member in group.members)]
         changing = next((n for n in constants if not m.program.computed_once(n)), None)
         m.require(changing is None, "{at} is not frozen: it would be copied on every call", at=changing)
-        copies = pieces_cost(device_model(m.root.device), m.program, group, copied)
-        # each block is computed as before, in fewer calls
-        before, after = _seconds(group.members, group.sizes), _seconds(group.members, [sum(group.sizes)])
-        require_quicker(m, before, after + copies, _site(group, copied), error=math.inf, sure=not copies)
+        # each block is computed as before, in fewer calls; how copies compare with that, the model does not know
+        error = UNKNOWN if any(copied) else MODEL_ERROR
+        x, weights = tensor_of(group.members[0].x), [tensor_of(n) for n in group.weights]
+        scales, size = [tensor_of(member.scales) for member in group.members], group.members[0].group_size
+        apart = [_product(x, Operand.of(w), size, Operand.of(s), error) for w, s in zip(weights, scales)]
+        whole = _product(x, joined(weights, 0), size, joined(scales, 1), error)
+        moved = copies(m.program, group, copied)
+        require_quicker(m, Work.of(x.device, apart), Work.of(x.device, whole, moved))
 
     def rewrite(self, op, group, copied):
         first = group.members[0]
@@ -166,28 +168,14 @@ class ConcatLinearWoqInt4(Rule):
     ]  # fmt: skip
 
 
-def _site(group: ProductGroup, copied: Sequence[bool]) -> JoinedOnCpu:
-    """The products with their weights and scales, to be timed."""
-    first = group.members[0]
-    assert isinstance(first, Int4Product)
-    group_size = first.group_size
-
-    def multiply(x: torch.Tensor, operands: Sequence[torch.Tensor]) -> torch.Tensor:
-        weight, scales = operands
-        return torch.ops.aten._weight_int4pack_mm_for_cpu(x, weight, group_size, scales)
-
-    weights = Operand.of([tensor_of(n) for n in group.weights], dim=0)
-    scales = Operand.of([tensor_of(m.scales) for m in group.members if isinstance(m, Int4Product)], dim=1)
-    return JoinedOnCpu.of(f"int4 products in groups of {group_size}", multiply, group, [weights, scales], copied, True)
-
-
-def _seconds(members: Sequence[Product], outs: Iterable[int]) -> float:
-    """Seconds for products with packed weights of these many rows, one after the other."""
-    x = tensor_of(members[0].x)
-    model = device_model(x.device)
+def _product(x: torch.Tensor, weight: Operand, group_size: int, scales: Operand, error: float) -> Call:
+    """A product with a packed weight."""
     rows, inner = (size_hint(size) for size in x.shape)
-    arithmetic, read = 2.0 * rows * inner / model.flops(x.dtype), inner / 2 / model.bandwidth
-    return sum(model.launch + out * max(arithmetic, read) for out in outs)
+    out = weight.shape[0]
+    return Call(
+        INT4_MM, (Operand.of(x), weight, group_size, scales), produced=rows * out * x.dtype.itemsize,
+        work=2.0 * rows * inner * out, precision=x.dtype, error=error,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,9 @@ For large products, joined or not, it was 1.1x to 1.3x as quick in float32.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -31,20 +32,20 @@ import torch.nn.functional as F
 from torch.fx import Node
 
 from .. import _private
-from ..cost import device_model, size_hint
+from ..cost import UNKNOWN, DeviceModel, Operand, Product, Work
 from ..cost.device import HALF
 from ..cost.parts import MODEL_ERROR
 from ..ir.facts import tensor_fact, tensor_of
 from ..ir.program import Program
 from ..pre_grad.fuse_parallel_linear_pass import JoinedWeights
-from ..pre_grad.joined_products import Product, ProductGroup, joining_cost, pieces_cost, product_of
+from ..pre_grad.joined_products import ProductGroup, ProductNode, product_of
 from ..rewrite.emit import Emitter
 from ..rewrite.examples import declines, fires, others_are_weights
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
 from .group_batch_fusion_passes import LINEAR
 from .group_batch_fusion_passes import NAME as BATCH_FUSION
-from .joined_on_cpu import JoinedOnCpu, Operand, require_quicker
+from .joined_on_cpu import concatenated, copies, joined, require_quicker
 
 LANES = 8
 """A vector register of AVX2 has this many float32: a product with fewer columns takes as long as one with this many.
@@ -60,7 +61,7 @@ BIASED = ("f32[4, 16]", "f32[8, 16]", "f32[8]", "f32[6, 16]", "f32[6]")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProductOfViews(Product):
+class ProductOfViews(ProductNode):
     """A product whose weight or bias may be a view of an earlier value, so that the view can be recreated earlier."""
 
     sources: tuple[Node, ...]
@@ -78,7 +79,7 @@ class GroupedGemm(JoinedWeights):
     added `batch_linear_post_grad`, which also batches the operations on the results of the products.
     """
 
-    def read(self, program: Program, node: Node) -> Product | None:
+    def read(self, program: Program, node: Node) -> ProductNode | None:
         result = tensor_fact(node)
         product = product_of(program, node) if result is not None and result.device.type == "cpu" else None
         if product is None:
@@ -93,13 +94,8 @@ class GroupedGemm(JoinedWeights):
         options = m.program.options
         wanted = not BATCHED.isdisjoint(options.add_passes) and BATCHED.isdisjoint(options.remove_passes)
         m.require(not wanted, "{wanted} was added, which also batches the operations on the results", wanted=LINEAR)
-        x = group.members[0].x
-        model = device_model(tensor_of(x).device)
-        moved = joining_cost(model, m.program, group) + pieces_cost(model, m.program, group, copied)
-        before, after = _seconds(x, group.sizes), _seconds(x, [sum(group.sizes)]) + moved
-        # on a CPU with instructions for them, these dtypes are many times as fast as the model says
-        error = math.inf if tensor_of(x).dtype in HALF else MODEL_ERROR
-        require_quicker(m, before, after, _site(m.program, group, copied), error=error)
+        apart, together = _works(m.program, group)
+        require_quicker(m, apart, together + copies(m.program, group, copied))
 
     def rewrite(self, op, group, copied):
         members = []
@@ -169,28 +165,37 @@ def _taken_again(op: Emitter, node: Node, anchor: Node) -> Node:
     return op.call(node.target, *args, **node.kwargs).node
 
 
-def _site(program: Program, group: ProductGroup, copied: Sequence[bool]) -> JoinedOnCpu:
-    """The products with their weights and biases, to be timed."""
-    turned = group.members[0].turned
-    weights = Operand.of([tensor_of(n) for n in group.weights], dim=1 if turned else 0, turned=not turned)
-    biases = [Operand.of([tensor_of(n) for n in group.biases], dim=0)] if group.biases else []
-    once = program.computed_once(*group.weights, *group.biases)
-    return JoinedOnCpu.of("products", _multiply, group, [weights, *biases], copied, once)
+@dataclass(frozen=True)
+class NarrowProduct(Product):
+    """A product that takes whole vector registers of a CPU, however few columns it has."""
+
+    def seconds(self, model: DeviceModel) -> float:
+        _, rows, columns, inner = self.sizes
+        lanes = LANES if self.dtype == torch.float32 else 1
+        return model.gemm(rows, lanes * math.ceil(columns / lanes), inner, self.dtype) - model.launch
+
+    @property
+    def kind(self) -> Any:
+        """A library for CPUs divides a product by its sizes, so that a wider one may reach another rate."""
+        return super().kind, self.right.shape[-1]
 
 
-def _multiply(x: torch.Tensor, operands: Sequence[torch.Tensor]) -> torch.Tensor:
-    weight, *biases = operands
-    return torch.addmm(biases[0], x, weight) if biases else torch.mm(x, weight)
+def _works(program: Program, group: ProductGroup) -> tuple[Work, Work]:
+    """The products apart, and the joined one with what is concatenated for it on each call."""
+    x, turned = tensor_of(group.members[0].x), group.members[0].turned
+    # on a CPU with instructions for them, these dtypes are many times as fast as the model says
+    error = UNKNOWN if x.dtype in HALF else MODEL_ERROR
 
+    def product(weight: Operand, bias: Operand | None) -> NarrowProduct:
+        return NarrowProduct(Operand.of(x), weight if turned else weight.mT, bias, error=error)
 
-def _seconds(x: Node, outs: Iterable[Any]) -> float:
-    """Seconds for the products of x (rows, k) with weights of these many columns, one after the other."""
-    known = tensor_of(x)
-    model = device_model(known.device)
-    rows, inner = (size_hint(size) for size in known.shape)
-    lanes = LANES if known.dtype == torch.float32 else 1
-    columns = (lanes * math.ceil(size_hint(out) / lanes) for out in outs)
-    return sum(model.gemm(rows, count, inner, known.dtype) for count in columns)
+    weights, biases = ([tensor_of(n) for n in nodes] for nodes in (group.weights, group.biases))
+    each = zip_longest(map(Operand.of, weights), map(Operand.of, biases))
+    dim = 1 if turned else 0
+    together = Work.of(x.device, product(joined(weights, dim), joined(biases, 0) if biases else None))
+    if not program.computed_once(*group.weights, *group.biases):
+        together += [concatenated(weights, dim), *([concatenated(biases, 0)] if biases else [])]
+    return Work.of(x.device, [product(weight, bias) for weight, bias in each]), together
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import nn
 
-from ..cost import bytes_of, require_gain
+from ..cost import Moved, Work, read_and_written
 from ..match.pattern import Tensor
 from ..rewrite.examples import declines, fires, lazily
 from ..rewrite.passes import Pass
@@ -33,8 +33,8 @@ class AdaptWeightsToBatchNorm(Rule):
         require_foldable(m)
         y, weight = m["y"], operands(m)[0]
         # the norm reads and writes the whole result; the folded form reads and writes the weight and computes a bias
-        result, folded = 2 * bytes_of(y.tensor), 2 * bytes_of(weight.tensor)
-        require_gain(m, y.device, lambda model: (model.copy(result), model.copy(folded) + model.launch))
+        folded = read_and_written(weight.tensor, times=2), Moved(0.0)
+        m.pays(Work.of(y.device, read_and_written(y.tensor, times=2)), Work.of(y.device, folded))
 
     def rewrite(self, op, m):
         return fold(op, m)

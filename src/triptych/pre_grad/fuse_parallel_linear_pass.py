@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from ..cost import DeviceModel, device_model, require_gain
+from ..cost import Call, Operand, Work
 from ..ir.facts import is_static, tensor_fact, tensor_of
 from ..ir.program import ATEN, Program
 from ..ir.refusal import Refusal
@@ -22,22 +22,25 @@ from ..rewrite.examples import declines, fires, lazily
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
 from .joined_products import (
-    Product,
+    ProductGroup,
+    ProductNode,
     copied_pieces,
     emit_linear,
-    joining_cost,
+    joining,
     op_of,
-    pieces_cost,
+    pieces,
     placed,
-    product_cost,
     product_of,
+    products,
     read_again,
     runs_with_one_key,
     take_pieces,
 )  # fmt: skip
 
+PARALLEL_LINEAR = torch.ops.triptych.parallel_linear.default
 
-def _key(program: Program, member: Product) -> tuple[Any, ...] | None:
+
+def _key(program: Program, member: ProductNode) -> tuple[Any, ...] | None:
     """What layers must have in common to be fused; None if a fact is missing, or an operand is not as in a linear
     layer."""
     x, weight, y = (tensor_fact(n) for n in (member.x, member.weight, member.node))
@@ -105,7 +108,7 @@ class OwnPointers(Rule):
                 if group is not None:
                     yield group.site(program)
 
-    def _kernel_runs(self, program: Program, member: Product) -> bool:
+    def _kernel_runs(self, program: Program, member: ProductNode) -> bool:
         x, y = tensor_fact(member.x), tensor_fact(member.node)
         if x is None or y is None or x.dtype != y.dtype:  # autocast, which the kernel does not apply
             return False
@@ -119,22 +122,14 @@ class OwnPointers(Rule):
             return
         is_constant = m.program.computed_once(*group.weights, *group.biases)
         m.applies(not is_constant, "the weights are concatenated once, before the first call")
-        x, options = group.members[0].x, m.program.options
-        launched = is_launched(options, map(tensor_of, (x, *group.weights, *group.biases)))
-
-        def costs(model: DeviceModel) -> tuple[float, float]:
-            # the gradients are separate products either way
-            before, after = product_cost(model, x, group.sizes), product_cost(model, x, [sum(group.sizes)])
-            return before, after if launched or options.cuda_graphs else max(after, model.operator)
-
-        require_gain(m, tensor_of(x).device, costs)
+        x = group.members[0].x
+        device = tensor_of(x).device
+        # the gradients are separate products either way
+        m.pays(Work.of(device, products(x, group.sizes)), Work.of(device, _kernel(m.program, group)))
 
     def rewrite(self, op, group):
         weights = [op.permute(m.weight, [1, 0]) if m.turned else m.weight for m in group.members]
-        biased = [i for i, m in enumerate(group.members) if m.bias is not None]
-        target = torch.ops.triptych.parallel_linear.default
-        which = biased if 0 < len(biased) < len(group.members) else None
-        results = op.call(target, group.members[0].x, weights, group.biases, which)
+        results = op.call(PARALLEL_LINEAR, group.members[0].x, weights, group.biases, _with_bias(group))
         return tuple(op.getitem(results, i) for i in range(len(group.members)))
 
     examples = lazily(lambda: [
@@ -151,6 +146,26 @@ class OwnPointers(Rule):
     ])  # fmt: skip
 
 
+def _with_bias(group: ProductGroup) -> list[int] | None:
+    """Which of the layers have a bias; None if all or none of them have one."""
+    biased = [i for i, m in enumerate(group.members) if m.bias is not None]
+    return biased if 0 < len(biased) < len(group.members) else None
+
+
+def _kernel(program: Program, group: ProductGroup) -> Call:
+    """All layers of a group in one launch."""
+    x, which = tensor_of(group.members[0].x), _with_bias(group)
+    biases = tuple(Operand.of(tensor_of(b)) for b in group.biases)
+    weights = [Operand.of(tensor_of(m.weight)) for m in group.members]
+    weights = [weight.mT if m.turned else weight for m, weight in zip(group.members, weights)]
+    tensors = (x, *map(tensor_of, (*group.weights, *group.biases)))
+    launched = program.options.cuda_graphs or is_launched(program.options, tensors)
+    return Call(
+        PARALLEL_LINEAR, (Operand.of(x), tuple(weights), biases, which and tuple(which)), precision=x.dtype,
+        does=tuple(products(group.members[0].x, [sum(group.sizes)])), through_python=not launched,
+    )  # fmt: skip
+
+
 class JoinedWeights(Rule):
     """linear(x, w), linear(x, v) -> split(linear(x, cat([w, v]))); up to rounding
 
@@ -159,7 +174,7 @@ class JoinedWeights(Rule):
 
     exact = False
 
-    def read(self, program: Program, node: Node) -> Product | None:
+    def read(self, program: Program, node: Node) -> ProductNode | None:
         """The layer that a node computes, if it is one that the rule joins."""
         return product_of(program, node)
 
@@ -174,7 +189,7 @@ class JoinedWeights(Rule):
                 nodes = [m.node for m in members if (m.bias is not None) == biased]
                 yield from self._alike(program, read_again(program, nodes, self.read), biased)
 
-    def _alike(self, program: Program, members: Sequence[Product], biased: bool) -> Iterator[Match]:
+    def _alike(self, program: Program, members: Sequence[ProductNode], biased: bool) -> Iterator[Match]:
         """Sites for layers that all have a bias, or all have none."""
         group = placed(members) if len(members) > 1 else None
         if group is not None:
@@ -189,16 +204,10 @@ class JoinedWeights(Rule):
 
     def check(self, m, group, copied):
         program, x = m.program, group.members[0].x
-        device = tensor_of(x).device
-
-        def moved(model: DeviceModel) -> float:
-            return joining_cost(model, program, group) + pieces_cost(model, program, group, copied)
-
-        def costs(model: DeviceModel) -> tuple[float, float]:
-            before = product_cost(model, x, group.sizes, program.is_training)
-            return before, product_cost(model, x, [sum(group.sizes)], program.is_training) + moved(model)
-
-        require_gain(m, device, costs, sure=not moved(device_model(device)))
+        device, training = tensor_of(x).device, program.is_training
+        joined = Work.of(device, products(x, [sum(group.sizes)], training))
+        moved = joining(program, group), pieces(program, group, copied)
+        m.pays(Work.of(device, products(x, group.sizes, training)), joined + moved)
 
     def rewrite(self, op, group, copied):
         first = group.members[0]

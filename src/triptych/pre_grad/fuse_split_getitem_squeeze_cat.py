@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from ..cost import bytes_of, device_model
+from ..cost import Moved, Work, bytes_of
 from ..ir.facts import tensor_of
 from ..pieces.example_programs import then_write, write_between
 from ..pieces.read import TAKING
@@ -27,6 +27,7 @@ class SplitGetitemSqueezeCat(PutTogether):
     that searches among many. The user asks for it by adding the pass; what it costs is recorded.
     """
 
+    asked_for = True
     joins = ("cat", "stack")
     taken = TAKING
     between = frozenset(["squeeze", "clone", "contiguous"])
@@ -37,10 +38,10 @@ class SplitGetitemSqueezeCat(PutTogether):
         if not form.gathers:
             return
         result, operands = tensor_of(m.root.node), len(m["tensors"])
-        model, moved = device_model(result.device), 2 * bytes_of(result)
         generated = m.program.options.codegen == "inductor" and result.device.type == "cuda"
-        before = model.generated_cat(moved, operands) if generated else model.copy(moved)
-        m.pays(before, model.copy(moved + INDEX_BYTES * operands), by_name=True)
+        moved = 2 * bytes_of(result)
+        cat, gather = Moved(moved, operands=operands if generated else 1), Moved(moved + INDEX_BYTES * operands)
+        m.pays(Work.of(result.device, cat), Work.of(result.device, gather))
 
     examples = [
         fires(lambda x: torch.cat([x.split(1, 1)[i].squeeze(1) for i in (0, 1, 4)], -1) + 1, "f32[4, 5, 2]"),

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from ..cost import DeviceModel, bytes_of, device_model, require_gain, size_hint
+from ..cost import Product, Work, read_and_written, size_hint
 from ..ir.facts import known_equal, tensor_fact, tensor_of
 from ..ir.program import Program
 from ..ir.sizes import elements
@@ -20,7 +20,7 @@ from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
 from ..rewrite.refusal import NotConcerned
 from ..rewrite.rule import Match, Rule
-from .joined_products import Product, emit_linear, product_of, total_bytes
+from .joined_products import ProductNode, emit_linear, product_of
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class _Piece:
 class _Sum:
     """The terms of a sum: linear layers over pieces of one value, in the order of the pieces, and the other terms."""
 
-    layers: tuple[tuple[Product, _Piece], ...]
+    layers: tuple[tuple[ProductNode, _Piece], ...]
     others: tuple[Node, ...]
     adds: tuple[Node, ...]
 
@@ -47,7 +47,7 @@ class _Sum:
         return self.layers[0][1].source
 
     @property
-    def members(self) -> list[Product]:
+    def members(self) -> list[ProductNode]:
         return [member for member, _ in self.layers]
 
     @property
@@ -92,8 +92,7 @@ class FuseSplitLinearAdd(Rule):
         odd = next((member.weight for member in total.members if member.turned != first.turned), None)
         m.require(odd is None, "the weights are stored in different orientations", at=odd)
         m.cover(total.nodes(m.root.node))
-        device = tensor_of(m.root.node).device
-        require_gain(m, device, lambda model: _costs(model, m.program, m.root.node, total))
+        m.pays(_apart(m.root.node, total), _joined(m.program, m.root.node, total))
 
     def rewrite(self, op, m):
         total = _sum_at(m)
@@ -203,7 +202,7 @@ def _is_like(node: Node, root: Node) -> bool:
     return value.dtype == whole.dtype and known_equal(value.shape, whole.shape)
 
 
-def _layer(program: Program, node: Node, root: Node) -> tuple[Product, _Piece] | None:
+def _layer(program: Program, node: Node, root: Node) -> tuple[ProductNode, _Piece] | None:
     """A linear layer over a piece of a value's last dim, whose result only the sum uses."""
     member = product_of(program, node)
     if member is None or len(node.users) != 1 or not _is_like(node, root):
@@ -217,20 +216,28 @@ def _layer(program: Program, node: Node, root: Node) -> tuple[Product, _Piece] |
     return None if part is None else (member, _Piece(way.source, *part, way.nodes))
 
 
-def _costs(model: DeviceModel, program: Program, root: Node, total: _Sum) -> tuple[float, float]:
-    """Seconds for the layers and their additions, and for one layer over joined weights."""
-    source, result = tensor_of(total.source), tensor_of(root)
-    dtype = source.dtype
-    rows, out = elements(source.shape[:-1]), size_hint(result.shape[-1])
-    parts = [size_hint(piece.end - piece.start) for _, piece in total.layers]
-    addition = model.copy(3 * bytes_of(result))
-    before = sum(model.gemm(rows, out, k, dtype) for k in parts) + (len(parts) - 1) * addition
-    after = model.gemm(rows, out, sum(parts), dtype)
+def _apart(root: Node, total: _Sum) -> Work:
+    """The layers and their additions."""
+    inner = [size_hint(piece.end - piece.start) for _, piece in total.layers]
+    additions = (len(inner) - 1) * [read_and_written(tensor_of(root), times=3)]
+    return Work.of(tensor_of(root).device, [_layer_over(root, total, k) for k in inner], additions)
+
+
+def _joined(program: Program, root: Node, total: _Sum) -> Work:
+    """One layer over joined weights."""
+    inner = sum(size_hint(piece.end - piece.start) for _, piece in total.layers)
+    joined = Work.of(tensor_of(root).device, _layer_over(root, total, inner))
     weights = [member.weight for member in total.members]
-    if not program.computed_once(*weights, *total.biases):
-        after += model.copy(2 * total_bytes(weights))
-        after += max(len(total.biases) - 1, 0) * model.launch
-    return before, after
+    if program.computed_once(*weights, *total.biases):
+        return joined
+    adding = [read_and_written(tensor_of(bias), times=3) for bias in total.biases[1:]]
+    return joined + [read_and_written(*map(tensor_of, weights), times=2), *adding]
+
+
+def _layer_over(root: Node, total: _Sum, inner: int) -> Product:
+    """A layer over so many columns of the value."""
+    source = tensor_of(total.source)
+    return Product.sized(elements(source.shape[:-1]), size_hint(tensor_of(root).shape[-1]), inner, source.dtype)
 
 
 def layers_to_join(program: Program) -> set[Node]:
@@ -242,8 +249,7 @@ def layers_to_join(program: Program) -> set[Node]:
         total = _read_sum(program, node)
         if total is None or not total.whole or len({m.turned for m in total.members}) > 1:
             continue
-        before, after = _costs(device_model(tensor_of(node).device), program, node, total)
-        if after < before:
+        if _joined(program, node, total).seconds() < _apart(node, total).seconds():
             layers.update(m.node for m in total.members)
     return layers
 

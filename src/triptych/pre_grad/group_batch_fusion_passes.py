@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from ..batching.build import Builder, chains, estimate, taken_out
+from ..batching.build import Builder, apart, batched, chains, taken_out
 from ..batching.plan import Group, Member, Plan, find_groups
 from ..batching.recipes import (
     BatchAlongDims,
@@ -22,10 +22,8 @@ from ..batching.recipes import (
     GroupLinear,
     Recipe,
 )
-from ..cost import DeviceModel, device_model
-from ..cost.decision import Decision
-from ..cost.timed import decision
-from ..ir.facts import tensor_fact, tensor_of
+from ..cost.decision import Decision, choose
+from ..ir.facts import tensor_fact
 from ..ir.gradients import reached_by_gradients
 from ..ir.order import nearest_order, predecessors
 from ..ir.program import Program
@@ -105,7 +103,10 @@ class BatchRule(Rule, ABC):
 
     def _chain(self, program: Program, plan: Plan, groups: Sequence[Group]) -> Chain:
         names = [_name(program, g) for g in groups]
-        return Chain(plan, groups, names, None if self.always else _decision(program, plan, groups))
+        if self.always:
+            return Chain(plan, groups, names, None)
+        decision = choose(apart(program, groups), batched(program, plan, groups), program.options.tune)
+        return Chain(plan, groups, names, decision)
 
     def _site(self, program: Program, chain: Chain) -> Match:
         first = chain.groups[0].nodes[0]
@@ -132,27 +133,16 @@ class BatchRule(Rule, ABC):
         if chain is None:
             return Arrange(m.bindings["order"])
         builder = Builder(m.program, chain.plan)
-        batched = {node for group in chain.groups for node in group.nodes}
+        members = {node for group in chain.groups for node in group.nodes}
         read_alone = taken_out(chain.plan, chain.groups)
         chain.edits.clear()
         for group, name in zip(chain.groups, chain.names):
             at = op.at(group.nodes[0], name)
             builder.build(at, group)
-            singles = tuple(n for n in group.nodes if n in read_alone or any(u not in batched for u in n.users))
-            members = builder.members(at, group, singles)
-            chain.edits.append(Replacement(singles, members, at, tuple(group.nodes), self))
+            singles = tuple(n for n in group.nodes if n in read_alone or any(u not in members for u in n.users))
+            values = builder.members(at, group, singles)
+            chain.edits.append(Replacement(singles, values, at, tuple(group.nodes), self))
         return ReplaceAll(chain.edits)
-
-
-def _decision(program: Program, plan: Plan, groups: Sequence[Group]) -> Decision:
-    device = tensor_of(groups[0].nodes[0]).device
-
-    def costs(model: DeviceModel) -> tuple[float, float]:
-        before, after, copying = estimate(model, program, plan, groups)
-        return before, after + copying
-
-    *_, copying = estimate(device_model(device), program, plan, groups)
-    return decision(device, costs, program.options.tune, sure=not copying)
 
 
 def _name(program: Program, group: Group) -> str:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..cost import DeviceModel, size_hint
+from ..cost import Part, Product, read_and_written, size_hint
 from ..ir.facts import tensor_fact, tensor_of
 from ..ir.program import ATEN, Program
-from ..ir.sizes import bytes_of, elements
+from ..ir.sizes import elements
 from ..rewrite.clones import copied_as
 from ..rewrite.emit import Emitter
 from ..rewrite.layout import follow
@@ -23,7 +23,7 @@ from .normalized_nodes import linear_parts, turned_matrix
 
 
 @dataclass(frozen=True)
-class Product:
+class ProductNode:
     """A matrix product or linear layer, by its operands."""
 
     node: Node
@@ -51,7 +51,7 @@ class Product:
         return [n for n in (self.x, self.weight, self.bias) if n is not None]
 
 
-def product_of(program: Program, node: Node) -> Product | None:
+def product_of(program: Program, node: Node) -> ProductNode | None:
     """A linear layer in any spelling: `linear`, `x @ w`, `x @ w.t()`, `addmm`."""
     call = program.call(node)
     if call is None or call.mutates:
@@ -59,9 +59,9 @@ def product_of(program: Program, node: Node) -> Product | None:
     if (parts := linear_parts(call)) is not None:
         x, weight, bias = parts
         if call.op == "linear" and (straight := turned_matrix(weight)) is not None:
-            return Product(node, x, straight, bias, turned=True, inner=(weight,))
+            return ProductNode(node, x, straight, bias, turned=True, inner=(weight,))
         inner = (call.args["mat2"],) if call.op == "addmm" else ()
-        return Product(node, x, weight, bias, inner=inner)
+        return ProductNode(node, x, weight, bias, inner=inner)
     if call.op == "matmul":
         x, weight, bias = call.args["self"], call.args["other"], None
     elif call.op == "addmm" and set(call.args) == {"self", "mat1", "mat2"}:
@@ -69,8 +69,8 @@ def product_of(program: Program, node: Node) -> Product | None:
     else:
         return None
     if (straight := turned_matrix(weight)) is not None and bias is None:
-        return Product(node, x, straight, None, inner=(weight,))
-    return Product(node, x, weight, bias, turned=True)
+        return ProductNode(node, x, straight, None, inner=(weight,))
+    return ProductNode(node, x, weight, bias, turned=True)
 
 
 def op_of(program: Program, node: Node) -> str:
@@ -78,7 +78,7 @@ def op_of(program: Program, node: Node) -> str:
     return call.op if call is not None else ""
 
 
-def emit_linear(op: Emitter, like: Product, x: Any, weight: Any, bias: Any) -> Any:
+def emit_linear(op: Emitter, like: ProductNode, x: Any, weight: Any, bias: Any) -> Any:
     """Emits a linear layer in the form of `like`, over a weight stored in the same orientation as that of `like`."""
     as_linear = op.program.dialect != ATEN or op_of(op.program, like.node) == "linear"
     matrix = op.permute(weight, [1, 0]) if like.turned == as_linear else weight
@@ -91,7 +91,7 @@ def emit_linear(op: Emitter, like: Product, x: Any, weight: Any, bias: Any) -> A
 class ProductGroup:
     """Products that a single one can replace, and the node before which that one is inserted."""
 
-    members: tuple[Product, ...]
+    members: tuple[ProductNode, ...]
     anchor: Node
 
     @property
@@ -123,19 +123,19 @@ class ProductGroup:
         return Match.at(program, *self.nodes, covers=self.covered(), before=self.anchor, group=self, **plan)
 
 
-Read = Callable[[Program, Node], "Product | None"]
+Read = Callable[[Program, Node], "ProductNode | None"]
 
 
 @dataclass
 class Run:
     """Products with no write to their operands, and no region boundary, between them."""
 
-    members: list[Product]
+    members: list[ProductNode]
     disturbed_by: Node | None = None
     """The node that separates this run from the one before it (from the one after it, for the first run)."""
 
 
-def runs_with_one_key(program: Program, read: Read, key: Callable[[Program, Product], Any]) -> Iterator[Run]:
+def runs_with_one_key(program: Program, read: Read, key: Callable[[Program, ProductNode], Any]) -> Iterator[Run]:
     """Products with equal keys, cut into the runs that `undisturbed` gives. A product whose key is None is left out.
 
     The graph may be rewritten between one run and the next, so members are read again when their turn comes: an input
@@ -153,12 +153,12 @@ def runs_with_one_key(program: Program, read: Read, key: Callable[[Program, Prod
                 yield Run(read_again(program, [m.node for m in run.members], read), run.disturbed_by)
 
 
-def read_again(program: Program, nodes: Iterable[Node], read: Read) -> list[Product]:
+def read_again(program: Program, nodes: Iterable[Node], read: Read) -> list[ProductNode]:
     """The products at these nodes, read from the graph as it is now."""
     return [m for n in nodes if not n._erased and (m := read(program, n)) is not None]
 
 
-def undisturbed(program: Program, members: Sequence[Product]) -> list[Run]:
+def undisturbed(program: Program, members: Sequence[ProductNode]) -> list[Run]:
     """Members in graph order, cut at region boundaries and where an operand is written in place."""
     aliasing = program.aliasing
     runs: list[Run] = []
@@ -178,7 +178,7 @@ def undisturbed(program: Program, members: Sequence[Product]) -> list[Run]:
     return runs
 
 
-def _disturber(program: Program, run: Sequence[Product], member: Product, memory: set[Node]) -> Node | None:
+def _disturber(program: Program, run: Sequence[ProductNode], member: ProductNode, memory: set[Node]) -> Node | None:
     """The region boundary, or the write to an operand of either, between the run and the member; None if none."""
     aliasing = program.aliasing
     first, last = run[0].node, run[-1].node
@@ -190,7 +190,7 @@ def _disturber(program: Program, run: Sequence[Product], member: Product, memory
     )
 
 
-def placed(members: Sequence[Product]) -> ProductGroup | None:
+def placed(members: Sequence[ProductNode]) -> ProductGroup | None:
     """The largest group with a position after all of its operands and before all users of its results."""
     first, last = members[0].node, members[-1].node
     early = tuple(m for m in members if all(n < first for n in m.operands))
@@ -229,42 +229,35 @@ def take_pieces(op: Emitter, whole: Any, group: ProductGroup, dim: int, copied: 
     return [copied_as(op, p, member) if c else p for p, c, member in zip(pieces, copied, members)]
 
 
-def joining_cost(model: DeviceModel, program: Program, group: ProductGroup) -> float:
-    """Seconds per call for concatenating weights and biases; 0 where that is computed once."""
+def joining(program: Program, group: ProductGroup) -> list[Part]:
+    """Concatenating weights and biases on each call; nothing where that is computed once."""
     if program.computed_once(*group.weights, *group.biases):
-        return 0.0
-    cost = model.copy(2 * total_bytes(group.weights))
-    return cost + model.copy(2 * total_bytes(group.biases)) if group.biases else cost
+        return []
+    return [read_and_written(*map(tensor_of, nodes), times=2) for nodes in (group.weights, group.biases) if nodes]
 
 
-def product_cost(model: DeviceModel, x: Node, outs: Iterable[Any], training: bool = False) -> float:
-    """Seconds for the products of x (..., k) with weights of these sizes, one after the other; in training, with their
+def products(x: Node, outs: Iterable[Any], training: bool = False) -> list[Part]:
+    """The products of x (..., k) with weights of these sizes, one after the other; in training, with their
     gradients."""
-    input_fact = tensor_of(x)
-    m, k = elements(input_fact.shape[:-1]), size_hint(input_fact.shape[-1])
-    cost, count = 0.0, 0
-    for out in outs:
-        n, count = size_hint(out), count + 1
-        cost += model.gemm(m, n, k, input_fact.dtype)
+    value, sizes = tensor_of(x), list(map(size_hint, outs))
+    m, k, dtype = elements(value.shape[:-1]), size_hint(value.shape[-1]), value.dtype
+    parts: list[Part] = []
+    for n in sizes:
+        parts.append(Product.sized(m, n, k, dtype))
         if training:  # of the input, and of the weight
-            cost += model.gemm(m, k, n, input_fact.dtype) + model.gemm(n, k, m, input_fact.dtype)
+            parts += [Product.sized(m, k, n, dtype), Product.sized(n, k, m, dtype)]
     if training:  # the gradients of the input are added up
-        cost += (count - 1) * model.copy(3 * m * k * input_fact.dtype.itemsize)
-    return cost
+        parts += (len(sizes) - 1) * [read_and_written(value, times=3)]
+    return parts
 
 
-def pieces_cost(model: DeviceModel, program: Program, group: ProductGroup, copied: Sequence[bool]) -> float:
-    """Seconds for copying pieces and, in training, for concatenating their gradients and splitting those of the
-    weights. Inductor's code for a CPU copies all pieces in one call."""
-    pieces = [tensor_of(m.node) for m, c in zip(group.members, copied) if c]
-    moved = [2 * bytes_of(piece) for piece in pieces]
-    if pieces and pieces[0].device.type == "cpu" and program.options.codegen == "inductor":
-        moved = [sum(moved)]
-    cost = sum(map(model.copy, moved))
+def pieces(program: Program, group: ProductGroup, copied: Sequence[bool]) -> list[Part]:
+    """Copying pieces and, in training, concatenating their gradients and splitting those of the weights. Inductor's
+    code for a CPU copies all pieces in one call."""
+    results = [tensor_of(m.node) for m, c in zip(group.members, copied) if c]
+    parts: list[Part] = [read_and_written(piece, times=2) for piece in results]
+    if results and results[0].device.type == "cpu" and program.options.codegen == "inductor":
+        parts = [read_and_written(*results, times=2)]
     if program.is_training:
-        cost += model.copy(2 * total_bytes(group.nodes)) + model.copy(2 * total_bytes(group.weights))
-    return cost
-
-
-def total_bytes(nodes: Iterable[Node]) -> int:
-    return sum(bytes_of(tensor_of(n)) for n in nodes)
+        parts += [read_and_written(*map(tensor_of, nodes), times=2) for nodes in (group.nodes, group.weights)]
+    return parts

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from ..cost import DeviceModel, bytes_of, device_model, require_gain, size_hint
+from ..cost import Call, Operand, Part, Product, Work, read_and_written, size_hint
 from ..cost.device import tf32_is_allowed
 from ..ir.facts import is_static, known_equal, tensor_fact, tensor_of
 from ..ir.program import Program, Value
@@ -30,16 +30,17 @@ from ..rewrite.passes import Pass
 from ..rewrite.refusal import Refused
 from ..rewrite.rule import FirstOf, Match, Rule
 from .joined_products import (
-    Product,
+    ProductNode,
     copied_pieces,
-    joining_cost,
-    pieces_cost,
+    joining,
+    pieces,
     placed,
     runs_with_one_key,
     take_pieces,
 )  # fmt: skip
 from .permute_fusions import each_batch
 
+LCE = torch.ops.triptych.lce.default
 TURNED = [0, 2, 1]
 SIMPLE = ("f32[2, 8, 5]", "f32[3, 8]")
 NORMAL = ("f32[2, 8, 5]", "f32[3, 8]", "f32[3]")
@@ -78,37 +79,37 @@ def _is_view_of_operand(m: Match, node: Node) -> bool:
     return call is not None and call.op == "permute" and call.args["self"] in (m["x"].node, m["w"].node)
 
 
-def written_cost(model: DeviceModel, m: Match, x: Value, w: Value, adds: bool) -> float:
-    """Seconds of the layer as it is written. `adds`: a pointwise kernel follows, for a bias or an epilogue."""
-    features = tensor_of(x.node)
-    added = model.copy(2 * bytes_of(tensor_of(m.root.node))) if adds else 0.0
-    if not tensor_of(w.node).requires_grad:
-        return batched_cost(model, x, w) + added
-    # torch folds the batch into rows, with a copy of x
-    batch, inner, places = (size_hint(size) for size in features.shape)
-    folded = model.gemm(batch * places, size_hint(w.shape[0]), inner, features.dtype)
-    return model.copy(2 * bytes_of(features)) + folded + added
+def as_written(m: Match, x: Value, w: Value, adds: bool) -> Work:
+    """The layer as it is written. `adds`: a pointwise kernel follows, for a bias or an epilogue."""
+    features, result = tensor_of(x.node), tensor_of(m.root.node)
+    layer: list[Part] = [for_each_batch(x, w)]
+    if tensor_of(w.node).requires_grad:  # torch folds the batch into rows, with a copy of x
+        batch, inner, places = (size_hint(size) for size in features.shape)
+        folded = Product.sized(batch * places, size_hint(w.shape[0]), inner, features.dtype)
+        layer = [read_and_written(features, times=2), folded]
+    return Work.of(features.device, layer, [read_and_written(result, times=2)] if adds else [])
 
 
-def batched_cost(model: DeviceModel, x: Value, w: Value, rate: float = 1.0) -> float:
-    """Seconds of one product for each batch element, which read x in place."""
-    batch, inner, places = (size_hint(size) for size in x.shape)
-    return model.gemm(size_hint(w.shape[0]), places, inner, tensor_of(x.node).dtype, batch=batch, rate=rate)
+def for_each_batch(x: Value, w: Value, rate: float = 1.0) -> Product:
+    """One product for each batch element, which read x in place."""
+    features, weight = Operand.of(x.tensor), Operand.of(w.tensor)
+    return Product(weight.for_each(features.shape[0]), features, rate=rate)
 
 
-def record_kernel_costs(m: Match, x: Value, w: Value, b: Value | None, adds: bool) -> None:
-    """Records what the layer costs as it is written, and as one call of the kernel."""
-    device, options = tensor_of(x.node).device, m.program.options
-    model = device_model(device)
-    before = written_cost(model, m, x, w, adds)
-    if device.type == "cuda":
-        operands = [tensor_of(value.node) for value in (x, w, b) if value is not None]
-        launched = options.cuda_graphs or is_launched(options, operands)
-        rate = EXACT_RATE if operands[0].dtype == torch.float32 and not tf32_is_allowed() else RATE
-        after = max(batched_cost(model, x, w, rate), 0.0 if launched else model.operator)
-    else:  # the operator computes the layer as it is written
-        after = before + (0.0 if lies_turned(m) else model.copy(2 * bytes_of(tensor_of(m.root.node))))
-    m.pays(before, after, by_name=True)
+def by_kernel(m: Match, x: Value, w: Value, b: Value | None, epilogue: str, adds: bool) -> Work:
+    """The layer as one call of the kernel, whose operator computes it as it is written on a CPU."""
+    features, result, options = tensor_of(x.node), tensor_of(m.root.node), m.program.options
+    if features.device.type != "cuda":
+        copied = [] if lies_turned(m) else [read_and_written(result, times=2)]
+        return as_written(m, x, w, adds) + copied
+    operands = [tensor_of(value.node) for value in (x, w, b) if value is not None]
+    launched = options.cuda_graphs or is_launched(options, operands)
+    rate = EXACT_RATE if features.dtype == torch.float32 and not tf32_is_allowed() else RATE
+    given = (*map(Operand.of, operands), *([None] if b is None else []), epilogue, lies_turned(m))
+    does = (for_each_batch(x, w, rate),)
+    return Work.of(
+        features.device, Call(LCE, given, does=does, precision=features.dtype, through_python=not launched)
+    )
 
 
 def lies_turned(m: Match) -> bool:
@@ -120,6 +121,7 @@ def lies_turned(m: Match) -> bool:
 class SimpleLce(Rule):
     """linear(x.transpose(1, 2), W).transpose(1, 2) -> triptych.lce(x, W), without a copy of x; up to rounding"""
 
+    asked_for = True
     exact = False
     interior_may_be_used = True
 
@@ -128,10 +130,10 @@ class SimpleLce(Rule):
 
     def check(self, m, x, w):
         check_kernel(m, x, w)
-        record_kernel_costs(m, x, w, None, adds=False)
+        m.pays(as_written(m, x, w, adds=False), by_kernel(m, x, w, None, "none", adds=False))
 
     def rewrite(self, op, x, w, m):
-        return op.call(torch.ops.triptych.lce.default, x, w, None, "none", lies_turned(m))
+        return op.call(LCE, x, w, None, "none", lies_turned(m))
 
     examples = [
         fires(lambda x, w: F.linear(x.transpose(1, 2), w).transpose(1, 2), *SIMPLE, dialects=["torch"]),
@@ -160,6 +162,7 @@ class NormalLce(Rule):
     f is relu, sigmoid, tanh, gelu, silu or nothing, and may stand before the last transpose.
     """
 
+    asked_for = True
     exact = False
     interior_may_be_used = True
 
@@ -174,10 +177,10 @@ class NormalLce(Rule):
         m.applies(b is not None or epilogue != "none", "there is neither a bias nor an epilogue")
         later = epilogue == "none" and [u for u in m.root.users if u.op in EPILOGUES and len(m.root.users) == 1]
         m.applies(not later, "it is matched together with its epilogue")
-        record_kernel_costs(m, x, w, b, adds=True)
+        m.pays(as_written(m, x, w, adds=True), by_kernel(m, x, w, b, epilogue, adds=True))
 
     def rewrite(self, op, x, w, b, m):
-        return op.call(torch.ops.triptych.lce.default, x, w, b, _epilogue(m), lies_turned(m))
+        return op.call(LCE, x, w, b, _epilogue(m), lies_turned(m))
 
     examples = [
         fires(lambda x, w, b: F.linear(x.transpose(1, 2), w, b).transpose(1, 2), *NORMAL, dialects=["torch"]),
@@ -218,6 +221,7 @@ class MatmulLce(Rule):
     but only if it is smaller than x: the layer itself copies x where its weight is a parameter.
     """
 
+    asked_for = True
     exact = False
     interior_may_be_used = True
 
@@ -229,9 +233,8 @@ class MatmulLce(Rule):
 
     def rewrite(self, op, x, w, b, m):
         def record(copied: bool) -> None:
-            model = device_model(m.root.device)
-            after = batched_cost(model, x, w) + (model.copy(2 * bytes_of(m.root.tensor)) if copied else 0.0)
-            m.pays(written_cost(model, m, x, w, adds=b is not None), after, by_name=True)
+            copies = [read_and_written(m.root.tensor, times=2)] if copied else []
+            m.pays(as_written(m, x, w, adds=b is not None), Work.of(m.root.device, for_each_batch(x, w), copies))
 
         def with_new_strides() -> Value:
             record(copied=b is not None)  # by the kernel that adds the bias
@@ -339,17 +342,11 @@ class FusedLce(Rule):
 
     def check(self, m, group, copied):
         program, x = m.program, tensor_of(group.members[0].x)
-        batch, inner, places = (size_hint(s) for s in x.shape)
         # where a weight requires a gradient, torch folds the batch into rows, with a copy
         copies = len(group.members) if any(tensor_of(w).requires_grad for w in group.weights) else 0
-
-        def costs(model: DeviceModel) -> tuple[float, float]:
-            before = sum(model.gemm(out, places, inner, x.dtype, batch=batch) for out in group.sizes)
-            before += copies * model.copy(2 * bytes_of(x))
-            after = model.gemm(sum(group.sizes), places, inner, x.dtype, batch=batch)
-            return before, after + joining_cost(model, program, group) + pieces_cost(model, program, group, copied)
-
-        require_gain(m, x.device, costs)
+        apart = Work.of(x.device, [_of_rows(x, out) for out in group.sizes], copies * [read_and_written(x, times=2)])
+        joined = Work.of(x.device, _of_rows(x, sum(group.sizes)))
+        m.pays(apart, joined + (joining(program, group), pieces(program, group, copied)))
 
     def rewrite(self, op, group, copied):
         bias = op.cat(group.biases) if group.biases else None
@@ -375,13 +372,20 @@ class FusedLce(Rule):
     ])  # fmt: skip
 
 
-def _key(program: Program, member: Product) -> tuple[Any, ...]:
+def _of_rows(x: torch.Tensor, rows: int) -> Product:
+    """One product for each batch element, with a weight of so many rows."""
+    features = Operand.of(x)
+    weight = Operand.contiguous((rows, features.shape[1]), x.dtype)
+    return Product(weight.for_each(features.shape[0]), features)
+
+
+def _key(program: Program, member: ProductNode) -> tuple[Any, ...]:
     """What layers must have in common to share one product."""
     weight, y = tensor_of(member.weight), tensor_of(member.node)
     return member.x, member.bias is None, weight.dtype, weight.device, y.dtype, member.wants_gradient
 
 
-def _member(program: Program, node: Node) -> Product | None:
+def _member(program: Program, node: Node) -> ProductNode | None:
     """The layer over the feature axis that ends at this node, with the transposes around it; None if there is none."""
     back = program.call(node)
     if back is None or back.op != "permute" or list(back.args["dims"]) != TURNED:
@@ -397,7 +401,7 @@ def _member(program: Program, node: Node) -> Product | None:
     if weight is None or weight.dim() != 2 or not is_static(weight.shape):
         return None
     inside = (inner, call.args["input"])
-    return Product(node, transpose.args["self"], call.args["weight"], call.args.get("bias"), inner=inside)
+    return ProductNode(node, transpose.args["self"], call.args["weight"], call.args.get("bias"), inner=inside)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from ..cost import DeviceModel, bytes_of, require_gain, size_hint
+from ..cost import Operand, Product, Work, read_and_written, size_hint
 from ..ir.facts import known, known_equal, same_layout, tensor_fact, tensor_of
 from ..ir.program import Value
 from ..ir.sizes import elements
@@ -74,13 +74,10 @@ def operand(m: Match, node: Node) -> Node:
     return call.args["self"]
 
 
-def _linear_cost(model: DeviceModel, x: torch.Tensor, weight: torch.Tensor, batched: bool) -> float:
-    """Seconds for x times the weight: folded into rows, or one product for each batch element."""
-    n, k = (size_hint(s) for s in weight.shape)
-    if batched and x.dim() > 2:
-        rows = size_hint(x.shape[-2])
-        return model.gemm(rows, n, k, x.dtype, batch=elements(x.shape[:-2]))
-    return model.gemm(elements(x.shape[:-1]), n, k, x.dtype)
+def _folded(x: torch.Tensor, weight: torch.Tensor) -> Product:
+    """x times the weight as one product, with the batch folded into rows."""
+    n, k = weight.shape
+    return Product.sized(elements(x.shape[:-1]), size_hint(n), size_hint(k), x.dtype)
 
 
 # ---- permute, then matmul ----
@@ -158,12 +155,8 @@ class CopiedTurnedProduct(Rule):
         is_copy(m, m.root.node, operand(m, m.root.node))
         for value in (a, b):
             m.require(read_in_place(value.tensor), "an operand cannot be read in place", at=value)
-        traffic = 2 * bytes_of(m.root.tensor)
-
-        def costs(model: DeviceModel) -> tuple[float, float]:
-            return model.product(a.tensor, b.tensor) + model.copy(traffic), model.product(b.tensor.mT, a.tensor.mT)
-
-        require_gain(m, a.device, costs)
+        old, new = Product.of(a.tensor, b.tensor), Product.of(b.tensor.mT, a.tensor.mT)
+        m.pays(Work.of(a.device, old, read_and_written(m.root.tensor, times=2)), Work.of(a.device, new))
 
     def rewrite(self, op, a, b):
         return op.matmul(turned(op, b), turned(op, a))
@@ -195,12 +188,9 @@ def _drops_copy(m: Match, side: int) -> None:
     m.require(read_in_place(tensor_fact(permuted)), "the permuted value cannot be read in place", at=permuted)
     m.applies(left.dim() == right.dim(), "one operand is a batch, the other a matrix")
     operands[side] = permuted
-    traffic = 2 * bytes_of(tensor_of(copy))
-
-    def costs(model: DeviceModel) -> tuple[float, float]:
-        return model.product(left, right) + model.copy(traffic), model.product(*map(tensor_of, operands))
-
-    require_gain(m, left.device, costs)
+    copying = read_and_written(tensor_of(copy), times=2)
+    in_place = Product.of(*map(tensor_of, operands))
+    m.pays(Work.of(left.device, Product.of(left, right), copying), Work.of(left.device, in_place))
 
 
 def _write_after(copy: Any, a: Any, b: Any) -> Any:
@@ -236,12 +226,8 @@ class CopiedIntoLinear(Rule):
         is_copy(m, copy, operand(m, copy))
         m.require(read_in_place(x.tensor), "x cannot be read in place", at=x)
         copy_fact, permuted = tensor_of(copy), tensor_of(operand(m, copy))
-
-        def costs(model: DeviceModel) -> tuple[float, float]:
-            copying = model.copy(2 * bytes_of(copy_fact))
-            return model.product(copy_fact, w.tensor.mT) + copying, model.product(permuted, w.tensor.mT)
-
-        require_gain(m, x.device, costs)
+        old = Product.of(copy_fact, w.tensor.mT), read_and_written(copy_fact, times=2)
+        m.pays(Work.of(x.device, old), Work.of(x.device, Product.of(permuted, w.tensor.mT)))
 
     def rewrite(self, op, x, w, b, dims):
         return op.linear(op.permute(x, dims), w, bias=b)
@@ -277,14 +263,14 @@ class PermutedIntoLinear(Rule):
             m.require(w.tensor.requires_grad, "torch reads x in place already", at=x)
         m.require(not m.program.is_training, "the weight's gradient would be computed for each batch element first")
         m.require(read_in_place(x.tensor), "x cannot be read in place", at=x)
-
-        def costs(model: DeviceModel) -> tuple[float, float]:
-            addition = model.copy(2 * bytes_of(m.root.tensor)) if b is not None else 0.0
-            before = _linear_cost(model, tensor_of(source), w.tensor, False) + model.copy(2 * bytes_of(x.tensor))
-            before += 0.0 if is_explicit else addition  # with a contiguous x the product itself adds the bias
-            return before, _linear_cost(model, tensor_of(source), w.tensor, True) + addition
-
-        require_gain(m, x.device, costs)
+        addition = [read_and_written(m.root.tensor, times=2)] if b is not None else []
+        turned_x, weight = Operand.of(x.tensor).mT, Operand.of(w.tensor).mT
+        old = Work.of(x.device, _folded(tensor_of(source), w.tensor), read_and_written(x.tensor, times=2))
+        # with a contiguous x the product itself adds the bias
+        m.pays(
+            old if is_explicit else old + addition,
+            Work.of(x.device, Product(turned_x, weight.for_each(turned_x.shape[0])), addition),
+        )
 
     def rewrite(self, op, x, w, b, dims):
         y = op.matmul(op.permute(x, dims), each_batch(op, op.permute(w, [1, 0]), x.shape[0]))
@@ -349,13 +335,13 @@ class LinearThenPermuted(Rule):
                   "the weight's gradient would be computed for each batch element first")  # fmt: skip
         for value in (x, w):
             m.require(read_in_place(value.tensor), "an operand cannot be read in place", at=value)
-
-        def costs(model: DeviceModel) -> tuple[float, float]:
-            addition = model.copy(2 * bytes_of(m.root.tensor))
-            before = _linear_cost(model, x.tensor, w.tensor, False) + TURNING_COPY * addition
-            return before, _linear_cost(model, x.tensor, w.tensor, True) + (addition if b is not None else 0.0)
-
-        require_gain(m, x.device, costs)
+        turned_x, weight = Operand.of(x.tensor).mT, Operand.of(w.tensor)
+        if x.rank > 2:
+            weight = weight.for_each(turned_x.shape[0])
+        turning = read_and_written(m.root.tensor, times=2 * TURNING_COPY)
+        adding = [] if b is None else [read_and_written(m.root.tensor, times=2)]
+        new = Work.of(x.device, Product(weight, turned_x), adding)
+        m.pays(Work.of(x.device, _folded(x.tensor, w.tensor), turning), new)
 
     def rewrite(self, op, x, w, b):
         weight = w if x.rank == 2 else each_batch(op, w, x.shape[0])

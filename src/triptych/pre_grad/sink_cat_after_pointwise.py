@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from ..cost import DeviceModel, bytes_of, require_gain
+from ..cost import Moved, Work, bytes_of
 from ..ir.calls import Call
 from ..ir.facts import known_equal, tensor_of
 from ..ir.program import Value
@@ -82,13 +82,10 @@ class Sink(Rule, ABC):
             copies = [2 * r for a, r in zip(operands, reads) if not is_gemm(a.op or "")]
         else:
             copies = [2 * sum(reads)]
-
-        def costs(model: DeviceModel) -> tuple[float, float]:
-            apart = sum(model.copy(r + w) for r, w in zip(reads, writes))
-            before = apart if fused else apart + model.copy(2 * sum(writes))
-            return before, model.copy(sum(reads) + sum(writes)) + sum(map(model.copy, copies))
-
-        require_gain(m, tensor_of(m.root.node).device, costs)
+        device = tensor_of(m.root.node).device
+        apart = Work.of(device, [Moved(r + w) for r, w in zip(reads, writes)])
+        joined = Work.of(device, Moved(sum(reads) + sum(writes)), map(Moved, copies))
+        m.pays(apart if fused else apart + Moved(2 * sum(writes)), joined)
 
     def rewrite(self, op: Emitter, m: Match, tensors: Any, dim: Any) -> Any:
         operands = _own_operands(m, [t.call for t in tensors])

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from ..cost import DeviceModel, require_gain, size_hint
+from ..cost import Call, Operand, Product, Work
 from ..ir.facts import known_equal
 from ..ir.program import Value
 from ..match.pattern import Tensor
@@ -28,18 +28,19 @@ def all_pairs(op: Any, x: Any) -> Any:
     return op.matmul(x, op.permute(x, [0, 2, 1]))
 
 
-def check_compression(m: Match, x: Value, scores: Node, width: Any) -> None:
+def check_compression(m: Match, x: Value, scores: Node, w: torch.Tensor) -> None:
+    """w: (n, k), or one for each batch element."""
     m.require_no_other_user(scores, reason="{at} is used elsewhere, by {found}, and would be computed anyway")
     computes = "the product computes in {found}, but x is {wanted}"
     m.require(x.is_float and m.root.dtype == x.dtype, computes, at=x, wanted=x.dtype, found=m.root.dtype)
-    b, n, d, k = (size_hint(s) for s in (*x.shape, width))
-
-    def costs(model: DeviceModel) -> tuple[float, float]:
-        before = model.gemm(n, n, d, x.dtype, batch=b) + model.gemm(n, k, n, x.dtype, batch=b)
-        both = model.gemm(d, k, n, x.dtype, batch=b) + model.gemm(n, k, d, x.dtype, batch=b)
-        return before, both - model.launch  # in one launch
-
-    require_gain(m, x.device, costs)
+    pairs, given = Operand.of(x.tensor), Operand.of(w)
+    b, n, d = pairs.shape
+    weight = given if len(given.shape) == 3 else given.for_each(b)
+    compressed = Operand.contiguous((b, d, weight.shape[-1]), x.dtype)
+    old = Product(pairs, pairs.mT), Product(Operand.contiguous((b, n, n), x.dtype), weight)
+    both = Product(pairs.mT, weight), Product(pairs, compressed)
+    kernel = Call(torch.ops.triptych.dot_compress.default, (pairs, given), does=both, precision=x.dtype)
+    m.pays(Work.of(x.device, old), Work.of(x.device, kernel))
 
 
 class DotCompress(Rule):
@@ -55,7 +56,7 @@ class DotCompress(Rule):
         m.applies(x.rank == 3 and w.rank in (2, 3), "not a batch of matrices")
         one_for_all = "w is broadcast over the batch"
         m.require(w.rank == 2 or known_equal(w.shape[0], x.shape[0]), one_for_all, at=w)
-        check_compression(m, x, m.root.call.args["self"], w.shape[-1])
+        check_compression(m, x, m.root.call.args["self"], w.tensor)
 
     def rewrite(self, op, x, w):
         return op.call(torch.ops.triptych.dot_compress.default, x, w)
@@ -90,7 +91,7 @@ class DotCompressLinear(Rule):
 
     def check(self, m, x, w, b):
         m.applies(x.rank == 3 and w.rank == 2, "not a batch of matrices")
-        check_compression(m, x, NormalizedLinearNode(m.root.node).get_input(), w.shape[0])
+        check_compression(m, x, NormalizedLinearNode(m.root.node).get_input(), w.tensor.mT)
 
     def rewrite(self, op, x, w, b):
         y = op.call(torch.ops.triptych.dot_compress.default, x, op.permute(w, [1, 0]))
