@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..cost import DeviceModel, bytes_of, device_model, require_gain
+from ..cost import Moved, Product, Work, bytes_of, read_and_written
 from ..cost.device import HALF
 from ..ir.facts import known_equal
 from ..match.pattern import Tensor
@@ -55,13 +55,11 @@ class Addmm(Rule):
             row = m.root.rank > 0 and known_equal(m.root.shape[-1], columns) and c.rank <= 1
             m.require(row, "{at} is not one row of the product", at=c)
         m.applies(not _has_reader(m), "a kernel that reads the sum can add the bias")
-        moved = 2 * bytes_of(m.root.tensor) + bytes_of(c.tensor)
-
-        def costs(model: DeviceModel) -> tuple[float, float]:
-            return model.product(a.tensor, b.tensor) + model.copy(moved), model.addmm(c.tensor, a.tensor, b.tensor)
-
-        # on a GPU a product with a bias may run another kernel, which can be slower in dtypes other than half precision
-        require_gain(m, a.device, costs, sure=a.dtype in HALF or a.device.type != "cuda")
+        product, added = Product.of(a.tensor, b.tensor), 2 * bytes_of(m.root.tensor) + bytes_of(c.tensor)
+        # a library for CPUs runs the same kernel and adds its result to a copy of the bias
+        fused = [Product.of(a.tensor, b.tensor, c.tensor)]
+        in_place = fused if a.device.type == "cuda" else [product, Moved(added, launches=0)]
+        m.pays(Work.of(a.device, product, Moved(added)), Work.of(a.device, in_place))
 
     def rewrite(self, op, m, a, b, c, scale, shape):
         scales_bias = m.root.call.args["other"] is c.node
@@ -128,9 +126,8 @@ class UnfuseBiasAddToPointwise(Rule):
         m.require(a.dtype not in HALF, "the product would be rounded to {found} before the sum", found=a.dtype)
         m.applies(known_equal(m.root.shape, (a.shape[0], b.shape[1])))
         if not self.always:
-            model = device_model(a.device)
-            added_later = model.product(a.tensor, b.tensor) + bytes_of(c.tensor) / model.bandwidth
-            m.pays(model.addmm(c.tensor, a.tensor, b.tensor), added_later, sure=True)
+            added_later = Product.of(a.tensor, b.tensor), read_and_written(c.tensor, launches=0)
+            m.pays(Work.of(a.device, Product.of(a.tensor, b.tensor, c.tensor)), Work.of(a.device, added_later))
 
     def rewrite(self, op, c, a, b, beta):
         product = op.matmul(a, b)

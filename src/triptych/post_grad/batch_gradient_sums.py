@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..cost import bytes_of, can_measure, device_model, measured
-from ..cost.timing import Run as Work
+from ..cost import UNKNOWN, Call, Moved, Operand, Part, Work, bytes_of, device_model
 from ..ir.facts import is_contiguous, is_static, tensor_of
 from ..ir.partitioned import returns_gradients
 from ..ir.program import Program
@@ -134,11 +133,8 @@ class BatchGradientSums(Rule):
     def check(self, m, together):
         m.require(len(together) > 1, "no other gradient is such a sum")
         device = tensor_of(together[0].results[0]).device
-        quicker = m.program.options.tune == "off" or is_quicker(device)
-        m.require(quicker, "on {found}, a separate kernel for each sum is as quick", found=device)
-        model, ends = device_model(device), [g.bytes for g in together]
-        launches = math.ceil(sum(len(g.results) for g in together) / MOST)
-        m.pays(sum(map(model.copy, ends)), launches * model.copy(sum(ends) / launches), sure=True)
+        launches, ends = math.ceil(sum(len(g.results) for g in together) / MOST), [g.bytes for g in together]
+        m.pays(Work.of(device, map(Moved, ends)), Work.of(device, launches * [_one_launch(sum(ends) / launches)]))
 
     def rewrite(self, op, m, together):
         in_order = [g for g in together if g.split is None]
@@ -223,25 +219,24 @@ def _views_that_are_returned(program: Program, node: Node) -> tuple[Node, ...] |
     return tuple(values[1:])
 
 
-def is_quicker(device: torch.device) -> bool:
-    """Is one launch of the operator faster on a GPU than a separate kernel for each of many sums? This is measured
-    once, with typical sizes. On a device that cannot be measured, the cost model alone decides."""
-    parts, columns, count = 32, 1024, MOST
-    how: dict[str, Any] = {"dtype": torch.float32, "device": device}
-    if not can_measure(device, 8 * parts * columns * count):
-        return True
+@dataclass(frozen=True)
+class SumsOfParts(Call):
+    """One launch of the operator. Whether it is quicker than a kernel for each sum is measured once for a device."""
 
-    def one_by_one() -> Work:
-        each = [torch.ones(parts, columns, **how) for _ in range(count)]
-        return lambda: [part.sum(0) for part in each]
+    def like(self) -> Part:
+        return USUAL
 
-    def together() -> Work:
-        whole = torch.ones(parts, columns * count, **how)
-        return lambda: SUM_PARTS([whole], [columns] * count, torch.float32, None)
 
-    sizes = f"{count} sums of {parts} parts of {columns} numbers"
-    before, after = measured(f"{sizes}, one by one", device, one_by_one), measured(sizes, device, together)
-    return before is not None and after is not None and after < before
+def _one_launch(moved: float, operands: tuple[Any, ...] = ()) -> SumsOfParts:
+    return SumsOfParts(SUM_PARTS, operands, does=(Moved(moved),), error=UNKNOWN)
+
+
+USUAL_PARTS, USUAL_COLUMNS = 32, 1024
+USUAL = _one_launch(
+    torch.float32.itemsize * (USUAL_PARTS + 1) * USUAL_COLUMNS * MOST,
+    ((Operand.contiguous((USUAL_PARTS, USUAL_COLUMNS * MOST), torch.float32),), (USUAL_COLUMNS,) * MOST,
+     torch.float32, None),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

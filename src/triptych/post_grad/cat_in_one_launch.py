@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.fx import Node
 
-from ..cost import bytes_of, device_model
+from ..cost import Call, Moved, Operand, Work, bytes_of
 from ..cost.device import FEW_OPERANDS
 from ..ir.facts import fact
 from ..ir.program import Program
@@ -18,6 +19,7 @@ from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
 
 aten = torch.ops.aten
+CAT = torch.ops.triptych.cat.default
 
 ON_CPU: dict[str, Any] = {"dialects": ("aten",), "settings": {"device": "cpu"}}
 
@@ -51,15 +53,16 @@ class CatInOneLaunch(Rule):
             "an operand is computed in the graph: its kernel can write to the result directly",
             at=computed,
         )
+        operands, moved = tuple(map(Operand.of, facts)), 2 * sum(map(bytes_of, facts))
         # not measured: the time of Inductor's kernel is unknown before it is generated
-        model, moved = device_model(facts[0].device), 2 * sum(map(bytes_of, facts))
-        calling = 0.0 if m.program.options.cuda_graphs else model.operator
-        m.pays(model.generated_cat(moved, len(tensors)), max(model.copy(moved), calling))
+        generated = Work.of(facts[0].device, Moved(moved, operands=len(tensors)), by_clock=False)
+        is_called = not m.program.options.cuda_graphs
+        call = Call(CAT, (operands, _dim(m.root.node)), produced=moved / 2, through_python=is_called)
+        m.pays(generated, Work.of(facts[0].device, call))
 
     def rewrite(self, op, m):
         node = m.root.node
-        dim = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
-        return SetArguments(node, (node.args[0], dim), target=torch.ops.triptych.cat.default)
+        return SetArguments(node, (node.args[0], _dim(node)), target=CAT)
 
     examples = [
         fires(lambda *given: torch.cat(given, 1), *["f32[512, 4]"] * 9, **ON_CPU),
@@ -69,6 +72,10 @@ class CatInOneLaunch(Rule):
         declines(lambda x, *given: torch.cat([x.relu(), *given]), *["f32[2, 4]"] * 9, **ON_CPU, because="computed"),
         declines(lambda *given: torch.cat(given), *["f32[1, 1]"] * 9, **ON_CPU, because="would cost"),
     ]
+
+
+def _dim(node: Node) -> Any:
+    return node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
 
 
 @dataclass(frozen=True)

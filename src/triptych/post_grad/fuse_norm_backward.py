@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from ..cost import device_model
 from ..ir.facts import is_contiguous, is_static, tensor_of
 from ..ir.program import Program
 from ..kernels.norm_backward import LARGEST_ROW
@@ -68,8 +67,7 @@ class FusedNormBackward(Rule):
         inline = next((n for n in norm.matrices if is_inline(m.program, n, m.nodes)), None)
         sentence = "{at} is computed in the kernels that read it, and would have to be written to memory"
         m.require(inline is None, sentence, at=inline)
-        model = device_model(x.device)
-        m.pays(norm.apart(model), norm.fused(model), measure=norm.timed)
+        m.pays(norm.apart(), norm.fused())
 
     def rewrite(self, op, norm):
         both = op.call(NORM_BACKWARD, *norm.arguments, *norm.how)

@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..cost import DeviceModel, can_measure, device_model, measured
-from ..cost.timed import timed
-from ..cost.timing import Run as Work
+from ..cost import Call, Moved, Operand, Work, bytes_of, device_model, read_and_written
 from ..ir.facts import is_contiguous, known_equal, tensor_fact, tensor_of
 from ..ir.program import Program
 from ..ir.readers import readers
@@ -73,7 +71,7 @@ class NormBackward:
     @property
     def how(self) -> tuple[int, bool]:
         """The last arguments of the operator: a program adds up a power of two rows, for a few programs per core."""
-        programs = PROGRAMS_A_CORE * device_model(tensor_of(self.x).device).cores
+        programs = PROGRAMS_A_CORE * device_model(self._device).cores
         rows = max(LEAST_ROWS, 1 << ((self.rows - 1) // programs).bit_length())
         return rows, OF_RESULT in self.sums
 
@@ -82,42 +80,28 @@ class NormBackward:
         """The number of blocks of sums that the operator returns."""
         return 3 if OF_RESULT in self.sums else 2
 
-    def apart(self, model: DeviceModel) -> float:
-        """Seconds of a kernel for the result, one for the sums of weight and bias, and one for those of the result."""
-        seconds = model.copy(_bytes(*self.matrices, self.result))
-        seconds += model.copy(_bytes(self.grad, self.other_grad, self.x))
-        return seconds + (model.copy(_bytes(self.result)) if OF_RESULT in self.sums else 0.0)
+    def apart(self) -> Work:
+        """A kernel for the result, one for the sums of weight and bias, and one for those of the result."""
+        of_result = _moved(*self.matrices, self.result)
+        sums = [_moved(self.result)] if OF_RESULT in self.sums else []
+        return Work.of(self._device, of_result, _moved(self.grad, self.other_grad, self.x), sums)
 
-    def fused(self, model: DeviceModel) -> float:
-        """Seconds of the one kernel, with the time to write the partial sums and to read them in the kernel that
-        finishes the sums of many norms. Separate kernels have partial sums too, but fewer of them, which are neglected.
-        """
-        return model.copy(_bytes(*self.matrices, self.result) + 2 * self._bytes_of_parts)
-
-    def timed(self) -> tuple[float, float] | None:
-        """The results of `apart` and `fused`, with the copies and the kernel timed on the device."""
-        device, given = tensor_of(self.x).device, [None if n is None else tensor_of(n) for n in self.arguments]
-        if not can_measure(device, 3 * _bytes(*self.operands)):
-            return None
-        apart = timed(device, lambda model: (self.apart(model), 0.0))
-
-        def prepare() -> Work:
-            tensors = [None if t is None else torch.randn(t.shape, dtype=t.dtype, device=device) for t in given]
-            return lambda: NORM_BACKWARD(*tensors, *self.how)
-
-        dtypes = [None if t is None else str(t.dtype) for t in given]
-        fused = measured(f"norm_backward {self.rows}x{self.columns} {dtypes} {self.how}", device, prepare)
-        if apart is None or fused is None:
-            return None
-        return apart[0], fused + device_model(device).copy(self._bytes_of_parts)
+    def fused(self) -> Work:
+        """The one kernel, which writes partial sums, and what the kernel that finishes the sums of many norms reads of
+        them. Separate kernels have partial sums too, but fewer of them, which are neglected."""
+        given = [None if node is None else Operand.of(tensor_of(node)) for node in self.arguments]
+        parts = torch.float32.itemsize * self.blocks * self.columns * -(-self.rows // self.how[0])
+        produced = bytes_of(tensor_of(self.result)) + parts
+        kernel = Call(NORM_BACKWARD, (*given, *self.how), produced=produced)
+        return Work.of(self._device, kernel, Moved(parts, launches=0))
 
     @property
-    def _bytes_of_parts(self) -> int:
-        return torch.float32.itemsize * self.blocks * self.columns * -(-self.rows // self.how[0])
+    def _device(self) -> torch.device:
+        return tensor_of(self.x).device
 
 
-def _bytes(*nodes: Node | None) -> int:
-    return sum(tensor_of(n).numel() * tensor_of(n).dtype.itemsize for n in nodes if n is not None)
+def _moved(*nodes: Node | None) -> Moved:
+    return read_and_written(*(tensor_of(node) for node in nodes if node is not None))
 
 
 def _decomposed(op: Any, grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, dims, size):

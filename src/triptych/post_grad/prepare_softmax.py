@@ -15,9 +15,11 @@ import torch
 from torch.fx import Node
 
 from .. import _private
-from ..cost import DeviceModel, bytes_of, device_model, size_hint
+from ..cost import DeviceModel, Part, Work, device_model, read_and_written, size_hint
 from ..ir.facts import tensor_of
+from ..ir.program import Value
 from ..ir.readers import readers
+from ..ir.sizes import elements
 from ..match.pattern import Tensor
 from ..rewrite.edits import ReplaceAll
 from ..rewrite.examples import declines, fires
@@ -77,12 +79,12 @@ class PrepareSoftmax(Rule):
         m.applies(m.root.known and x.known and x.is_float and len(dims) == 1)
         m.applies(self.always or (x.device.type == "cuda" and m.program.options.codegen == "inductor"))
         if not self.always:
-            model, rows = device_model(x.device), size_hint(m.root.tensor.numel())
-            enough = rows >= ROWS_A_CORE * model.cores
+            rows = size_hint(m.root.tensor.numel())
+            enough = rows >= ROWS_A_CORE * device_model(x.device).cores
             m.require(
                 enough, "with {found} rows, each row is split over several cores and takes two passes", found=rows
             )
-            m.pays(*_seconds(model, m, x, dims[0]))
+            m.pays(_in_passes(m, x, dims[0], 2), _in_passes(m, x, dims[0], 1))
 
     def rewrite(self, op, m, x, dims):
         maximum = _made_by(m, "amax")
@@ -116,17 +118,34 @@ def _made_by(m: Match, op: str) -> Node:
     return next(node for node in m.nodes if (call := m.program.call(node)) is not None and call.op == op)
 
 
-def _seconds(model: DeviceModel, m: Match, x: Any, dim: int) -> tuple[float, float]:
-    """Seconds with two passes and with one; the pass that computes the result from the row is the same in both ways."""
-    x_read = _read_from_memory(m, x.node)
-    once, elements = bytes_of(x_read) / model.bandwidth, size_hint(x.tensor.numel())
-    row = size_hint(x.shape[dim]) * x_read.dtype.itemsize
-    is_cached = row * model.cores * CACHED_ROWS_A_CORE < CACHE
-    two = max(once if is_cached else 2 * once, elements * TWO_PASSES / model.cores)
-    one = max(once, elements * ONE_PASS / model.cores)
-    read_again = any(reader is not m.root.node for reader in readers(m.program, _made_by(m, "exp")))
-    later = model.launch + (2 * once if read_again else 0.0)
-    return two + later, one + later
+@dataclass(frozen=True)
+class Statistics(Part):
+    """Maximum and sum of exponentials of each row, in one or two passes."""
+
+    rows: int
+    row: int
+    """Elements of a row."""
+    itemsize: int
+    passes: int
+
+    @property
+    def bytes(self) -> float:
+        return self.passes * self.rows * self.row * self.itemsize
+
+    def seconds(self, model: DeviceModel) -> float:
+        is_cached = self.row * self.itemsize * model.cores * CACHED_ROWS_A_CORE < CACHE
+        from_memory = self.bytes / self.passes if is_cached else self.bytes
+        computing = ONE_PASS if self.passes == 1 else TWO_PASSES
+        return max(from_memory / model.bandwidth, self.rows * self.row * computing / model.cores)
+
+
+def _in_passes(m: Match, x: Value, dim: int, passes: int) -> Work:
+    """Both statistics, and the pass that computes the result from the row, which is the same in both ways."""
+    value, row = _read_from_memory(m, x.node), size_hint(x.shape[dim])
+    statistics = Statistics(elements(x.shape) // max(row, 1), row, value.dtype.itemsize, passes)
+    is_read_again = any(reader is not m.root.node for reader in readers(m.program, _made_by(m, "exp")))
+    later = [read_and_written(value, times=2, launches=0)] if is_read_again else []
+    return Work.of(value.device, statistics, later)
 
 
 def _read_from_memory(m: Match, x: Node) -> torch.Tensor:

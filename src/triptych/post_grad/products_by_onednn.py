@@ -14,17 +14,15 @@ are rounded twice as coarsely as those of MKL: random products differ from exact
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from ..cost import can_measure, device_model, measured_in_turns, size_hint
-from ..cost.decision import GAIN
-from ..cost.device import precision_of_products, products_of_float32_on_a_cpu
+from ..cost import UNKNOWN, Operand, Part, Product, Work, size_hint
+from ..cost.decision import choose
+from ..cost.device import products_of_float32_on_a_cpu
 from ..ir.facts import known, known_equal, tensor_of
 from ..ir.program import Value
 from ..kernels.onednn import linear_arguments, linear_operator
@@ -64,8 +62,9 @@ class ProductsByOnednn(Rule):
         m.applies(m.root.known and a.known and b.known and a.rank == b.rank == 2 and m.root.device.type == "cpu")
         m.applies(a.dtype == b.dtype == torch.float32 and m.program.options.codegen == "inductor")
         m.applies(all(value.tensor.layout == torch.strided for value in (a, b)) and linear_operator() is not None)
-        product = _Product.of(a, b, bias)
-        m.applies(self.always or product.work >= LEAST_WORK)
+        sizes = size_hint(a.shape[0]), size_hint(a.shape[1]), size_hint(b.shape[1])
+        by_blas, by_onednn = by_both_libraries(sizes, (_is_turned(a), _is_turned(b)), bias is not None)
+        m.applies(self.always or by_blas.flops >= 2 * LEAST_WORK)
         m.require(known(a.shape[1] > 0), "the sum may have no terms, which oneDNN does not support")
         if bias is not None:
             is_row = bias.known and bias.rank == 1 and known_equal(bias.shape[0], b.shape[1])
@@ -77,7 +76,10 @@ class ProductsByOnednn(Rule):
         precision = products_of_float32_on_a_cpu()
         m.require(precision in BY_BLAS, "torch is set to compute float32 products in {found}", found=precision)
         # nothing is assumed of the libraries: without a measurement, the product stays as it is
-        m.pays(product.modelled, product.modelled, measure=product.timed, error=math.inf)
+        cpu, tune = m.root.device, m.program.options.tune
+        usual = choose(Work.of(cpu, USUAL[0]), Work.of(cpu, USUAL[1]), tune)
+        m.require(usual.pays, "oneDNN is not quicker than BLAS on this machine: {found}", found=str(usual))
+        m.pays(Work.of(cpu, by_blas), Work.of(cpu, by_onednn))
 
     def rewrite(self, op, a, b, bias):
         return op.call(linear_operator(), *linear_arguments(a, _transposed(op, b), bias))
@@ -114,65 +116,57 @@ def _transposed(op: Emitter, value: Value) -> Value:
 
 
 @dataclass(frozen=True)
-class _Product:
-    """What the time of a product depends on."""
+class ProductBy(Product):
+    """A product by one of the libraries, whose rates the model does not know."""
 
-    rows: int
-    inner: int
-    columns: int
-    turned: tuple[bool, bool]
-    """Which operands are stored column by column."""
-    has_bias: bool
+    library: str = ""
+    error: float = field(default=UNKNOWN, repr=False)
 
-    @staticmethod
-    def of(a: Value, b: Value, bias: Value | None) -> _Product:
-        rows, inner, columns = (size_hint(size) for size in (*a.shape, b.shape[1]))
-        first, second = (known(tensor_of(value.node).stride(0) == 1) for value in (a, b))
-        return _Product(rows, inner, columns, (first, second), bias is not None)
+    def like(self) -> Part:
+        left, right = _cut(self.left), _cut(self.right)
+        added = None if self.added is None else _cut(self.added)
+        return replace(self, left=left, right=right, added=added)
 
-    @property
-    def work(self) -> int:
-        return self.rows * self.inner * self.columns
-
-    @property
-    def modelled(self) -> float:
-        return device_model("cpu").gemm(self.rows, self.columns, self.inner, torch.float32)
-
-    def timed(self) -> tuple[float, float] | None:
-        """Seconds by BLAS and by oneDNN. If oneDNN is not quicker at the usual sizes, these are not timed."""
-        usual = USUAL.on_this_machine()
-        like = USUAL if usual is None or usual[1] >= GAIN * usual[0] else self._cut()
-        times = like.on_this_machine()
-        return None if times is None else (times[0] * self.work / like.work, times[1] * self.work / like.work)
-
-    def _cut(self) -> _Product:
-        rows, inner, columns = (min(size, LARGEST_TIMED) for size in (self.rows, self.inner, self.columns))
-        return replace(self, rows=rows, inner=inner, columns=columns)
-
-    def on_this_machine(self) -> tuple[float, float] | None:
-        device, needed = torch.device("cpu"), 8 * (self.rows + self.columns) * (self.inner + self.columns)
-        if not can_measure(device, needed):
-            return None
-        product = f"{self}{precision_of_products(torch.float32, device)}"
-        times = measured_in_turns(
-            device,
-            (f"product by BLAS {product}", functools.partial(self._prepare, _by_blas)),
-            (f"product by oneDNN {product}", functools.partial(self._prepare, _by_onednn)),
-        )
-        return None if times is None else (times[0], times[1])
-
-    def _prepare(self, multiply: Callable[..., torch.Tensor]) -> Callable[[], torch.Tensor]:
-        shapes = zip(((self.rows, self.inner), (self.inner, self.columns)), self.turned)
-        a, b = (_random(*shape[::-1]).t() if turned else _random(*shape) for shape, turned in shapes)
-        bias = _random(self.columns) if self.has_bias else None
+    def prepare(self, device: torch.device) -> Callable[[], torch.Tensor]:
+        multiply = _by_blas if self.library == BLAS else _by_onednn
+        a, b = self.left.random(device), self.right.random(device)
+        bias = None if self.added is None else self.added.random(device)
         return lambda: multiply(a, b, bias)
 
 
-USUAL = _Product(256, 256, 256, (False, True), has_bias=False)
+BLAS, ONEDNN = "BLAS", "oneDNN"
 
 
-def _random(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, dtype=torch.float32, device="cpu")  # whatever the defaults of the program are
+def by_both_libraries(
+    sizes: tuple[int, int, int], turned: tuple[bool, bool], has_bias: bool
+) -> tuple[ProductBy, ProductBy]:
+    """A product by BLAS and by oneDNN, of this many rows, inner elements and columns. `turned`: which operands are
+    stored column by column."""
+    rows, inner, columns = sizes
+    left, right = _matrix(rows, inner, turned[0]), _matrix(inner, columns, turned[1])
+    bias = Operand.contiguous((columns,), torch.float32) if has_bias else None
+    return ProductBy(left, right, bias, library=BLAS), ProductBy(left, right, bias, library=ONEDNN)
+
+
+def _is_turned(value: Value) -> bool:
+    return known(tensor_of(value.node).stride(0) == 1)
+
+
+def _matrix(rows: int, columns: int, turned: bool) -> Operand:
+    if turned:
+        return Operand.contiguous((columns, rows), torch.float32).mT
+    return Operand.contiguous((rows, columns), torch.float32)
+
+
+def _cut(operand: Operand) -> Operand:
+    sizes = [min(size, LARGEST_TIMED) for size in operand.shape]
+    if len(sizes) == 1 or operand.is_contiguous:
+        return Operand.contiguous(sizes, operand.dtype)
+    rows, columns = sizes
+    return _matrix(rows, columns, turned=True)
+
+
+USUAL = by_both_libraries((256, 256, 256), (False, True), has_bias=False)
 
 
 def _by_blas(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from ..cost import DeviceModel, bytes_of, require_gain
+from ..cost import Product, Work, read_and_written
 from ..ir.facts import tensor_of
 from ..ir.partitioned import mark_gradients, returns_gradients
 from ..ir.program import Program
@@ -40,13 +40,9 @@ class StackedGradients(Rule):
         m.applies(a.known and b.known and a.rank == b.rank == 3 and returns_gradients(m.program.graph))
         users = list(m.root.node.users)
         m.applies(bool(users) and all(_is_returned_part(m.program, user) for user in users))
-        parts = [2 * bytes_of(tensor_of(user)) for user in users]
-
-        def costs(model: DeviceModel) -> tuple[float, float]:
-            copies = sum(map(model.copy, parts))
-            return model.product(a.tensor, b.tensor) + copies, model.product(b.tensor.mT, a.tensor.mT)
-
-        require_gain(m, a.device, costs)
+        copies = [read_and_written(tensor_of(user), times=2) for user in users]
+        new = Work.of(a.device, Product.of(b.tensor.mT, a.tensor.mT))
+        m.pays(Work.of(a.device, Product.of(a.tensor, b.tensor), copies), new)
 
     def rewrite(self, op, a, b):
         return op.matmul(op.permute(b, [0, 2, 1]), op.permute(a, [0, 2, 1]))
