@@ -247,6 +247,12 @@ def test_nothing_is_timed_by_halves(gpu):
     assert not choose(old, new, "all").measured
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_of_a_gpu_that_is_not_there_the_model_decides():
+    old, new = (Work.of(GPU, Product.sized(64, 32, 16, torch.bfloat16), extra) for extra in ((), Moved(1024)))
+    assert choose(old, new, "all") == choose(old, new, "off")
+
+
 def test_traffic_in_another_kernel_is_modelled(gpu):
     gpu.update({"[16, 32]": 3.0})
     work = Work.of(GPU, Product.sized(64, 32, 16, torch.bfloat16), Moved(4.8e6, launches=0))
