@@ -10,9 +10,17 @@ import torch
 from torch import nn
 
 import triptych
+from triptych.cost import bytes_of, decision
+from triptych.cost.clock import Clocked
 from triptych.passes.session import watching
 from triptych.post_grad import batch_gradient_sums
-from triptych.post_grad.batch_gradient_sums import BatchGradientSums, BatchGradientSumsPass, is_quicker, parts_of
+from triptych.post_grad.batch_gradient_sums import (
+    USUAL,
+    BatchGradientSums,
+    BatchGradientSumsPass,
+    SumsOfParts,
+    parts_of,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -92,32 +100,33 @@ def test_it_is_removed_by_its_name():
     assert not fired["batch_gradient_sums"]
 
 
-@pytest.mark.parametrize("tune, fires", [("unsure", False), ("off", True)])
-def test_what_the_device_says_decides(tune, fires, monkeypatch):
-    monkeypatch.setattr(batch_gradient_sums, "is_quicker", lambda device: False)
+@pytest.mark.parametrize("tune, times, fires", [
+    ("unsure", (2.0, 1.0), True), ("unsure", (1.0, 2.0), False), ("unsure", None, True), ("off", (1.0, 2.0), True),
+])  # fmt: skip
+def test_what_the_device_says_decides(tune, times, fires, monkeypatch):
+    answer = None if times is None else tuple(map(Clocked, times))
+    monkeypatch.setattr(decision, "clocked", lambda old, new: answer)
     assert bool(trained(layers(64, 64, 64), torch.randn(1024, 64), tune=tune)["batch_gradient_sums"]) is fires
 
 
-@pytest.mark.parametrize("times, quicker", [((2.0, 1.0), True), ((1.0, 2.0), False), ((1.0, None), False)])
-def test_a_kernel_that_is_slower_or_does_not_run_is_not_used(times, quicker, monkeypatch):
-    answers = iter(times)
-    monkeypatch.setattr(batch_gradient_sums, "can_measure", lambda *_: True)
-    monkeypatch.setattr(batch_gradient_sums, "measured", lambda *_: next(answers))
-    assert is_quicker(torch.device("cpu")) is quicker
+def test_one_question_stands_for_all_sizes(monkeypatch):
+    asked = []
+    monkeypatch.setattr(decision, "clocked", lambda old, new: asked.append(new))
+    for widths in ((64, 64, 64), (32, 96)):
+        trained(layers(*widths), torch.randn(1024, widths[0]))
+    parts = {part for work in asked for part in work.parts if isinstance(part, SumsOfParts)}
+    assert len(parts) > 1 and {part.like() for part in parts} == {USUAL}
 
 
-def test_what_is_timed_is_float32_whatever_the_default_dtype_is(monkeypatch):
-    results = []
-    monkeypatch.setattr(batch_gradient_sums, "can_measure", lambda *_: True)
-    monkeypatch.setattr(batch_gradient_sums, "measured", lambda _, device, prepare: results.extend(prepare()()))
-    monkeypatch.setattr(batch_gradient_sums, "SUM_PARTS", lambda parts, *_: parts)
+def test_what_is_timed_is_float32_whatever_the_default_dtype_is():
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
-        is_quicker(torch.device("cpu"))
+        results = USUAL.prepare(torch.device("cpu"))()
     finally:
         torch.set_default_dtype(usual)
     assert len(results) > 1 and {result.dtype for result in results} == {torch.float32}
+    assert USUAL.bytes == sum(map(bytes_of, results)) + sum(operand.bytes for operand in USUAL.operands[0])
 
 
 def test_large_sums_are_left_to_inductor(monkeypatch):

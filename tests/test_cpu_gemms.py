@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import triptych
 from tests import models
 from tests.compare import check_inference, check_training
-from triptych.cost import Layout, device_model, measure
+from triptych.cost import Operand, Work, clock, decision, device_model
+from triptych.cost.clock import Clocked
 from triptych.ir.program import Program
 from triptych.options import Options
 from triptych.passes.catalogue import list_passes
@@ -23,8 +25,8 @@ from triptych.pipeline import POST_GRAD
 from triptych.post_grad import grouped_gemm_pass
 from triptych.post_grad.concat_linear_woq_int4 import BLOCK, ConcatLinearWoqInt4, ConcatLinearWoqInt4Pass
 from triptych.post_grad.grouped_gemm_pass import GroupedGemmPass
-from triptych.post_grad.joined_on_cpu import JoinedOnCpu, Operand
-from triptych.pre_grad.joined_products import pieces_cost
+from triptych.post_grad.joined_on_cpu import concatenated, copies
+from triptych.pre_grad.joined_products import pieces
 from triptych.rewrite.rule import Match
 from triptych.testing.capture import capture_aten
 from triptych.testing.check import run_example, run_pass
@@ -336,15 +338,17 @@ def decided(model, x, name, dynamic=False, **options):
 
 @pytest.fixture
 def times(monkeypatch):
-    """Pretend that each site takes these seconds, apart and joined; lists the sites that were asked about."""
+    """Pretend that each site takes these seconds, apart and joined; lists the works that were asked about."""
     asked = []
     answer = [(100e-6, 50e-6)]
 
-    def timed(self):
-        asked.append(self)
-        return answer[0]
+    def clocked(old, new):
+        if not old.by_clock or max(old.seconds(), new.seconds()) > clock.LONGEST_ON_CPU:
+            return None
+        asked.append((old, new))
+        return None if answer[0] is None else tuple(map(Clocked, answer[0]))
 
-    monkeypatch.setattr(JoinedOnCpu, "timed", timed)
+    monkeypatch.setattr(decision, "clocked", clocked)
     return asked, answer
 
 
@@ -355,8 +359,11 @@ def test_measured_products_decide(times, dtype, dynamic):
     model, x = Linears(dtype=dtype), torch.randn(64, 256, dtype=dtype)
     fires, told = decided(model, x, "grouped_gemm_pass", dynamic)
     assert fires and told == "50.0 us instead of 100.0 us, measured"
-    (site,) = asked
-    assert (site.x.shape, site.sizes, site.copied, site.once) == ((64, 256), (64,) * 3, (True,) * 3, True)
+    ((old, new),) = asked
+    assert [part.sizes for part in old.parts] == [(1, 64, 64, 256)] * 3
+    whole, *copied = new.parts  # the weights are concatenated once
+    assert whole.sizes == (1, 64, 192, 256) and len(copied) == 3
+    assert [part.operands[0][0] for part in copied] == [Operand.contiguous((64, 64), dtype)] * 3
     answer[0] = (100e-6, 99e-6)
     fires, told = decided(model, x, "grouped_gemm_pass", dynamic)
     assert not fires and told.endswith("too small a gain to be sure of, measured")
@@ -368,7 +375,7 @@ def test_what_is_not_timed(times):
     asked, _ = times
     assert decided(Linears(), torch.randn(64, 256).bfloat16(), "grouped_gemm_pass", tune="off")[1].endswith("modelled")
     decided(Linears(16, (8, 8)), torch.randn(4, 16).bfloat16(), "grouped_gemm_pass")  # a few microseconds
-    decided(Linears(1024, (1024,) * 2), torch.randn(512, 1024).bfloat16(), "grouped_gemm_pass")  # too long
+    decided(Linears(1024, (1024,) * 2), torch.randn(2048, 1024).bfloat16(), "grouped_gemm_pass")  # too long
     decided(Linears(dtype=torch.float32, outs=(4,) * 8), torch.randn(512, 256), "grouped_gemm_pass")  # far apart
     assert not asked
 
@@ -392,45 +399,70 @@ def test_measured_int4_products_decide(times, joined, is_fired):
 
 def test_generated_code_copies_all_pieces_in_one_call():
     gm, _ = capture_aten(lambda x, w, v: (x @ w, x @ v), [torch.randn(8, 16), torch.randn(16, 4), torch.randn(16, 2)])
-    costs, model = [], device_model("cpu")
-    for codegen in CODEGENS:
-        program = Program(gm, options=Options.make({"codegen": codegen}))
-        (site,) = grouped_gemm_pass.GroupedGemm().sites(program)
-        group, copied = site.bindings["group"], site.bindings["copied"]
-        costs.append([pieces_cost(model, program, group, c) for c in (copied, [True, False], [False, False])])
-    assert costs[0][0] - costs[1][0] == pytest.approx(model.launch)
-    assert costs[0][1:] == costs[1][1:] == [model.copy(2 * 8 * 4 * 4), 0]
+    model, cpu = device_model("cpu"), torch.device("cpu")
+    for of_group in (pieces, copies):
+        costs = []
+        for codegen in CODEGENS:
+            program = Program(gm, options=Options.make({"codegen": codegen}))
+            (site,) = grouped_gemm_pass.GroupedGemm().sites(program)
+            group, copied = site.bindings["group"], site.bindings["copied"]
+            ways = (copied, [True, False], [False, False])
+            costs.append([Work.of(cpu, of_group(program, group, one)).seconds(model) for one in ways])
+        assert costs[0][0] - costs[1][0] == pytest.approx(model.launch)
+        assert costs[0][1:] == costs[1][1:] == [pytest.approx(model.copy(2 * 8 * 4 * 4)), 0]
 
 
-@pytest.mark.parametrize("once", [True, False])
-def test_what_is_timed_runs(once, monkeypatch, tmp_path):
+def works_of(rule, model, x, monkeypatch, **options):
+    """The works of the one site of a model that the clock is asked about."""
+    asked = []
+    monkeypatch.setattr(decision, "clocked", lambda old, new: asked.append((old, new)))
+    decided(model, x, rule, tune="all", **options)
+    return asked[0]
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("codegen", CODEGENS)
+def test_what_is_timed_runs(frozen, codegen, monkeypatch, tmp_path):
+    model, x = Linears(outs=(64, 128), dtype=torch.float32), torch.randn(64, 256)
+    with monkeypatch.context() as patch:
+        works = works_of("grouped_gemm_pass", model, x, patch, codegen=codegen, freeze=frozen)
+    in_one = codegen == "inductor"
+    assert len(works[1].parts) == 1 + (not frozen) + (1 if in_one else 2)
+    check_that_it_is_timed(works, monkeypatch, tmp_path)
+    runs = [part.prepare(torch.device("cpu")) for work in works for part in work.parts[:2]]
+    assert [run().shape for run in runs[:3]] == [(64, 64), (64, 128), (64, 192)]
+    assert frozen or sorted(runs[3]().shape) == [192, 256]
+
+
+def test_int4_products_that_are_timed_run(monkeypatch, tmp_path):
+    x = torch.randn(4, 256, dtype=torch.bfloat16)
+    with monkeypatch.context() as patch:
+        works = works_of("concat_linear_woq_int4", Int4Returned(256, 64, 128), x, patch)
+    check_that_it_is_timed(works, monkeypatch, tmp_path)
+    runs = [part.prepare(torch.device("cpu")) for work in works for part in work.parts]
+    assert [run().shape for run in runs[:3]] == [(4, 64), (4, 128), (4, 192)]
+
+
+def check_that_it_is_timed(works, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(measure, "HOST_BYTES", 1 << 20)
-    x = Layout.of(torch.empty(4, 64))
+    monkeypatch.setattr(clock, "HOST_BYTES", 1 << 30)
+    monkeypatch.setattr(clock, "SPREAD", 100.0)  # other programs may run beside the test
+    monkeypatch.setattr(clock, "_known", {})
+    times = clock.clocked(*(replace(work, by_clock=True) for work in works))
+    assert all(0 < time.seconds < 1 for time in times)
 
-    def results(operation, multiply, dtype, *operands):
-        site = JoinedOnCpu(operation, multiply, x, dtype, operands, (64, 128), (True, False), once)
-        before, after = site.timed()
-        assert 0 < before < 1 and 0 < after < 1
-        site._joined()()
-        return [y.shape for y in site._apart()()]
 
-    with torch.no_grad():
-        weights = Operand.of([torch.empty(64, 64), torch.empty(128, 64)], dim=0, turned=True)
-        biases = Operand.of([torch.empty(64), torch.empty(128)], dim=0)
-        shapes = [(4, 64), (4, 128)]
-        assert results("products", grouped_gemm_pass._multiply, torch.float32, weights) == shapes
-        assert results("products", grouped_gemm_pass._multiply, torch.float32, weights, biases) == shapes
-        (w, s), (v, t) = packed(64, 64), packed(128, 64)
-        int4 = Operand.of([w, v], dim=0), Operand.of([s, t], dim=1)
-        multiply = lambda x, operands: INT4_MM(x, operands[0], 32, operands[1])  # noqa: E731
-        assert results("int4", multiply, torch.bfloat16, *int4) == shapes
+def test_biases_are_added_and_concatenated():
+    weights, biases = [torch.empty(6, 3), torch.empty(6, 2)], [torch.empty(3), torch.empty(2)]
+    for tensors, dim in ((weights, 1), (biases, 0)):
+        joined = concatenated(tensors, dim).prepare(torch.device("cpu"))()
+        assert joined.shape == torch.cat(tensors, dim).shape
 
 
 def test_examples_do_not_depend_on_the_machine(monkeypatch):
     """Neither in the tests nor in `triptych passes`: nothing is timed for them."""
-    monkeypatch.setattr(measure, "HOST_BYTES", 1 << 30)
-    monkeypatch.setattr(JoinedOnCpu, "timed", lambda self: pytest.fail("timed"))
+    monkeypatch.setattr(clock, "HOST_BYTES", 1 << 30)
+    monkeypatch.setattr(decision, "clocked", lambda old, new: pytest.fail("timed"))
     for rule in (grouped_gemm_pass.GroupedGemm(), ConcatLinearWoqInt4()):
         for example in rule.examples:
             run_example(rule, example, "aten")

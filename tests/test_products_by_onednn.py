@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import Event
 
 import pytest
@@ -13,16 +14,16 @@ import torch.nn.functional as F
 import triptych
 from triptych import _private
 from triptych.codegen.fallbacks import own_lowerings
-from triptych.cost import measure
+from triptych.cost import Operand, Work, clock, decision
+from triptych.cost.clock import Clocked
 from triptych.kernels.onednn import linear_arguments, linear_operator
 from triptych.post_grad import products_by_onednn
 from triptych.post_grad.products_by_onednn import (
     LARGEST_TIMED,
     USUAL,
+    ProductBy,
     ProductsByOnednnPass,
-    _by_blas,
-    _by_onednn,
-    _Product,
+    by_both_libraries,
 )
 
 pytestmark = pytest.mark.skipif(linear_operator() is None, reason="torch without oneDNN")
@@ -38,11 +39,13 @@ def times(monkeypatch):
     timed = []
 
     def fix(blas, onednn, usual=None):
-        def on_this_machine(product):
+        def clocked(old, new):
+            (product,), (by_onednn,) = old.parts, new.parts
+            assert isinstance(product, ProductBy) and by_onednn == replace(product, library="oneDNN")
             timed.append(product)
-            return usual or (blas, onednn) if product == USUAL else (blas, onednn)
+            return tuple(map(Clocked, usual or (blas, onednn) if product == USUAL[0] else (blas, onednn)))
 
-        monkeypatch.setattr(_Product, "on_this_machine", on_this_machine)
+        monkeypatch.setattr(decision, "clocked", clocked)
         return timed
 
     return fix
@@ -93,9 +96,9 @@ def test_nan_and_infinity():
 def test_used_where_it_is_quicker(times):
     timed = times(2e-4, 1e-4)
     explanation = triptych.explain(torch.mm, matrix(), matrix())
-    (decision,) = record(explanation).decisions
-    assert decision.measured and (decision.before, decision.after) == (2e-4, 1e-4)
-    assert timed == [USUAL, _Product(SIZE, SIZE, SIZE, (False, False), has_bias=False)]
+    (made,) = record(explanation).decisions
+    assert made.measured and (made.before, made.after) == (2e-4, 1e-4)
+    assert timed == [USUAL[0], by_both_libraries((SIZE, SIZE, SIZE), (False, False), has_bias=False)[0]]
     assert "mkldnn._linear_pointwise" in explanation.kernels["forward"]
 
 
@@ -107,30 +110,46 @@ def test_left_alone_where_it_is_slower(times):
 
 def test_where_the_libraries_are_alike_only_the_usual_sizes_are_timed(times):
     timed = times(1e-4, 1e-5, usual=(1e-4, 0.98e-4))
-    assert record(triptych.explain(torch.mm, matrix(), matrix())).rewrites == 0
-    assert set(timed) == {USUAL}
+    (decline,) = record(triptych.explain(torch.mm, matrix(), matrix())).declines
+    assert decline.reason == "oneDNN is not quicker than BLAS on this machine: 98.0 us instead of 100.0 us, measured"
+    assert set(timed) == {USUAL[0]}
 
 
-def test_large_sizes_are_cut_and_the_times_scaled(times):
-    timed = times(3.0, 2.0)
-    product = _Product(8 * LARGEST_TIMED, LARGEST_TIMED, 2 * LARGEST_TIMED, (False, True), has_bias=True)
-    assert product.timed() == (48.0, 32.0)
-    assert timed[-1] == _Product(LARGEST_TIMED, LARGEST_TIMED, LARGEST_TIMED, (False, True), has_bias=True)
+def test_large_sizes_are_cut():
+    large = (8 * LARGEST_TIMED, LARGEST_TIMED, 2 * LARGEST_TIMED)
+    for turned in ((False, True), (True, False)):
+        for part, cut in zip(*(by_both_libraries(sizes, turned, True) for sizes in (large, [LARGEST_TIMED] * 3))):
+            assert part.like() == cut != part
+            assert cut.like() == cut
+
+
+def test_the_times_of_large_sizes_are_scaled(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(clock, "HOST_BYTES", 1 << 30)
+    monkeypatch.setattr(clock, "_known", {})
+    monkeypatch.setattr(clock, "rounds_in_turns", lambda runs: [[3e-3] * 5, [2e-3] * 5])
+    sizes = 8 * LARGEST_TIMED, LARGEST_TIMED, 2 * LARGEST_TIMED
+    works = [Work.of(torch.device("cpu"), part) for part in by_both_libraries(sizes, (False, True), has_bias=True)]
+    assert [time.seconds for time in clock.clocked(*works)] == pytest.approx([48e-3, 32e-3], rel=0.01)
 
 
 @pytest.mark.parametrize("off", ["tune", "deterministic algorithms"])
 def test_nothing_is_assumed_without_a_measurement(off, monkeypatch):
     options = {"tune": "off"} if off == "tune" else {}
     if off == "deterministic algorithms":
-        monkeypatch.setattr(products_by_onednn, "can_measure", lambda *_: False)
+        monkeypatch.setattr(clock, "HOST_BYTES", 1 << 30)
+        monkeypatch.setattr(clock, "rounds_in_turns", lambda runs: pytest.fail("measured"))
+        monkeypatch.setattr(clock, "measuring_allowed", lambda: False)
     assert record(triptych.explain(torch.mm, matrix(), matrix(), options=options)).rewrites == 0
 
 
 def test_both_libraries_are_timed(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(measure, "HOST_BYTES", 1 << 30)  # the tests let nothing be timed on a CPU
-    before, after = USUAL.on_this_machine()
-    assert 1e-6 < before < 1 and 1e-6 < after < 1
+    monkeypatch.setattr(clock, "HOST_BYTES", 1 << 30)  # the tests let nothing be timed on a CPU
+    monkeypatch.setattr(clock, "SPREAD", 100.0)  # other programs may run beside the test
+    monkeypatch.setattr(clock, "_known", {})
+    times = clock.clocked(*(Work.of(torch.device("cpu"), part) for part in USUAL))
+    assert all(1e-6 < time.seconds < 1 for time in times)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -138,10 +157,19 @@ def test_what_is_timed_is_float32_whatever_the_default_dtype_is(dtype):
     usual = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        results = [_Product(2, 3, 4, (False, True), has_bias=True)._prepare(by)() for by in (_by_blas, _by_onednn)]
+        both = by_both_libraries((2, 3, 4), (False, True), has_bias=True)
+        results = [part.prepare(torch.device("cpu"))() for part in both]
     finally:
         torch.set_default_dtype(usual)
-    assert [result.dtype for result in results] == [torch.float32] * 2
+    assert [Operand.of(result) for result in results] == [Operand.contiguous((2, 4), torch.float32)] * 2
+
+
+def test_both_libraries_multiply_the_same_operands():
+    for part in by_both_libraries((5, 7, 3), (True, False), has_bias=True):
+        torch.manual_seed(0)
+        a, b, bias = (one.random(torch.device("cpu")) for one in (part.left, part.right, part.added))
+        torch.manual_seed(0)
+        torch.testing.assert_close(part.prepare(torch.device("cpu"))(), a @ b + bias)
 
 
 def test_small_products_stay_without_a_reason(times):
@@ -173,14 +201,12 @@ def test_a_program_may_allow_tf32(times, precision):
     assert record(triptych.explain(torch.mm, matrix(), matrix())).rewrites == 1
 
 
-def test_times_depend_on_the_precision(monkeypatch, precision):
-    asked = []
-    monkeypatch.setattr(products_by_onednn, "can_measure", lambda *_: True)
-    monkeypatch.setattr(products_by_onednn, "measured_in_turns", lambda _, *questions: asked.append(questions[0][0]))
+def test_times_depend_on_the_precision(precision):
+    asked = set()
     for one in ("ieee", "tf32"):
         precision(one)
-        USUAL.on_this_machine()
-    assert len({*asked}) == 2
+        asked.add(USUAL[0].question(torch.device("cpu")))
+    assert len(asked) == 2
 
 
 def test_left_alone_where_onednn_is_disabled(times):

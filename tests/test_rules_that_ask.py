@@ -13,12 +13,14 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from triptych import Options
-from triptych.cost import timed
+from triptych.cost import decision
+from triptych.cost.clock import Clocked
 from triptych.cost.device import USUAL
 from triptych.ir.program import Program
 from triptych.joint.pass_patterns import PassPatterns
 from triptych.pipeline import STAGES, Hook
 from triptych.post_grad.cat_in_one_launch import CatInOneLaunchPass
+from triptych.post_grad.prepare_softmax import PrepareSoftmax
 from triptych.post_grad.stacked_gradients import StackedGradients
 from triptych.pre_grad.fuse_split_getitem_squeeze_cat import FuseSplitGetitemSqueezeCat
 from triptych.pre_grad.lce import (
@@ -108,11 +110,11 @@ def test_a_layer_that_was_asked_for_is_used_and_tells_its_costs(added, dtype):
     with FakeTensorMode():
         Program(gm, [torch.empty(shape, device="cuda", dtype=dtype) for shape in facts])
         tally = run_pass(added, gm)
-    (decision,) = tally.decisions
-    assert tally.fired.total() == 1 and decision.by_name and decision.before > 0
+    (made,) = tally.decisions
+    assert tally.fired.total() == 1 and made.by_name and made.before > 0
     if added is UseTritonLceReplaceSimpleLCE and dtype == torch.float32:
-        assert decision.after == pytest.approx(0.209e-3, rel=0.1)  # as measured on an H200
-        assert str(decision).endswith("used because it was added by name, modelled")
+        assert made.after == pytest.approx(0.209e-3, rel=0.1)  # as measured on an H200
+        assert str(made).endswith("used because it was added by name, modelled")
 
 
 @pytest.mark.parametrize("epilogue", [False, True])
@@ -120,8 +122,8 @@ def test_with_an_epilogue_the_kernel_saves_another_one(epilogue):
     gm = torch.fx.symbolic_trace(lambda x, w, b: (lambda y: y.relu() if epilogue else y)(F.linear(x.mT, w, b).mT))
     with FakeTensorMode():
         Program(gm, [torch.empty(s, device="cuda", dtype=torch.bfloat16) for s in ((64, 256, 4096), (96, 256), (96,))])
-        (decision,) = run_pass(UseTritonLceReplaceNormalLCE, gm).decisions
-    assert 0 < decision.after < decision.before
+        (made,) = run_pass(UseTritonLceReplaceNormalLCE, gm).decisions
+    assert 0 < made.after < made.before
 
 
 @pytest.mark.parametrize("rows, gains", [((0, 1, 4), False), ((*range(0, 40, 2), 1), True)])
@@ -129,8 +131,8 @@ def test_a_gather_of_many_rows_is_faster_than_their_cat(rows, gains):
     gm = torch.fx.symbolic_trace(lambda x: torch.stack([x.select(1, i) for i in rows], 1))
     with FakeTensorMode():
         Program(gm, [torch.empty(4096, 40, 64, device="cuda")])
-        (decision,) = run_pass(FuseSplitGetitemSqueezeCat, gm).decisions
-    assert decision.by_name and (0 < decision.after < 0.95 * decision.before) is gains
+        (made,) = run_pass(FuseSplitGetitemSqueezeCat, gm).decisions
+    assert made.by_name and (0 < made.after < 0.95 * made.before) is gains
 
 
 # ---- stacked_gradients ----
@@ -138,7 +140,8 @@ def test_a_gather_of_many_rows_is_faster_than_their_cat(rows, gains):
 
 @pytest.mark.parametrize("times, fires", [(None, True), ((9e-6, 5e-6), True), ((9e-6, 12e-6), False)])
 def test_a_slower_product_is_not_worth_the_copies(times, fires, monkeypatch):
-    monkeypatch.setattr(timed, "timed", lambda device, costs: times)
+    answer = None if times is None else tuple(map(Clocked, times))
+    monkeypatch.setattr(decision, "clocked", lambda old, new: answer)
     gm = fake_gpu(lambda a, b: (lambda y: [y.select(0, 0), y.select(0, 1)])(a.bmm(b).mT), (2, 256, 512), (2, 512, 384))
     mark_as_gradients(gm.graph)
     tally = run_rules(Rewriter(Program(gm, options=Options(tune="all"))), [StackedGradients()], strict=True)
@@ -147,13 +150,30 @@ def test_a_slower_product_is_not_worth_the_copies(times, fires, monkeypatch):
     assert " us instead of " in reason and reason.endswith("modelled" if times is None else "measured")
 
 
+# ---- prepare_softmax ----
+
+
+def softmax(x):
+    e = (x - x.amax(1, keepdim=True)).exp()
+    return e / e.sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("dtype, fires", [(torch.float32, True), (torch.bfloat16, False)])
+def test_long_rows_are_read_once_less_where_memory_decides(dtype, fires):
+    """f32[4096, 50304] on an H200: 344 us for the statistics in two passes and 287 us in one; in bfloat16 232 and 289."""
+    tally = run_rules(Rewriter(Program(fake_gpu(softmax, (4096, 50304), dtype=dtype))), [PrepareSoftmax()], strict=True)
+    assert bool(tally.fired) is fires
+    (reason,) = told(tally)
+    assert reason.endswith("modelled") and " us instead of " in reason
+
+
 # ---- every rule ----
 
 KERNELS = re.compile(r"= (?:(?:aten|torch)\.)?((?:triptych|mkldnn)\.\w+|\w+)")
 """The operation of a node in a golden text."""
 PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "einsum"}
 OTHERS = {"cat", "stack", "scaled_dot_product_attention", "index_select", "gather", "scatter"}
-ASKS = re.compile(r"\b(require_gain|require_quicker)\(|\.(pays|accept)\(")
+ASKS = re.compile(r"\brequire_quicker\(|\.(pays|accept)\(")
 
 SPELLING = "another name for the same operation"
 PREPARES = "a form in which fuse_attention recognises an attention, and asks about it"

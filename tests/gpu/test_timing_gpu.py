@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from triptych.cost import Moved, Product, Work, clock
+from triptych.cost.decision import choose
 from triptych.cost.timing import seconds
-from triptych.post_grad.batch_gradient_sums import is_quicker
+from triptych.kernels.sum_parts import MOST
+from triptych.post_grad.batch_gradient_sums import USUAL
 
 pytestmark = [
     pytest.mark.gpu,
@@ -37,7 +39,9 @@ def test_work_of_the_gpu_counts():
 
 @pytest.mark.alone
 def test_sums_of_many_gradients_are_quicker_together():
-    assert is_quicker(torch.device("cuda", torch.cuda.current_device()))
+    device = torch.device("cuda", torch.cuda.current_device())
+    one_by_one = MOST * Work.of(device, Moved(USUAL.bytes / MOST))
+    assert choose(one_by_one, Work.of(device, USUAL), "all").pays
 
 
 def test_work_is_timed_part_by_part(monkeypatch, tmp_path):
