@@ -13,9 +13,10 @@ import triptych
 from triptych import backend
 from triptych.backend import compile_fx
 from triptych.cache import cache_key, pass_identity
+from triptych.cost import decision
+from triptych.cost.clock import Clocked
 from triptych.kernels.onednn import linear_operator
 from triptych.passes.manager import run_stage
-from triptych.post_grad.products_by_onednn import _Product
 
 aten = torch.ops.aten
 
@@ -154,7 +155,7 @@ def without_onednn():
 
 @pytest.mark.skipif(linear_operator() is None, reason="torch without oneDNN")
 def test_a_program_that_calls_onednn_is_not_loaded_where_it_is_disabled(monkeypatch, without_onednn):
-    monkeypatch.setattr(_Product, "on_this_machine", lambda product: (2e-4, 1e-4))
+    monkeypatch.setattr(decision, "clocked", lambda old, new: (Clocked(2e-4), Clocked(1e-4)))
 
     def calls_onednn():
         x = torch.randn(160, 160)
