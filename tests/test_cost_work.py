@@ -121,3 +121,20 @@ def test_every_rank_decides_alike():
     finally:
         torch.set_num_threads(threads)
     assert math.isfinite(before)
+
+
+def test_a_call_may_do_the_work_of_other_parts():
+    """The model knows those, and the clock times the call itself."""
+    x, w = Operand.contiguous((64, 32), bf16), Operand.contiguous((128, 32), bf16)
+    product, copy = Product(x, w.mT), Moved(1 << 20)
+    call = Call("an operator", (x, (w,)), does=(product, copy), rate=0.5)
+    assert (call.bytes, call.flops) == (product.bytes + copy.bytes, product.flops)
+    assert call.seconds(USUAL) == pytest.approx(2 * (product.seconds(USUAL) + copy.seconds(USUAL)))
+    assert call.memory >= 2 * (call.bytes + x.span + w.span)
+    assert call.question(GPU) == "Call(operator=an operator, operands=[bf16[64, 32], [bf16[128, 32]]])"
+
+
+def test_a_matrix_for_each_of_a_batch_is_in_memory_once():
+    x, w = Operand.contiguous((4, 16, 8), f32), Operand.contiguous((3, 16), f32).for_each(4)
+    assert (w, w.bytes) == (Operand.of(torch.empty(3, 16).expand(4, 3, 16)), 3 * 16 * 4)
+    assert Product(w, x).prepare(CPU)().shape == (4, 3, 8)
