@@ -127,7 +127,7 @@ def test_a_call_may_do_the_work_of_other_parts():
     """The model knows those, and the clock times the call itself."""
     x, w = Operand.contiguous((64, 32), bf16), Operand.contiguous((128, 32), bf16)
     product, copy = Product(x, w.mT), Moved(1 << 20)
-    call = Call("an operator", (x, (w,)), does=(product, copy), rate=0.5)
+    call = Call("an operator", (x, (w,)), does=(product, copy), precision=bf16, rate=0.5)
     assert (call.bytes, call.flops) == (product.bytes + copy.bytes, product.flops)
     assert call.seconds(USUAL) == pytest.approx(2 * (product.seconds(USUAL) + copy.seconds(USUAL)))
     assert call.memory >= 2 * (call.bytes + x.span + w.span)
