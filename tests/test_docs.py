@@ -114,7 +114,7 @@ def test_the_table_of_the_readme_is_what_explain_prints(monkeypatch):
     monkeypatch.setattr(InductorCodegen, "emit", lambda self, *given: EagerCodegen().emit(*given))  # passes, no kernels
     explanation = run_demo().training
     told = (ROOT / "README.md").read_text().split("```text\n")[1]
-    rows = [(p.name, p.rewrites, p.nodes_before, p.nodes_after) for p in explanation.passes if p.changed]
+    rows = [(p.name, p.rewrites, p.nodes_before, p.nodes_after) for p in explanation.changed]
     shown = [(name, *map(int, numbers)) for name, *numbers in ROW.findall(told)]
     assert len(shown) > 5 and [row for row in rows if row in shown] == shown
     head = " ".join(told.partition("\n\n")[0].splitlines())

@@ -50,6 +50,13 @@ def test_table_shows_what_changed_and_counts_the_rest():
     assert "\x1b" not in text
 
 
+def test_the_passes_that_changed_something():
+    explanation = Explanation([make_session(), make_session()])
+    assert [record.name for record in explanation.changed] == ["drop_zero", "drop_zero"]
+    assert "- a: f32[4] = add(x, 0)" in explanation.changed[0].diff
+    assert Explanation([]).changed == []
+
+
 def test_a_failed_pass_is_marked_and_its_warning_printed():
     session = make_session(warnings=["merge_pass raised ValueError: no"])
     session.records[1].error = "Traceback ...\nValueError: no"
