@@ -354,6 +354,31 @@ def test_the_settings_of_torch_compile():
         triptych.explain(broken, x, options=EAGER, fullgraph=True)
 
 
+class Half(nn.Module):
+    def forward(self, x):
+        return (x * 0.5).relu()
+
+
+class TwoSizes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = Half()
+
+    @torch.compiler.disable(recursive=False)
+    def forward(self, x):
+        return self.layer(x), self.layer(x[:2])
+
+
+def test_what_the_program_compiled_before_makes_no_recompile():
+    x = torch.randn(4, requires_grad=True)
+    torch.compile(half := Half(), backend="triptych", options=EAGER)(x)
+    explanation = triptych.explain(half, x, options=EAGER)  # without gradients, so that Dynamo's guards fail
+    assert len(explanation.frames) == 1 and not explanation.recompiles
+    assert "again" not in str(explanation) and "recompile" not in str(explanation)
+    again = triptych.explain(TwoSizes(), x, options=EAGER)
+    assert [frame.is_recompile for frame in again.frames] == [False, True] and "size mismatch" in again.frames[1].reason
+
+
 @pytest.mark.parametrize("how", ["module", "in place", "function", "our function"])
 def test_a_compiled_model_is_explained_with_its_own_settings(how):
     model, x = nn.Linear(4, 4), torch.randn(2, 4)
