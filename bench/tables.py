@@ -1,6 +1,6 @@
 """What a run of the suite writes: all figures as JSON, and tables in Markdown.
 
-    python bench/tables.py   # what docs/benchmarks.md shows of bench/results/suite-cuda.json, and the line in the README
+    python bench/tables.py   # what docs/benchmarks.md and the README show of bench/results/suite-cuda.json
 """
 
 from __future__ import annotations
