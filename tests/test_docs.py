@@ -43,12 +43,16 @@ def test_first_pass_in_ten_minutes():
     assert "because" in str(namespace["example"]) and outcome.rewrites == 0
 
 
-GUIDES = ["backends", "freeze", "getting_started", "interop", "known_buffers", "troubleshooting", "writing_rules"]
-"""Pages whose code is run; `attention`, `flow` and `joint_rules` have tests of their own, for what they print."""
+GUIDES = [
+    "backends", "freeze", "getting_started", "index", "interop", "json", "known_buffers", "report", "troubleshooting", "writing_rules",
+]  # fmt: skip
+"""Pages whose code is run; `attention`, `flow` and `joint_rules` have tests of their own, for what they print. That of
+`distributed` needs several ranks."""
 
 
 @pytest.mark.parametrize("name", GUIDES)
-def test_guide(name):
+def test_guide(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some write files
     run_guide(ROOT / "docs" / f"{name}.md")
 
 
@@ -79,6 +83,20 @@ def test_local_links_lead_somewhere(name):
     page = ROOT / name
     for link in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text()):
         assert (page.parent / link).exists(), f"{name} links to {link}, which is not there"
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading, as GitHub and MyST make it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_local_links_lead_to_headings_that_are_there(name):
+    page = ROOT / name
+    for link, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)", page.read_text()):
+        target = page.parent / link if link else page
+        headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", target.read_text(), flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+        assert anchor in map(slug, headings), f"{name} links to {link}#{anchor}, a heading that is not there"
 
 
 def test_every_page_is_in_the_table_of_contents():
