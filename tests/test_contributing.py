@@ -75,7 +75,7 @@ def test_the_new_pass_is_listed_and_runs(checkout):
 
 @pytest.mark.slow
 def test_its_examples_become_tests_and_the_others_that_concern_passes_stay_green(checkout):
-    for name in ("tests", "docs", "bench", "examples", "pyproject.toml", "README.md", "CONTRIBUTING.md"):
+    for name in ("tests", "docs", "bench", "examples", "pyproject.toml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
         source, copy = ROOT / name, checkout / name
         shutil.copytree(source, copy, dirs_exist_ok=True) if source.is_dir() else shutil.copy(source, copy)
     (command,) = re.findall(r"`pytest (tests/test_examples.py .*?) --accept`", GUIDE)
