@@ -118,6 +118,11 @@ class Explanation:
         return [record for session in self.sessions for record in session.records]
 
     @property
+    def changed(self) -> list[PassRecord]:
+        """The records of the passes that changed something: `exp.changed[0].diff` is the first change."""
+        return [record for record in self.passes if record.changed]
+
+    @property
     def graphs(self) -> dict[str, GraphModule]:
         """The graph at the end of each stage; those of a second captured program have names such as "dynamo#2". In an
         explanation that was pickled, graphs are of type `SavedGraph`, which has only the listing."""
