@@ -20,6 +20,8 @@ TUNE = ("off", "unsure", "all")
 LINKS = ("auto", "nvlink", "pcie", "infiniband", "ethernet", "memory")
 ON_ERROR_VARIABLE = "TRIPTYCH_ON_ERROR"
 ADD_RULES = "add_rules"
+STAGES_OF_RULES = ("pre_grad", "joint", "post_grad")
+"""The stages in which the user's rules run."""
 HOOKS = (
     ADD_RULES, "pre_grad_custom_pre_pass", "pre_grad_custom_pass", "joint_custom_pre_pass", "joint_custom_post_pass",
     "post_grad_custom_pre_pass", "post_grad_custom_post_pass",
@@ -177,7 +179,7 @@ class Options:
         passes, own = NAMES["passes"](), {one.rule_name() for one in self.custom_passes(ADD_RULES)}
         _require_known("pass", self.add_passes, passes | NAMES["rules that run"]())
         for one in self.custom_passes(ADD_RULES):
-            _require_known(f"stage for the rule {one.rule_name()}", one.stages, NAMES["stages of rules"]())
+            _require_known(f"stage for the rule {one.rule_name()}", one.stages, STAGES_OF_RULES)
         _require_known("pass or rule", self.remove_passes, passes | NAMES["rules"]() | own)
         for name in self.remove_passes:
             if name in NAMES["required"]():
@@ -210,6 +212,8 @@ class Options:
             if not (callable(one) or hasattr(one, "rewrite") or hasattr(one, "rules")):
                 what = "a callable, a Rule, a Pass or a list of them"
                 raise TriptychError(f"{hook} takes {what}, not {type(one).__name__}")
+            if hasattr(one, "require_complete"):
+                one.require_complete()
         return passes
 
 

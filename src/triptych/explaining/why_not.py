@@ -10,6 +10,7 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 from ..arguments import require_graph, require_model
+from ..errors import RuleError
 from ..ir.facts import fact
 from ..ir.program import Program
 from ..ir.text import source_line
@@ -17,6 +18,7 @@ from ..match.matcher import Matcher
 from ..options import ADD_RULES, HOOKS, Options
 from ..passes.catalogue import all_rules, own_rules, rules_of, stages_of
 from ..pipeline import required_names
+from ..rewrite.driver import is_wrong_use
 from ..rewrite.passes import Pass
 from ..rewrite.record import Decline, Firing
 from ..rewrite.refusal import NotConcerned, Refused
@@ -279,6 +281,8 @@ def _refusal(program: Program, rule: CompiledRule, match: Match) -> Refused | No
     except Refused as refused:
         return refused
     except Exception as error:
+        if is_wrong_use(rule.rule, error):
+            raise RuleError(f"rule {rule.name}: {error}") from error
         return Refused(f"raised {type(error).__name__}: {error}")
     finally:
         op.discard()
