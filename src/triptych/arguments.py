@@ -24,7 +24,7 @@ def require_graph(value: Any, function: str, of_a_model: str = OF_A_MODEL) -> No
     to call for a model."""
     if not isinstance(value, GraphModule):
         wanted = "a captured graph (a torch.fx.GraphModule)"
-        raise TriptychError(f"{function} takes {wanted}, not {_what(value)}{_graph_hint(value, of_a_model)}")
+        raise TriptychError(f"{function} takes {wanted}, not {what(value)}{_graph_hint(value, of_a_model)}")
 
 
 def _graph_hint(value: Any, of_a_model: str) -> str:
@@ -42,7 +42,7 @@ def _graph_hint(value: Any, of_a_model: str) -> str:
 def require_model(value: Any, function: str) -> None:
     """Raise an error unless `value` is a module or a function that can be compiled and called."""
     if isinstance(value, (type, ExportedProgram)) or not callable(value):
-        raise TriptychError(f"{function} takes a module or a function to call, not {_what(value)}{_model_hint(value)}")
+        raise TriptychError(f"{function} takes a module or a function to call, not {what(value)}{_model_hint(value)}")
 
 
 def _model_hint(value: Any) -> str:
@@ -58,12 +58,12 @@ def require_exported_program(value: Any, function: str) -> None:
         hint = _instance_hint(value) if isinstance(value, type) else ""
         if isinstance(value, nn.Module):
             hint = ": torch.export.export(model, args) makes one"
-        raise TriptychError(f"{function} takes a torch.export.ExportedProgram, not {_what(value)}{hint}")
+        raise TriptychError(f"{function} takes a torch.export.ExportedProgram, not {what(value)}{hint}")
 
 
 def require_sequence(value: Any, function: str) -> None:
     if isinstance(value, (torch.Tensor, str, Mapping)) or not isinstance(value, Sequence):
-        raise TriptychError(f"{function} takes the inputs as a list or tuple, not as {_what(value)}")
+        raise TriptychError(f"{function} takes the inputs as a list or tuple, not as {what(value)}")
 
 
 def require_inputs(value: Any, gm: GraphModule, function: str) -> None:
@@ -79,11 +79,12 @@ def require_inputs(value: Any, gm: GraphModule, function: str) -> None:
 
 def require_callable(value: Any, function: str, wanted: str) -> Callable[..., Any]:
     if isinstance(value, ExportedProgram) or not callable(value):
-        raise TriptychError(f"{function} takes {wanted}, not {_what(value)}")
+        raise TriptychError(f"{function} takes {wanted}, not {what(value)}")
     return value
 
 
-def _what(value: Any) -> str:
+def what(value: Any) -> str:
+    """A value of the wrong type, as errors name it."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     name = type(value).__name__

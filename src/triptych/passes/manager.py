@@ -32,6 +32,7 @@ from .culprit import Rewrite, first_bad, last_rewrite
 from .custom_passes import call_custom, custom_steps, name_of
 from .node_lines import node_lines
 from .record import Listing, PassRecord
+from .returned_graphs import WrongResult
 from .session import Session, is_watched
 from .torch_bisector import disabled_by_bisector
 from .torch_tools import timed_pass, timed_stage
@@ -177,6 +178,8 @@ class _StageRunner:
             self.gm.graph.lint()
         except Exception as error:
             self.gm.graph = backup.graph()
+            if isinstance(error, WrongResult):
+                raise RuleError(f"{hook}: {name} {error}") from error
             if self.session.options.verify == "each":
                 raise RuleError(f"{hook}: {name} raised {type(error).__name__}: {error}") from error
             self._failed(record, f"{hook}: {name}", error)
