@@ -120,7 +120,9 @@ class Options:
             _require_kind(switch, getattr(self, switch), False)
         if self.fallback_random is not None:
             _require_kind("fallback_random", self.fallback_random, False)
-        if not isinstance(self.known_buffers_bytes, int) or self.known_buffers_bytes < 0:
+        for mapping in ("pass_options", "inductor_options"):
+            _require_mapping(mapping, getattr(self, mapping))
+        if type(self.known_buffers_bytes) is not int or self.known_buffers_bytes < 0:
             raise TriptychError(f"known_buffers_bytes is a number of bytes, not {self.known_buffers_bytes!r}")
         if isinstance(self.spmd_check, bool) or not isinstance(self.spmd_check, (int, float)) or self.spmd_check < 0:
             raise TriptychError(f"spmd_check is a number of seconds, not {self.spmd_check!r}")
@@ -168,8 +170,8 @@ class Options:
                 raise _unknown_option(name)
         if mode is not None:
             plain["mode"] = mode
-        dotted.update(plain.pop("pass_options", {}))
-        inductor.update(plain.pop("inductor_options", {}))
+        dotted.update(_require_mapping("pass_options", plain.pop("pass_options", {})))
+        inductor.update(_require_mapping("inductor_options", plain.pop("inductor_options", {})))
         made = Options(**plain, pass_options=dotted, inductor_options=inductor)
         made.check_names()
         return made
@@ -261,6 +263,12 @@ def _require_kind(name: str, value: Any, default: Any) -> None:
         raise TriptychError(f"{name} is {kind}, not {value!r}")
     if isinstance(default, (int, float)) and isinstance(value, (int, float)) and default >= 0 > value:
         raise TriptychError(f"{name} cannot be negative: {value!r}")
+
+
+def _require_mapping(name: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TriptychError(f"{name} is a dict of options and their values, not {_shown(value)}")
+    return value
 
 
 def _one_of(kind: str, value: Any, known: Sequence[str]) -> None:

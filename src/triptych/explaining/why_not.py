@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from ..arguments import require_graph, require_model
+from ..arguments import require_graph, require_keywords, require_model, require_switches
 from ..errors import RuleError
 from ..ir.facts import fact
 from ..ir.program import Program
@@ -41,6 +41,9 @@ class Stopped:
     def covers(self, site: Firing | Decline) -> bool:
         return site.graph == self.graph and site.rule in self.rules
 
+
+PASSED_ON = frozenset(("stock", "dynamic", "fullgraph", "mode", "backend"))
+"""Keywords that `why_not` passes on to `explain`."""
 
 Wanted = Rule | type[Rule] | Pass | type[Pass] | str
 
@@ -140,6 +143,8 @@ def why_not(
     user_options = Options.make(options)
     rules = rules_of(rule, user_options)
     require_model(model_or_gm, "why_not")
+    require_switches("why_not", train=train)
+    require_keywords(why_not, model_or_gm, {name: kwargs[name] for name in kwargs.keys() - PASSED_ON})
     fires: list[Firing] = []
     misses: list[Decline] = []
     stopped: list[Stopped] = []
@@ -150,9 +155,8 @@ def why_not(
         known = all_rules()
         given = {one.name for hook in HOOKS for one in own_rules(user_options, hook)}
         own = [one for one in rules if one.name not in known and one.name not in given]
-        seen = _explained(
-            model_or_gm, args, kwargs, train, user_options, add_rules=[*user_options.custom_passes(ADD_RULES), *own]
-        )
+        added = [*user_options.custom_passes(ADD_RULES), *own]
+        seen = _explained(model_or_gm, args, kwargs, train, user_options, add_rules=added)
         fires, misses = _seen(rules, seen)
         stopped = _stopped(rules, seen)
         removable = known.keys() - required_names()

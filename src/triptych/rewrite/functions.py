@@ -10,7 +10,7 @@ from typing import Any
 from torch.fx import GraphModule, Node, map_arg, symbolic_trace
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ..arguments import require_callable
+from ..arguments import require_callable, require_sequence, require_switches
 from ..errors import TriptychError, UnknownName
 from ..ir.calls import read
 from ..ir.computed_facts import compute_facts
@@ -51,6 +51,8 @@ def rule(
     """
     for function in (pattern, replacement):
         require_callable(function, "rule", "two functions, a pattern and a replacement")
+    require_sequence(example_inputs, "rule")
+    require_switches("rule", exact=exact)
     wanted = _parameters(pattern)
     if wanted != _parameters(replacement):
         actual = _parameters(replacement)

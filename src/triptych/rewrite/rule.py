@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch.fx import Node
 
+from ..arguments import what
 from ..errors import TriptychError
 from ..ir.facts import tensor_fact
 from ..ir.gradients import gradient_wanted
@@ -206,6 +207,9 @@ class FirstOf:
     """
 
     def __init__(self, *ways: Callable[[], Any], first_reason: bool = False) -> None:
+        for way in ways:
+            if not callable(way):
+                raise TriptychError(f"FirstOf takes functions, as in FirstOf(lambda: x), not {what(way)}")
         self.ways, self.first_reason = ways, first_reason
 
 
