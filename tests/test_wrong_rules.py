@@ -13,7 +13,7 @@ import triptych
 from triptych.errors import RuleError, TriptychError, UnknownName
 from triptych.options import HOOKS, STAGES_OF_RULES
 from triptych.pipeline import STAGES
-from triptych.testing import declines, fires
+from triptych.testing import declines, fires, run_example
 
 EAGER = {"codegen": "eager"}
 X = torch.randn(4, 8)
@@ -119,6 +119,31 @@ def test_a_pattern_that_reads_the_instance_is_checked_with_it():
         Any_("reluu")
 
 
+def test_a_rule_without_a_hash_runs():
+    unhashable = dataclass(type("Unhashable", (Relu,), {"__annotations__": {"least": float}, "least": 0.0}))
+    rules = [unhashable(), unhashable(least=1.0)]
+    assert type(rules[0]).__hash__ is None
+    for rule in rules:
+        seen = triptych.explain(relu_plus_one, X, options={**EAGER, "add_rules": [rule]})
+        assert sum(record.fired["unhashable"] for record in seen.passes) == 1
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_class_that_needs_arguments_is_given_as_an_instance(hook):
+    class Needs(Relu):
+        """relu(x) -> clamp_min(x, least)"""
+
+        def __init__(self, least):
+            self.least = least
+
+    torch._dynamo.reset()
+    message = "Needs cannot be created .*'least'.*: give an instance, not the class"
+    with pytest.raises(Exception, match=message):
+        torch.compile(relu_plus_one, backend="triptych", options={**EAGER, hook: [Needs]})(X)
+    with pytest.raises(TriptychError, match=message):
+        triptych.why_not(Needs, relu_plus_one, X)
+
+
 def test_what_is_set_later_is_not_an_error():
     class Later(Relu):
         """Its operation is given after it is created."""
@@ -198,6 +223,11 @@ def test_a_rule_without_a_rewrite_can_be_looked_for_but_not_run():
             triptych.Options.make({option: OnlyLooks()})
 
 
+def test_the_dtype_of_an_example_is_one():
+    with pytest.raises(UnknownName, match="unknown dtype of an example 'f33'; did you mean 'f32'"):
+        run_example(Relu(), fires(relu_plus_one, "f33[4]"), "torch")
+
+
 # ---- rules of two functions ----
 
 WRONG_FUNCTIONS = {
@@ -207,6 +237,7 @@ WRONG_FUNCTIONS = {
     "capture of check": (lambda op, x: op.relu(x), lambda op, x: x, {"check": lambda m, y: None}, "check of rule sums asks for 'y'"),
     "stage": (lambda op, x: op.relu(x), lambda op, x: x, {"stages": ["join"]}, "rule sums 'join'; did you mean 'joint'"),
     "stages as a string": (lambda op, x: op.relu(x), lambda op, x: x, {"stages": "joint"}, "are a tuple of names, not 'joint'"),
+    "a builtin": (torch.relu, lambda x: x, {}, "relu has no parameters that can be read: say lambda x: relu"),
     "examples": (lambda op, x: op.relu(x), lambda op, x: x, {"examples": [3]}, "one of them is of type int"),
 }  # fmt: skip
 

@@ -50,7 +50,14 @@ def custom_steps(options: Options, hook: str, stage: str) -> list[Pass | Callabl
 
 def instance_of(custom: Any) -> Any:
     """An instance of a rule or a pass that is given as its class. Another class is called as a function is."""
-    return custom() if isinstance(custom, type) and issubclass(custom, (Rule, Pass)) else custom
+    if not (isinstance(custom, type) and issubclass(custom, (Rule, Pass))):
+        return custom
+    try:
+        inspect.signature(custom.__init__).bind(None)
+    except TypeError as error:
+        message = f"{custom.__name__} cannot be created ({error}): give an instance, not the class"
+        raise TriptychError(message) from error
+    return custom()
 
 
 def name_of(custom: Any) -> str:

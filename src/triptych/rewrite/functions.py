@@ -95,7 +95,11 @@ def _require_names(replacement: Function) -> None:
 
 
 def _parameters(function: Function) -> list[str]:
-    names = list(inspect.signature(function).parameters)
+    try:
+        names = list(inspect.signature(function).parameters)
+    except ValueError as error:
+        own = getattr(function, "__name__", str(function))
+        raise TriptychError(f"{own} has no parameters that can be read: say lambda x: {own}(x)") from error
     return names[1:] if names[:1] == ["op"] else names
 
 

@@ -380,7 +380,9 @@ _COMPILED: dict[Any, CompiledRule] = {}
 
 def compiled(rule: Rule) -> CompiledRule:
     """The prepared rule; it is prepared once per class, or once per instance if the instance has attributes."""
-    key = rule if vars(rule) else type(rule)
+    key: Any = type(rule)
+    if vars(rule):
+        key = rule if type(rule).__hash__ is not None else id(rule)  # the prepared rule keeps it alive
     if key not in _COMPILED:
         _COMPILED[key] = CompiledRule(rule)
     return _COMPILED[key]
