@@ -50,6 +50,9 @@ def subclass(**body):
 WRONG_CLASSES = {
     "operation": ({"pattern": lambda self, op, x: op.sofmax(x)}, "rule mine: unknown operation 'sofmax'; did you mean 'softmax'"),
     "parameter": ({"pattern": lambda self, op, x: op.softmax(x, dimm=1)}, "unknown parameter of softmax 'dimm'; did you mean 'dim'"),
+    "too many arguments": ({"pattern": lambda self, op, x: op.relu(x, 1)}, "relu takes self; 2 arguments were given by position"),
+    "no self": ({"pattern": lambda op, x: op.relu(x)}, r"is a method: write def pattern\(self, op, ...\)"),
+    "no self in check": ({"check": lambda m, x: None}, r"is a method: write def check\(self, m, ...\)"),
     "one of several": ({"pattern": lambda self, op, x: op.one_of(["relu", "tan_h"], x)}, "unknown operation 'tan_h'; did you mean 'tanh'"),
     "optional": ({"pattern": lambda self, op, x: op.optional("reluu", x)}, "unknown operation 'reluu'"),
     "capture of check": ({"check": lambda self, m, xx: None}, "asks for 'xx', which the pattern does not capture; did you mean 'x'"),
@@ -261,6 +264,7 @@ def test_a_replacement_that_needs_its_operands_is_traced_with_them():
 
 WRONG_REWRITES = {
     "operation": (lambda self, op, x: op.reluu(x), "rule mine: .*unknown operation 'reluu'; did you mean 'relu'"),
+    "too many arguments": (lambda self, op, x: op.clamp_min(x, 0, 1), "rule mine: .*clamp_min takes self, min; 3 arguments"),
     "parameter": (lambda self, op, x: op.clamp_min(x, minn=0), "rule mine: .*unknown parameter of clamp_min 'minn'; did you mean 'min'"),
 }  # fmt: skip
 
@@ -273,8 +277,13 @@ def test_a_misspelt_operation_in_a_rewrite_ends_the_compile(name, hook):
     torch._dynamo.reset()
     with pytest.raises(Exception, match=message):
         torch.compile(relu_plus_one, backend="triptych", options={**EAGER, hook: [rule]})(X)
-    with pytest.raises(RuleError, match="rule mine: unknown"):
+    with pytest.raises(RuleError, match="rule mine: (unknown|clamp_min takes)"):
         triptych.why_not(rule, torch.fx.symbolic_trace(relu_plus_one))
+
+
+def test_a_check_that_returns_a_condition_does_not_decline_by_it():
+    with pytest.raises(Exception, match=r"returned False: a check declines by m.require\(condition, reason\)"):
+        compiled(subclass(check=lambda self, m, x: x.rank == 7))(X)
 
 
 def test_a_site_that_does_not_give_what_a_rewrite_asks_for():

@@ -22,7 +22,7 @@ from ..errors import UnknownName
 from ..ir.calls import op_parameters
 from ..ir.facts import set_fact
 from ..ir.modules import add_constant
-from ..ir.operation_names import unknown_operation
+from ..ir.operation_names import require_count, unknown_operation
 from ..ir.operations import operation, with_trait
 from ..ir.program import ATEN, Program, Value
 from ..ir.schema import REQUIRED, keyword_only, overloads
@@ -73,6 +73,7 @@ class Emitter:
             raise unknown_operation(name)
 
         def build(*args: Any, **kwargs: Any) -> Value:
+            require_count(name, args, list(params))
             bound = {**dict(zip(params, args)), **kwargs}
             for key in kwargs:
                 if key not in params:

@@ -327,7 +327,11 @@ class CompiledRule:
             raise Refused(match.problem)
         if not self.finds_itself:
             self._default_checks(match)
-        self.rule.check(match, **self._arguments(self.rule.check, self._check, match))
+        check: Callable[..., Any] = self.rule.check
+        answer = check(match, **self._arguments(check, self._check, match))
+        if self.rule.of_user and isinstance(answer, bool):
+            hint = "a check declines by m.require(condition, reason)"
+            raise TriptychError(f"{check.__qualname__} returned {answer}: {hint}")
         if self.rule.without_gradient and gradient_wanted(match.program):
             raise Refused("a gradient may be needed, and would not be the same")
 

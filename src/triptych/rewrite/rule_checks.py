@@ -24,6 +24,8 @@ def check_class(cls: type[Rule]) -> None:
     if not cls.of_user:
         return  # the tests of our rules do the rest
     _require_examples(cls)
+    for name, first in (("pattern", "op"), ("check", "m"), ("rewrite", "op")):
+        _require_self(cls, name, first)
     if cls.sites is _base(cls).sites and cls.pattern is not _base(cls).pattern:
         try:
             roots = pattern_of(_without_instance(cls, "pattern"), cls.rule_name())
@@ -103,6 +105,12 @@ def _without_instance(cls: type[Rule], name: str) -> Callable[..., Any]:
     """A method bound to an empty object: what it reads of `self` raises an AttributeError."""
     method: Any = inspect.getattr_static(cls, name)
     return method.__get__(object(), cls) if hasattr(method, "__get__") else method
+
+
+def _require_self(cls: type[Rule], name: str, first: str) -> None:
+    method = inspect.getattr_static(cls, name)
+    if inspect.isfunction(method) and next(iter(inspect.signature(method).parameters), first) == first:
+        raise TriptychError(f"{method.__qualname__} is a method: write def {name}(self, {first}, ...)")
 
 
 def _require_stages(name: str, stages: Any) -> None:
