@@ -23,7 +23,8 @@ def corrected(table: Decompositions) -> Decompositions:
     """A copy of `table` with the corrections for the operators that it decomposes."""
     aten = torch.ops.aten
     corrections: dict[Any, Callable[[Decomposition], Decomposition]] = {
-        aten.addmm.default: bias_unread_at_beta_zero,
+        aten.addmm.default: nothing_read_at_factor_zero,
+        aten.addmv.default: nothing_read_at_factor_zero,
         aten.addr.default: outer_product_in_layout_of_bias,
         aten.add.Tensor: complex_add_of_nothing,
         aten.bernoulli.default: bernoulli_in_stream_of_eager,
@@ -88,15 +89,15 @@ def bernoulli_in_stream_of_eager(decomposition: Decomposition) -> Decomposition:
     return bernoulli
 
 
-def bias_unread_at_beta_zero(decomposition: Decomposition) -> Decomposition:
-    """With beta=0 the operator does not read its bias, which may be uninitialised; the decomposition multiplies it by
-    0, and NaN stays NaN."""
+def nothing_read_at_factor_zero(decomposition: Decomposition) -> Decomposition:
+    """With beta=0 the operator does not read its bias, which may be uninitialised, and with alpha=0 most kernels do not
+    read the product: which of them do depends on dtype and size. The decomposition multiplies by 0, and NaN stays."""
 
     @functools.wraps(decomposition)
-    def addmm(*args: Any, beta: Any = 1, **kwargs: Any) -> Any:
-        return NotImplemented if beta == 0 else decomposition(*args, beta=beta, **kwargs)
+    def product(*args: Any, beta: Any = 1, alpha: Any = 1, **kwargs: Any) -> Any:
+        return NotImplemented if beta == 0 or alpha == 0 else decomposition(*args, beta=beta, alpha=alpha, **kwargs)
 
-    return addmm
+    return product
 
 
 def complex_add_of_nothing(decomposition: Decomposition) -> Decomposition:

@@ -151,9 +151,9 @@ class _StageRunner:
         self.session.count.stopped |= rewriter.stopped
         if tally.endless:
             self.session.warnings.append(f"pass {record.name} of stage {self.stage} was stopped at the {tally.stop}")
-        for problem in tally.errors:
-            record.error = problem
-            self.session.warnings.append(f"{record.name}: {problem.partition(chr(10))[0]}")
+        if tally.failures:
+            record.error = "\n".join(f"{failure}\n{failure.trace}" for failure in tally.failures.values())
+            self.session.warnings += [f"{record.name}: {failure}" for failure in tally.failures.values()]
         self._close(record, before, backup, pass_)
 
     def run_custom(self, hook: str, custom: Callable[..., Any], before: Contract | None) -> None:

@@ -165,10 +165,22 @@ class Knowledge:
 
     def never_negative(self, node: Any) -> bool:
         """Is every element at least 0, -0.0 included, or NaN?"""
-        return any(
-            call is not None and (call.op in NEVER_NEGATIVE or self.interval(source).low >= 0)
-            for source, call in self.sources(node)
-        )
+        for source, call in self.sources(node):
+            if call is None:
+                return False
+            if call.op in NEVER_NEGATIVE or self.interval(source).low >= 0:
+                return True
+            if call.op == "to" and not self._keeps_sign(call.args["self"], source):
+                return False
+        return False
+
+    def _keeps_sign(self, node: Node, cast: Node) -> bool:
+        """Does a cast keep the sign of every element? Integers wrap around, and infinity becomes a negative integer."""
+        dtype = tensor_of(cast).dtype
+        if dtype.is_floating_point:
+            return True
+        numbers, limits = self.interval(node), of_dtype(dtype)
+        return not numbers.nan and numbers.within(limits.low, limits.high)
 
     def mask(self, node: Node) -> Condition | None:
         """Where a boolean is true, if that is known."""
