@@ -80,7 +80,7 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "prepare_softmax_online": "torch._inductor.inductor_prims:prepare_softmax_online",
         # where Inductor keeps kernels between processes
         "inductor_cache_dir": "torch._inductor.runtime.cache_dir_utils:cache_dir",
-        # the modules of generated code, a Triton kernel in one, and a compiled kernel that torch launches without Triton
+        # the modules of generated code, a Triton kernel in one, and a compiled one that torch launches without Triton
         "PyCodeCache": "torch._inductor.codecache:PyCodeCache",
         "CachingAutotuner": "torch._inductor.runtime.triton_heuristics:CachingAutotuner",
         "StaticTritonCompileResult": "torch._inductor.runtime.triton_heuristics:StaticTritonCompileResult",

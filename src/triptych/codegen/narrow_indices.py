@@ -39,6 +39,8 @@ def _represents_all(value: Any, ranges: Any) -> bool:
     if value.dtype in WIDE or value.is_constant():
         return True
     bounds = _private.bound_sympy(value.expr, dict(ranges))
+    if bounds.is_bool:
+        return True
     least, most = limits(value.dtype)
     unbounded = value.dtype == torch.int32 and not (bounds.upper.is_finite and bounds.lower.is_finite)
     return unbounded or bool(least <= bounds.lower and bounds.upper <= most)

@@ -23,6 +23,7 @@ from .affine import (
     either,
     holds_everywhere,
     lower_triangle,
+    opposite,
     row_keeps_one,
     same_condition,
 )
@@ -107,10 +108,14 @@ class Knowledge:
 
         return _has_keys(node) and self._proved(node, _floats, by_pattern, by_value, matrices=True)
 
-    def every_row_keeps_one(self, node: Node) -> bool:
-        """A boolean of shape (..., rows, keys) with at least one key true in each row."""
+    def every_row_keeps_one(self, node: Node, negated: bool = False) -> bool:
+        """A boolean of shape (..., rows, keys) with at least one key true in each row, or false if `negated`."""
+
+        def by_pattern(where: Condition, shape: Any) -> bool:
+            return row_keeps_one(opposite(where, shape) if negated else where, shape)
+
         return _has_keys(node) and self._proved(
-            node, _booleans, row_keeps_one, lambda v: v.any(-1).all(), matrices=True
+            node, _booleans, by_pattern, lambda v: (~v if negated else v).any(-1).all(), matrices=True
         )
 
     def uniform(self, node: Any) -> torch.Tensor | None:
