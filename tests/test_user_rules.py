@@ -85,6 +85,31 @@ def test_a_rule_that_raises_is_named_with_the_option_it_came_by():
         assert f"{option}: rule broken raised ValueError: no at " in str(seen)
 
 
+@pytest.mark.parametrize("times, wanted", [(1, "no at mul; that rewrite was left out"),
+                                           (2, "no at mul, and 1 more time; those rewrites were left out"),
+                                           (40, "no at mul, and 39 more times; those rewrites were left out")])  # fmt: skip
+def test_a_rule_that_raises_is_logged_once_and_recorded_for_every_site(times, wanted, caplog):
+    class Broken(SiluByHand):
+        """x * sigmoid(x) -> an error"""
+
+        stages = ("joint",)
+
+        def rewrite(self, op, x):
+            raise ValueError("no")
+
+    def program(x):
+        for _ in range(times):
+            x = x * torch.sigmoid(x)
+        return x
+
+    seen = triptych.explain(program, INPUTS[0], options={**EAGER, "add_rules": Broken})
+    logged = [record.getMessage() for record in caplog.records if "raised" in record.getMessage()]
+    assert logged == [f"add_rules: rule broken raised ValueError: {wanted}"]
+    assert [w for w in seen.warnings if "raised" in w] == [logged[0].partition(";")[0]]
+    (record,) = (record for record in seen.passes if record.error)
+    assert sum(decline.raised for decline in record.declines) == times and "Traceback" in record.error
+
+
 def test_an_added_rule_is_removed_by_name():
     options = {**EAGER, "add_rules": [SiluByHand], "remove_passes": "silu_by_hand"}
     assert fired(triptych.explain(gated, *INPUTS, options=options)) == {}

@@ -152,9 +152,9 @@ class _StageRunner:
         self.session.count.stopped |= rewriter.stopped
         if tally.endless:
             self.session.warnings.append(f"pass {record.name} of stage {self.stage} was stopped at the {tally.stop}")
-        for problem in tally.errors:
-            record.error = problem
-            self.session.warnings.append(f"{record.name}: {problem.partition(chr(10))[0]}")
+        if tally.failures:
+            record.error = "\n".join(f"{failure}\n{failure.trace}" for failure in tally.failures.values())
+            self.session.warnings += [f"{record.name}: {failure}" for failure in tally.failures.values()]
         if tally.refused and not is_watched():
             for line in refusals(tally, self.graph):
                 log.warning("%s: %s", record.name, line)

@@ -25,6 +25,21 @@ log = logging.getLogger("triptych")
 
 
 @dataclass
+class Failure:
+    """What a rule raised the first time, and how often it raised. Where it did, the declines say."""
+
+    rule: str
+    error: str
+    where: str
+    trace: str
+    count: int = 1
+
+    def __str__(self) -> str:
+        again = "" if self.count == 1 else f", and {self.count - 1} more time{'s' if self.count > 2 else ''}"
+        return f"rule {self.rule} raised {self.error}{self.where}{again}"
+
+
+@dataclass
 class Tally:
     """What a run of rules did."""
 
@@ -38,7 +53,8 @@ class Tally:
     """Where rules fired; None if that is not recorded."""
     refused: dict[tuple[str, str], str] = field(default_factory=dict)
     """By rule and node: why the rewriter refused what a rule of the user's built."""
-    errors: list[str] = field(default_factory=list)
+    failures: dict[str, Failure] = field(default_factory=dict)
+    """The rules that raised, by name."""
     stop: str = "nothing to do"
     endless: tuple[str, ...] = ()
     """The rules whose results were rewritten again and again, until the run was stopped."""
@@ -69,6 +85,18 @@ def run_rules(rewriter: Rewriter, rules: Sequence[Rule], *, strict: bool = False
     that overrides `sites` runs alone, once over its sites. `strict`: a rule that raises is an error, not a skipped
     rewrite."""
     tally = tally or Tally()
+    try:
+        _run_all(rewriter, rules, strict, tally)
+    finally:
+        for failure in tally.failures.values():
+            left_out = "that rewrite was" if failure.count == 1 else "those rewrites were"
+            log.warning("%s: %s; %s left out", rewriter.pass_name, failure, left_out)
+    if rewriter.stopped:
+        tally.stop = "limit of rewrites"
+    return tally
+
+
+def _run_all(rewriter: Rewriter, rules: Sequence[Rule], strict: bool, tally: Tally) -> None:
     ready = [rule for rule in rules if _can_be_compiled(rewriter, rule, strict, tally)]
     for alone, group in itertools.groupby(ready, lambda rule: compiled(rule).finds_itself):
         if not alone:
@@ -76,9 +104,6 @@ def run_rules(rewriter: Rewriter, rules: Sequence[Rule], *, strict: bool = False
             continue
         for rule in group:
             _run_sites(rewriter, compiled(rule), strict, tally)
-    if rewriter.stopped:
-        tally.stop = "limit of rewrites"
-    return tally
 
 
 def _can_be_compiled(rewriter: Rewriter, rule: Rule, strict: bool, tally: Tally) -> bool:
@@ -89,7 +114,7 @@ def _can_be_compiled(rewriter: Rewriter, rule: Rule, strict: bool, tally: Tally)
         if strict or is_wrong_use(rule, error):
             message = f"{type(error).__name__}: {error}"
             raise RuleError(f"pass {rewriter.pass_name}, pattern of rule {rule.name}: {message}") from error
-        _report_failure(rewriter, rule, " while its pattern was built", error, tally)
+        _note_failure(rule, " while its pattern was built", error, tally)
         return False
     return True
 
@@ -103,7 +128,7 @@ def _run_sites(rewriter: Rewriter, rule: CompiledRule, strict: bool, tally: Tall
             if strict or is_wrong_use(rule.rule, error):
                 message = f"{type(error).__name__}: {error}"
                 raise RuleError(f"pass {rewriter.pass_name}, sites of rule {rule.name}: {message}") from error
-            _report_failure(rewriter, rule, " while it looked for sites", error, tally)
+            _note_failure(rule, " while it looked for sites", error, tally)
             return
         if match is None:
             break
@@ -222,7 +247,7 @@ def _try(
         message = f"{type(error).__name__}: {error}"
         if strict or is_wrong_use(rule.rule, error):
             raise RuleError(f"pass {rewriter.pass_name}, rule {rule.name}: {message}\n  at {line(node)}") from error
-        _report_failure(rewriter, rule, f" at {node.name}", error, tally)
+        _note_failure(rule, f" at {node.name}", error, tally)
         return Decline.of(Refusal(f"raised {message}"), what, node, len(match.nodes), raised=True)
     for name in names:
         tally.fired[name] += 1
@@ -270,10 +295,10 @@ def _rewrite(rewriter: Rewriter, rule: CompiledRule, match: Match) -> list[Node]
     return op.made
 
 
-def _report_failure(
-    rewriter: Rewriter, rule: CompiledRule | Rule, where: str, error: Exception, tally: Tally
-) -> None:
-    message = f"rule {rule.name} raised {type(error).__name__}: {error}{where}"
-    log.warning("%s: %s; that rewrite was left out", rewriter.pass_name, message)
-    log.debug("%s", traceback.format_exc())
-    tally.errors.append(f"{message}\n{traceback.format_exc()}")
+def _note_failure(rule: CompiledRule | Rule, where: str, error: Exception, tally: Tally) -> None:
+    if (failure := tally.failures.get(rule.name)) is not None:
+        failure.count += 1
+        return
+    trace = traceback.format_exc()
+    tally.failures[rule.name] = Failure(rule.name, f"{type(error).__name__}: {error}", where, trace)
+    log.debug("%s", trace)
