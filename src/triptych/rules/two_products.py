@@ -305,7 +305,8 @@ class B2bGemm(Part):
 
     def seconds(self, model: DeviceModel) -> float:
         # assume that only the memory traffic is saved
-        return self.first.modelled(model) + self.second.modelled(model) - model.launch
+        first = cost.Product(self.a, self.b)
+        return first.modelled(model) + self.second.modelled(model) - model.launch
 
     def prepare(self, device: torch.device) -> Run:
         a, b, c = (operand.random(device) for operand in (self.a, self.b, self.c))
