@@ -70,13 +70,13 @@ def require_quicker(m: Match, plan: AttentionPlan) -> None:
     device = plan.query.device
     if device is None or device.type not in ("cpu", "cuda"):
         return
-    old, new = forms(device, _kernel(plan))
+    old, new = forms(device, kernel_of(plan))
     if device.type == "cpu":
         m.require(plan.may_have_kernel or old.seconds() < new.too_short, NO_KERNEL)
     m.pays(old, new)
 
 
-def _kernel(plan: AttentionPlan) -> Kernel:
+def kernel_of(plan: AttentionPlan) -> Kernel:
     q, k, v = (replace(Operand.of(value.tensor), dtype=plan.dtype) for value in (plan.query, plan.key, plan.value))
     mask, trains = plan.attn_mask, plan.draft.program.is_training
     if mask is None:
