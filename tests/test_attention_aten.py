@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import triptych
 from triptych import _private
+from triptych.cost import Waiting, Work
 from triptych.ir.program import Program
 from triptych.joint.canonicalize_aten_ir_passes import CanonicalizeAtenIrPasses
 from triptych.joint.pass_patterns import PassPatterns

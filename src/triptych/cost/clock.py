@@ -101,7 +101,7 @@ def clocked(old: Work, new: Work) -> tuple[Clocked, Clocked] | None:
 
 
 def _on_gpu(old: Work, new: Work) -> tuple[Clocked, Clocked] | None:
-    if old.device.type != "cuda":
+    if old.device.type != "cuda" or not torch.cuda.is_available():  # the graph may be for a GPU of another machine
         return None
     times = [_form_on_gpu(work) for work in (old, new)]
     return None if times[0] is None or times[1] is None else (times[0], times[1])
@@ -135,7 +135,7 @@ def part_on_gpu(part: Part, device: torch.device, model: DeviceModel) -> Clocked
 
 
 def _rounds_on_gpu(part: Part, device: torch.device) -> list[list[float]] | None:
-    if not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing():
+    if torch.cuda.is_current_stream_capturing():
         return None
     free, _ = torch.cuda.mem_get_info(device)
     if part.memory > SHARE * free:
