@@ -372,7 +372,7 @@ def test_a_number_is_timed_as_float32_whatever_the_default_dtype_is(triton, monk
     assert new.parts[0].scales == (Operand((), (), f32),) and "scales=[f32[]]" in new.parts[0].question(new.device)
 
 
-@pytest.mark.parametrize("dtypes", [(f32, f32, bf16), (f16,)])
+@pytest.mark.parametrize("dtypes", [(f32, f32, bf16), (f32, f16)])
 def test_what_is_timed_computes_the_same(dtypes):
     """What the clock runs are the operators that the rule replaces and writes."""
     left, right = Operand.contiguous((32, 16), torch.int8), Operand.contiguous((8, 16), torch.int8).mT

@@ -20,7 +20,7 @@ from triptych.ir.facts import POLICY
 from triptych.ir.halves import computed_from_gradients
 from triptych.ir.text import text
 from triptych.joint.recompute_between_products import RecomputeBetweenProducts, RecomputeBetweenProductsPass
-from triptych.kernels.pointwise import Pointwise, Step
+from triptych.kernels import pointwise
 from triptych.passes.session import watching
 from triptych.post_grad.b2b_gemm_pass import B2bGemmPass, FusedProducts
 from triptych.rules import two_products
@@ -349,7 +349,7 @@ def test_what_is_timed_computes_the_same(turned):
     a, b, c = (Operand.contiguous(shape, torch.float32) for shape in ((ROWS, ENDS), (ENDS, MIDDLE), (MIDDLE, 3)))
     if turned:
         a, b, c = (Operand.contiguous(operand.shape[::-1], torch.float32).mT for operand in (a, b, c))
-    kernel = two_products.B2bGemm(a, b, c, bias, str(Pointwise((Step("relu", (0,)),))), turned)
+    kernel = two_products.B2bGemm(a, b, c, bias, str(pointwise.Pointwise((pointwise.Step("relu", (0,)),))), turned)
     device = torch.device("cpu")
     middle, last = (product.prepare(device)() for product in (kernel.first, kernel.second))
     assert Operand.of(middle) == kernel.middle and kernel.second.flops == 2 * ROWS * MIDDLE * 3

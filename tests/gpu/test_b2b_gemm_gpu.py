@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import triptych
 from tests.clock import clock_says
 from triptych.cost import clock
-from triptych.cost.timing import rounds_on_gpu, seconds
+from triptych.cost.timing import rounds_on_gpu
 from triptych.passes.session import watching
 from triptych.rules import two_products
 

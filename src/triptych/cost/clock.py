@@ -101,7 +101,7 @@ def clocked(old: Work, new: Work) -> tuple[Clocked, Clocked] | None:
 
 
 def _on_gpu(old: Work, new: Work) -> tuple[Clocked, Clocked] | None:
-    if old.device.type != "cuda" or not torch.cuda.is_available():  # the graph may be for a GPU of another machine
+    if old.device.type != "cuda":
         return None
     times = [_form_on_gpu(work) for work in (old, new)]
     return None if times[0] is None or times[1] is None else (times[0], times[1])
@@ -135,7 +135,7 @@ def part_on_gpu(part: Part, device: torch.device, model: DeviceModel) -> Clocked
 
 
 def _rounds_on_gpu(part: Part, device: torch.device) -> list[list[float]] | None:
-    if torch.cuda.is_current_stream_capturing():
+    if not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing():
         return None
     free, _ = torch.cuda.mem_get_info(device)
     if part.memory > SHARE * free:
@@ -153,7 +153,8 @@ def _on_cpu(old: Work, new: Work) -> tuple[Clocked, Clocked] | None:
     kernels = [[part for part in work.parts if part.launches] for work in (old, new)]
     alike, model = [[part.like() for part in parts] for parts in kernels], old.model
     modelled = [sum(part.modelled(model) for part in parts) for parts in alike]
-    if not all(alike) or max(modelled) > LONGEST_ON_CPU or sum(p.memory for parts in alike for p in parts) >= HOST_BYTES:
+    needed = sum(part.memory for parts in alike for part in parts)
+    if not all(alike) or max(modelled) > LONGEST_ON_CPU or needed >= HOST_BYTES:
         return None
     device = torch.device("cpu")
     questions = [" + ".join(_counted(part.question(device) for part in parts)) for parts in alike]
@@ -166,10 +167,10 @@ def _on_cpu(old: Work, new: Work) -> tuple[Clocked, Clocked] | None:
     if not times:
         return None
     forms = []
-    for work, parts, of_like, time in zip((old, new), kernels, modelled, times):
+    for work, parts, of_like, measured in zip((old, new), kernels, modelled, times):
         own = sum(part.modelled(model) for part in parts)
-        scaled = time.seconds * (own / of_like if of_like else 1.0)
-        forms.append(replace(time, seconds=scaled + work.seconds() - own))
+        scaled = measured.seconds * (own / of_like if of_like else 1.0)
+        forms.append(replace(measured, seconds=scaled + work.seconds() - own))
     return forms[0], forms[1]
 
 
@@ -299,4 +300,6 @@ def device_name(device: torch.device) -> str:
     if device.type == "cpu":
         onednn = "" if torch.backends.mkldnn.enabled else " without oneDNN"
         return f"{_processor()} x {torch.get_num_threads()}{onednn}"
+    if not torch.cuda.is_available():
+        return "a GPU of another machine"
     return torch.cuda.get_device_name(device)
