@@ -24,6 +24,7 @@ from tests.test_int_mm_mul import (
 from triptych import _private
 from triptych.codegen.launches import is_ours
 from triptych.cost import clock
+from triptych.cost.timing import rounds_on_gpu
 from triptych.kernels import int_mm_mul
 from triptych.passes.session import watching
 from triptych.post_grad.int_mm_mul_cost import ScaledProduct
