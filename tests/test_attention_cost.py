@@ -27,7 +27,7 @@ BOOLEAN, BIAS = Operand((2, 1, 6, 6), (36, 36, 6, 1), torch.bool), Operand((2, 4
 
 def kernel(*shape, dtype=f32, trains=False, **how):
     """That of an attention whose operands all have this shape."""
-    return cost.Kernel(*[Operand.contiguous(shape, dtype)] * 3, trains, **how)
+    return cost.AttentionKernel(*[Operand.contiguous(shape, dtype)] * 3, trains, **how)
 
 
 def modelled(device, *shape, model=None, **how):
@@ -187,7 +187,7 @@ def test_nothing_is_timed_under_autocast(monkeypatch, tmp_path):
     monkeypatch.setattr(clock, "HOST_BYTES", 1 << 20)
     dtypes = set()
 
-    class Seen(cost.Written):
+    class Seen(cost.AttentionAsWritten):
         def prepare(self, device):
             x = self.query.random(device)
             return lambda: dtypes.add((x @ x.mT).dtype)

@@ -76,19 +76,19 @@ def require_quicker(m: Match, plan: AttentionPlan) -> None:
     m.pays(old, new)
 
 
-def kernel_of(plan: AttentionPlan) -> Kernel:
+def kernel_of(plan: AttentionPlan) -> AttentionKernel:
     q, k, v = (replace(Operand.of(value.tensor), dtype=plan.dtype) for value in (plan.query, plan.key, plan.value))
     mask, trains = plan.attn_mask, plan.draft.program.is_training
     if mask is None:
-        return Kernel(q, k, v, trains, None, plan.is_causal, plan.dropout)
+        return AttentionKernel(q, k, v, trains, None, plan.is_causal, plan.dropout)
     mask_trains = trains and plan.draft.wants_gradient(mask)
-    return Kernel(q, k, v, trains, Operand.of(mask.tensor), plan.is_causal, plan.dropout, mask_trains)
+    return AttentionKernel(q, k, v, trains, Operand.of(mask.tensor), plan.is_causal, plan.dropout, mask_trains)
 
 
-def forms(device: torch.device, kernel: Kernel) -> tuple[Work, Work]:
+def forms(device: torch.device, kernel: AttentionKernel) -> tuple[Work, Work]:
     """The products and the softmax as they were written, and the kernel with what is added to it."""
     mask, on_cpu = kernel.mask, device.type == "cpu"
-    written = Written(kernel.query, kernel.key, kernel.value, kernel.trains)
+    written = AttentionAsWritten(kernel.query, kernel.key, kernel.value, kernel.trains)
     old = Work.of(device, written)
     if mask is not None:
         times = 1 + CPU_BACKWARD_TRAFFIC if on_cpu and kernel.trains else 1
@@ -153,7 +153,7 @@ class Attention(Part):
 
 
 @dataclass(frozen=True)
-class Written(Attention):
+class AttentionAsWritten(Attention):
     """The attention without fusion, as it is compiled: the products, and one kernel for everything between them; in
     training also for the backward."""
 
@@ -193,7 +193,7 @@ class Written(Attention):
 
 
 @dataclass(frozen=True)
-class Kernel(Attention):
+class AttentionKernel(Attention):
     """The kernel, in training with that of the backward."""
 
     mask: Operand | None = None

@@ -151,7 +151,7 @@ def _copies(additions: _Additions) -> int:
 
 
 @dataclass(frozen=True)
-class Added(Part):
+class AddedRows(Part):
     """Additions to rows in several copies of a tensor.
 
     Times `index_add_`, whose kernel adds in the same way as generated code, with row indices drawn uniformly.
@@ -185,7 +185,7 @@ class Added(Part):
 def _added(additions: _Additions, copies: int) -> Work:
     """The additions to one or several copies, which are then summed."""
     target = tensor_of(additions.target)
-    added = Added(additions.count, additions.rows, additions.width, target.dtype, copies)
+    added = AddedRows(additions.count, additions.rows, additions.width, target.dtype, copies)
     summed = [] if copies == 1 else [read_and_written(target, times=copies + 1)]
     return Work.of(target.device, added, summed)
 
