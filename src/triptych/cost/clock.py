@@ -300,6 +300,6 @@ def device_name(device: torch.device) -> str:
     if device.type == "cpu":
         onednn = "" if torch.backends.mkldnn.enabled else " without oneDNN"
         return f"{_processor()} x {torch.get_num_threads()}{onednn}"
-    if not torch.cuda.is_available():
-        return "a GPU of another machine"
+    if not torch.cuda.is_available():  # the graph is for a GPU of another machine
+        return "a GPU that is not there"
     return torch.cuda.get_device_name(device)
