@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import triptych
 from triptych import _private
+from triptych.cost import Waiting, Work
 from triptych.ir.program import Program
 from triptych.joint.canonicalize_aten_ir_passes import CanonicalizeAtenIrPasses
 from triptych.joint.pass_patterns import PassPatterns
@@ -257,7 +258,7 @@ def test_what_is_declined_stays_as_it_was():
 def test_the_cost_model_is_asked(monkeypatch):
     def require_quicker(m, plan):
         assert tuple(plan.attn_mask.shape) == (2, 1, 6, 6)
-        m.pays(1e-6, 2e-6)
+        m.pays(*(Work.of(torch.device("cpu"), Waiting(seconds)) for seconds in (1e-6, 2e-6)))
 
     monkeypatch.setattr("triptych.attention.fuse.require_quicker", require_quicker)
     assert reasons_of(attention, *operands()) == ["would cost 2.0 us instead of 1.0 us, modelled"]

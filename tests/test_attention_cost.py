@@ -3,45 +3,70 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
 import triptych
+from tests.clock import clock_says
 from triptych.attention import cost
-from triptych.cost import measure
+from triptych.cost import Operand, Waiting, Work, clock, timing
 from triptych.cost.device import USUAL
-from triptych.cost.timing import seconds_on_cpu
+from triptych.explaining.page_data import report_data
 from triptych.ir.program import Program
 from triptych.pre_grad.fuse_attention import FuseAttention
 from triptych.testing.check import run_pass
 
-BOOLEAN, BIAS = ((2, 1, 6, 6), (36, 36, 6, 1), torch.bool), ((2, 4, 6, 6), (0, 0, 6, 1), torch.float32)
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+f32, bf16 = torch.float32, torch.bfloat16
+
+BOOLEAN, BIAS = Operand((2, 1, 6, 6), (36, 36, 6, 1), torch.bool), Operand((2, 4, 6, 6), (0, 0, 6, 1), f32)
 
 
-def site(mask, trains=False, mask_trains=False, rows=6):
-    shape, strides, dtype = mask
-    operands = [(2, 4, rows, 8)] * 3
-    kind = {"is_causal": False, "dtype": torch.float32, "device": torch.device("cpu"), "dropout": 0.0}
-    return cost._Site(*operands, shape, strides, dtype, 144, **kind, trains=trains, mask_trains=mask_trains)
+def kernel(*shape, dtype=f32, trains=False, **how):
+    """That of an attention whose operands all have this shape."""
+    return cost.AttentionKernel(*[Operand.contiguous(shape, dtype)] * 3, trains, **how)
+
+
+def modelled(device, *shape, model=None, **how):
+    """Seconds apart and fused."""
+    return [work.seconds(model) for work in cost.forms(device, kernel(*shape, **how))]
 
 
 @pytest.mark.parametrize("trains", [False, True])
 @pytest.mark.parametrize("mask", [BOOLEAN, BIAS])
 def test_what_is_timed_runs(mask, trains):
-    timed = site(mask, trains, trains and mask is BIAS)
+    forms = cost.forms(CPU, kernel(2, 4, 6, 8, trains=trains, mask=mask, mask_trains=trains and mask is BIAS))
     with torch.no_grad():
-        for work in (timed._apart(), timed._fused()):
-            work()
-            work()
+        for part in [part for work in forms for part in work.parts if part.launches]:
+            run = part.prepare(CPU)
+            run()
+            run()
+
+
+def test_operands_are_timed_as_they_are_in_memory():
+    heads = Operand.of(torch.empty(2, 6, 4, 8).transpose(1, 2))
+    one = replace(kernel(2, 4, 6, 8), query=heads)
+    assert [x.stride() for x in one.random(CPU)] == [(192, 8, 32, 1), (192, 48, 8, 1), (192, 48, 8, 1)]
+    assert one.question(CPU) != kernel(2, 4, 6, 8).question(CPU)
+
+
+def test_everything_that_a_time_depends_on_is_in_the_question():
+    usual = kernel(2, 4, 6, 8)
+    others = [
+        kernel(2, 4, 7, 8), kernel(2, 4, 6, 8, dtype=bf16), kernel(2, 4, 6, 8, trains=True), kernel(2, 4, 6, 8, mask=BIAS),
+        kernel(2, 4, 6, 8, mask=BIAS, mask_trains=True), kernel(2, 4, 6, 8, is_causal=True), kernel(2, 4, 6, 8, dropout=0.1),
+    ]  # fmt: skip
+    assert len({one.question(CPU) for one in (usual, *others)}) == 1 + len(others)
 
 
 def test_the_model_counts_what_is_written():
     """Twice the rows and keys: four times the bytes, where they are what costs."""
-    few, many = (site(BOOLEAN, rows=rows).modelled()[0] for rows in (1024, 2048))
+    few, many = (modelled(GPU, 2, 4, rows, 8, mask=BOOLEAN)[0] for rows in (1024, 2048))
     assert 3 < many / few < 5
-    assert site(BOOLEAN, trains=True, rows=1024).modelled()[0] > 2 * few
+    assert modelled(GPU, 2, 4, 1024, 8, mask=BOOLEAN, trains=True)[0] > 2 * few
 
 
 @pytest.mark.parametrize("trains", [False, True])
@@ -50,13 +75,11 @@ def test_the_model_counts_what_is_written():
     [(4096, 3, 49, 32, False), (64, 24, 49, 32, False), (8, 12, 512, 64, True), (2, 4, 6, 8, True)],
     ids=["Swin, first stage", "Swin, last stage", "T5", "tiny"],
 )
-def test_many_small_windows_are_not_fused(windows, heads, rows, width, is_fused, trains, monkeypatch):
+def test_many_small_windows_are_not_fused(windows, heads, rows, width, is_fused, trains):
     """As modelled for an H200: a kernel spends a fixed time on each window and head."""
-    monkeypatch.setattr(cost, "device_model", lambda device: USUAL)
-    operands, mask = [(windows, heads, rows, width)] * 3, (windows, heads, rows, rows)
-    kind = {"dtype": torch.bfloat16, "device": torch.device("cuda"), "dropout": 0.0, "mask_trains": False, "is_causal": False}
-    modelled = cost._Site(*operands, mask, (0, rows * rows, rows, 1), torch.bfloat16, 0, **kind, trains=trains)
-    before, after = modelled.modelled()
+    mask = Operand((windows, heads, rows, rows), (0, rows * rows, rows, 1), bf16)
+    how = {"model": USUAL, "dtype": bf16, "trains": trains, "mask": mask}
+    before, after = modelled(GPU, windows, heads, rows, width, **how)
     assert (after < before) == is_fused
 
 
@@ -65,11 +88,11 @@ def test_the_quicker_way_is_taken(times, is_fused, monkeypatch):
     def program(q, k, v, mask):
         return (q @ k.mT / 8**0.5).masked_fill(mask, -math.inf).softmax(-1) @ v
 
-    asked = []
+    asked = clock_says(monkeypatch, times)
 
     def require_quicker(m, plan):
-        assert cost._Site.of(plan).mask == (1, 1, 6, 6)
-        m.pays(10e-6, 8e-6, measure=lambda: asked.append(plan) or times)
+        assert cost.kernel_of(plan).mask.shape == (1, 1, 6, 6)
+        m.pays(*(Work.of(CPU, Waiting(seconds)) for seconds in (10e-6, 8e-6)))
 
     monkeypatch.setattr("triptych.attention.fuse.require_quicker", require_quicker)
     inputs = [*(torch.randn(2, 4, 6, 8) for _ in range(3)), torch.ones(6, 6).triu(1).bool()]
@@ -81,7 +104,7 @@ def test_the_quicker_way_is_taken(times, is_fused, monkeypatch):
 
 
 def test_a_short_attention_on_a_cpu_is_fused_without_asking(monkeypatch):
-    monkeypatch.setattr(cost._Site, "timed", lambda self: pytest.fail("the difference would be a few microseconds"))
+    clock_says(monkeypatch, lambda *_: pytest.fail("the difference would be a few microseconds"))
     inputs = [*(torch.randn(2, 4, 6, 8) for _ in range(3)), torch.randn(6, 6)]
     program = lambda q, k, v, bias: (q @ k.mT + bias).softmax(-1) @ v  # noqa: E731
     explanation = triptych.explain(program, *inputs, options={"codegen": "eager"})
@@ -91,31 +114,22 @@ def test_a_short_attention_on_a_cpu_is_fused_without_asking(monkeypatch):
 # ---- on a CPU ----
 
 
-def on_cpu(rows, heads=12, batch=1, dtype=torch.float32, trains=False):
-    """Seconds as modelled for one core, apart and fused."""
-    operands = [(batch, heads, rows, 64)] * 3
-    kind = {"is_causal": False, "dtype": dtype, "device": torch.device("cpu"), "dropout": 0.0, "mask_trains": False}
-    return cost._Site(*operands, None, (), None, 0, **kind, trains=trains).modelled_on_cpu()
-
-
 @pytest.mark.parametrize("trains, rows, is_fused", [(False, 16, False), (False, 512, True), (True, 128, False), (True, 1024, True)])
 def test_on_a_cpu_the_kernel_gains_where_scores_leave_the_cache(trains, rows, is_fused):
-    apart, fused = on_cpu(rows, batch=8 if rows < 100 else 1, trains=trains)
+    apart, fused = modelled(CPU, 8 if rows < 100 else 1, 12, rows, 64, trains=trains)
     assert (fused < apart) == is_fused
 
 
-def test_times_depend_on_the_precision_of_products(monkeypatch):
+def test_times_depend_on_the_precision_of_products():
     asked = []
-    monkeypatch.setattr(cost, "can_measure", lambda *_: True)
-    monkeypatch.setattr(cost, "measured_in_turns", lambda device, *questions: asked.append([q for q, _ in questions]))
     settings = torch.backends.mkldnn.matmul
     before = settings.fp32_precision
     try:
         for settings.fp32_precision in ("ieee", "bf16"):
-            site(BOOLEAN).timed()
+            asked.append({work.parts[0].question(CPU) for work in cost.forms(CPU, kernel(2, 4, 6, 8))})
     finally:
         settings.fp32_precision = before
-    assert not {*asked[0]} & {*asked[1]}
+    assert len(asked[0]) == 2 and not asked[0] & asked[1]
 
 
 def by_hand(q, k, v):
@@ -133,7 +147,7 @@ def by_hand(q, k, v):
     ],
 )
 def test_on_a_cpu_both_ways_are_timed(dtype, tune, times, is_fused, monkeypatch):
-    monkeypatch.setattr(cost._Site, "timed", lambda self: times)
+    clock_says(monkeypatch, times)
     inputs = [torch.randn(1, 12, 256, 64, dtype=dtype) for _ in range(3)]
     explanation = triptych.explain(by_hand, *inputs, options={"codegen": "eager", "tune": tune})
     (record,) = explanation.runs_of("fuse_attention")
@@ -160,48 +174,57 @@ def test_without_a_kernel_on_a_cpu_products_stay(program, codegen, rows, is_fuse
 
 
 def test_under_autocast_the_narrow_dtype_is_timed(monkeypatch):
-    asked = []
-    monkeypatch.setattr(cost._Site, "timed", lambda self: asked.append(self.dtype))
+    asked = clock_says(monkeypatch, None)
     with torch.autocast("cpu", torch.bfloat16):
         triptych.explain(by_hand, *(torch.randn(1, 12, 256, 64) for _ in range(3)), options={"codegen": "eager"})
-    assert asked == [torch.bfloat16]
+    (works,) = asked
+    assert {part.dtype for work in works for part in work.parts} == {torch.bfloat16}
 
 
 def test_nothing_is_timed_under_autocast(monkeypatch, tmp_path):
     """Otherwise the times of float32, which are stored for other programs, would be those of bfloat16."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    x, dtypes = torch.randn(4, 4), set()
+    monkeypatch.setattr(clock, "HOST_BYTES", 1 << 20)
+    dtypes = set()
+
+    class Seen(cost.AttentionAsWritten):
+        def prepare(self, device):
+            x = self.query.random(device)
+            return lambda: dtypes.add((x @ x.mT).dtype)
+
+    works = [Work.of(CPU, Seen(*[Operand.contiguous((1, 1, rows, 4), f32)] * 3, False)) for rows in (4, 8)]
     with torch.autocast("cpu", torch.bfloat16):
-        measure.measured("a product", x.device, lambda: lambda: dtypes.add((x @ x).dtype))
+        clock.clocked(*works)
     assert dtypes == {torch.float32}
 
 
 def test_long_work_is_timed_less_often():
     calls = []
     work = lambda: calls.append(sum(range(30_000)))  # noqa: E731
-    assert seconds_on_cpu(work, most=1e-6) > 0 and len(calls) == 1
+    (rounds,) = timing.rounds_in_turns([work], most=1e-6)
+    assert len(rounds) == 2 and min(rounds) > 0
     calls.clear()
-    assert seconds_on_cpu(work, least=0.0, most=10.0) > 0 and len(calls) == 2 + 5
+    (rounds,) = timing.rounds_in_turns([work], rounds=5, least=0.0, most=10.0)
+    assert len(rounds) == 5 and len(calls) == 2 + 5
 
 
 def test_what_a_cpu_adds_to_its_kernel_counts():
-    plain, wide = ([(8, 12, rows, 64)] * 3 for rows in (32, 64))
-    kind = {"is_causal": False, "dtype": torch.float32, "dropout": 0.0, "mask_trains": False, "trains": False}
-    times = [cost._Site(*operands, None, (), None, 0, **kind, device=torch.device(device)).nan_rows
-             for operands, device in ((plain, "cpu"), (wide, "cpu"), (wide, "cuda"))]  # fmt: skip
-    assert 0 < times[0] < times[1] and times[2] == 0
+    (plain,), (wide,), on_gpu = ([part for part in cost.forms(device, kernel(8, 12, rows, 64))[1].parts if not part.launches]
+                                 for rows, device in ((32, CPU), (64, CPU), (64, GPU)))  # fmt: skip
+    model = triptych.cost.device_model(CPU)
+    assert 0 < plain.seconds(model) < wide.seconds(model) and not on_gpu
 
 
 def test_what_a_cpu_is_timed_with_runs(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(measure, "HOST_BYTES", 1 << 20)
+    monkeypatch.setattr(clock, "HOST_BYTES", 1 << 20)
+    monkeypatch.setattr(clock, "SPREAD", 10.0)
     with torch.no_grad():
-        before, after = cost._Site((1, 2, 8, 16), (1, 2, 8, 16), (1, 2, 8, 16), None, (), None, 0, True, torch.bfloat16,
-                                   torch.device("cpu"), 0.0, True, False).timed()  # fmt: skip
-    assert 0 < before < 1 and 0 < after < 1
+        before, after = clock.clocked(*cost.forms(CPU, kernel(1, 2, 8, 16, dtype=bf16, trains=True, is_causal=True)))
+    assert 0 < before.seconds < 1 and 0 < after.seconds < 1
 
 
-def test_a_short_attention_on_a_cpu_shows_its_costs_and_is_fused_whatever_they_are():
+def test_a_short_attention_on_a_cpu_is_fused_whatever_it_costs_and_reports_do_not_list_that():
     def attention(q, k, v):
         return (q @ k.mT * 0.5).softmax(-1) @ v
 
@@ -209,7 +232,11 @@ def test_a_short_attention_on_a_cpu_shows_its_costs_and_is_fused_whatever_they_a
     explanation = triptych.explain(attention, *operands)
     (decision,) = [d for record in explanation.passes for d in record.decisions]
     assert decision.rule == "fuse_attention" and decision.negligible and decision.after > decision.before > 0
-    assert str(decision).endswith("too short to matter, modelled") and str(decision) in str(explanation)
+    assert str(decision).startswith("too short to matter: ") and str(decision).endswith(" after, modelled")
+    assert "Costs of what was done" not in str(explanation) and "too short to matter" not in str(explanation)
+    assert not any(record["decisions"] for record in report_data(explanation)["core"]["passes"])
+    told = [decision for record in explanation.to_dict()["passes"] for decision in record["decisions"]]
+    assert [decision["negligible"] for decision in told] == [True]  # data have all
 
 
 # ---- on a GPU without a mask ----
@@ -217,7 +244,7 @@ def test_a_short_attention_on_a_cpu_shows_its_costs_and_is_fused_whatever_they_a
 
 def on_gpu(monkeypatch, batch, heads, rows, width, dtype=torch.bfloat16, trains=False, times=None, **options):
     """What is decided about an attention without a mask on an H200 that need not be there: did it fire, and why."""
-    monkeypatch.setattr(cost._Site, "timed", lambda self: times)
+    clock_says(monkeypatch, times)
     gm = torch.fx.symbolic_trace(by_hand)
     with FakeTensorMode():
         Program(gm, [torch.empty(batch, heads, rows, width, dtype=dtype, device="cuda")] * 3)
@@ -227,9 +254,8 @@ def on_gpu(monkeypatch, batch, heads, rows, width, dtype=torch.bfloat16, trains=
 
 
 def test_the_model_of_the_kernel_without_a_mask_is_what_was_measured():
-    operands, kind = [(4, 16, 2048, 64)] * 3, {"dtype": torch.bfloat16, "device": torch.device("cuda"), "dropout": 0.0}
-    sites = [cost._Site(*operands, None, (), None, 0, causal, **kind, trains=False, mask_trains=False) for causal in (False, True)]
-    (before, whole), (_, causal) = (one.modelled() for one in sites)
+    forms = [modelled(GPU, 4, 16, 2048, 64, model=USUAL, dtype=bf16, is_causal=causal) for causal in (False, True)]
+    (before, whole), (_, causal) = forms
     assert whole == pytest.approx(0.161e-3, rel=0.2) and before == pytest.approx(0.783e-3, rel=0.3)
     assert causal < 0.6 * whole
 
@@ -238,7 +264,7 @@ def test_the_model_of_the_kernel_without_a_mask_is_what_was_measured():
 @pytest.mark.parametrize("sizes", [(4, 16, 2048, 64), (64, 12, 197, 64), (8, 12, 512, 64), (2, 4, 6, 8)])
 def test_without_a_mask_a_gpu_fuses_and_tells_the_costs(sizes, trains, monkeypatch):
     fires, told = on_gpu(monkeypatch, *sizes, trains=trains)
-    assert fires and " us instead of " in told and ("too short" in told) == (sizes[0] == 2)
+    assert fires and " us instead of " in told and "too short" not in told  # faster, however short
 
 
 @pytest.mark.parametrize("times, fires", [((9e-4, 3e-4), True), ((3e-4, 9e-4), False), (None, True)])

@@ -260,6 +260,15 @@ def test_traffic_in_another_kernel_is_modelled(gpu):
     assert decision.after == pytest.approx(USUAL.launch + 3e-6 + 4.8e6 / USUAL.bandwidth)
 
 
+def test_on_a_cpu_traffic_in_another_kernel_is_modelled_too(rounds):
+    rounds.append(steady(30.0, 20.0))
+    old, new = (form(name) + Moved(1e6, launches=0) for name in ("old", "new"))
+    before, after = clock.clocked(old, new)
+    more = Work.of(CPU, Moved(1e6, launches=0)).seconds()
+    assert (before.seconds, after.seconds) == pytest.approx((30e-6 + more, 20e-6 + more))
+    assert clock.clocked(old, Work.of(CPU, Moved(1e6, launches=0))) is None, "nothing of it can be timed"
+
+
 def test_a_number_of_rows_is_answered_by_the_next_power_of_two(gpu):
     """In proportion to the modelled times."""
     gpu.update({"bf16[1024, 512]": 10.0})

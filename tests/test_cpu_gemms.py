@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import random
 from dataclasses import replace
 
@@ -131,6 +132,46 @@ def test_training(codegen):
             options={"codegen": codegen, "verify": "each", "on_error": "raise"},
         )  # fmt: skip
     assert fired(sessions, "grouped_gemm") >= 1
+
+
+@pytest.mark.parametrize("leading", [(), (512,), (8, 64)])
+def test_linear_layers_of_an_exported_program(leading):
+    """Export leaves `linear` whole, whose activation has any number of dims."""
+    class Layers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(256, 4) for _ in range(8))
+
+        def forward(self, x):
+            return sum(layer(x).relu().sum(-1) for layer in self.layers)
+
+    model, x = Layers(), torch.randn(*leading, 256)
+    gm = torch.export.export(model, (x,)).module()
+    tally = run_pass(GroupedGemmPass, gm)
+    assert tally.fired["grouped_gemm"] == 1
+    torch.testing.assert_close(gm(x), model(x))
+
+
+@pytest.mark.parametrize("leading", [(), (512,), (8, 64)])
+def test_what_is_timed_of_layers_over_any_number_of_dims_are_products_of_matrices(leading, monkeypatch, tmp_path):
+    layers = nn.ModuleList(nn.Linear(16, 4) for _ in range(2))
+    x, rows = torch.randn(*leading, 16), math.prod(leading)
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x):
+            return [layer(x) for layer in self.layers]
+
+    program = Program(torch.export.export(Both(), (x,)).module(), [x])
+    (site,) = grouped_gemm_pass.GroupedGemm().sites(program)
+    group = site.bindings["group"]
+    old, new = grouped_gemm_pass._works(program, group)
+    new += copies(program, group, [True, True])
+    check_that_it_is_timed((old, new), monkeypatch, tmp_path)
+    assert [part.prepare(torch.device("cpu"))().shape for part in old.parts] == [(rows, 4)] * 2
 
 
 def test_a_view_after_the_first_product_is_taken_before_it():

@@ -15,12 +15,15 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import triptych
+from tests.clock import clock_says
 from tests.test_kernels import NEEDS_TRITON, ptx_of, run_interpreted
+from triptych.cost import Operand
 from triptych.kernels import int_mm_mul
 from triptych.kernels.int_mm_mul import LARGEST_INNER, NAME_OF
 from triptych.passes.session import watching
-from triptych.post_grad import fused_int_mm_mul, int_mm_mul_cost
+from triptych.post_grad import fused_int_mm_mul
 from triptych.post_grad.fused_int_mm_mul import FusedIntMmMul
+from triptych.post_grad.int_mm_mul_cost import Int8Product, ScaledProduct
 from triptych.post_grad.pass_patterns import PostGradPatterns
 from triptych.testing.check import compare_graphs, run_pass
 
@@ -311,9 +314,7 @@ def reason(tally):
 
 @pytest.mark.parametrize("kernel_seconds, fires", [(1e-4, True), (4e-4, False)])
 def test_the_measurement_decides(triton, monkeypatch, kernel_seconds, fires):
-    times = {"int_mm": 2e-4, "int_mm_mul": kernel_seconds}
-    monkeypatch.setattr(int_mm_mul_cost, "can_measure", lambda *_: True)
-    monkeypatch.setattr(int_mm_mul_cost, "measured", lambda question, *_: times[question.partition(" ")[0]])
+    clock_says(monkeypatch, (2e-4, kernel_seconds))
     tally = on_fake_gpu(quantized, MEMORY_BOUND, *SCALES)
     assert bool(tally.fired) == fires
     assert ", measured" in (str(tally.decisions[0]) if fires else reason(tally))
@@ -360,16 +361,26 @@ def test_not_without_triton_and_not_on_old_gpus(monkeypatch):
 
 
 def test_a_number_is_timed_as_float32_whatever_the_default_dtype_is(triton, monkeypatch):
-    asked = []
-    monkeypatch.setattr(int_mm_mul_cost, "can_measure", lambda *_: True)
-    monkeypatch.setattr(int_mm_mul_cost, "measured", lambda question, *_: asked.append(question))
+    asked = clock_says(monkeypatch, None)
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
         on_fake_gpu(lambda a, w: (int_mm(a, w.t()).float() * 0.5).half(), MEMORY_BOUND)
     finally:
         torch.set_default_dtype(usual)
-    assert "((), torch.float32)" in asked[1]
+    ((_, new),) = asked
+    assert new.parts[0].scales == (Operand((), (), f32),) and "scales=[f32[]]" in new.parts[0].question(new.device)
+
+
+@pytest.mark.parametrize("dtypes", [(f32, f32, bf16), (f32, f16)])
+def test_what_is_timed_computes_the_same(dtypes):
+    """What the clock runs are the operators that the rule replaces and writes."""
+    left, right = Operand.contiguous((32, 16), torch.int8), Operand.contiguous((8, 16), torch.int8).mT
+    scales = tuple(Operand.contiguous(shape, f32) for shape in ((32, 1), (8,)))[: len(dtypes) - 1]
+    apart, together = Int8Product(left, right), ScaledProduct(left, right, scales=scales, dtypes=dtypes)
+    results = [part.prepare(torch.device("cpu"))() for part in (apart, together)]
+    assert [(r.dtype, tuple(r.shape)) for r in results] == [(torch.int32, (32, 8)), (dtypes[-1], (32, 8))]
+    assert [part.result_bytes for part in (apart, together)] == [r.nbytes for r in results]
 
 
 def test_a_scale_on_the_cpu_is_not_read_by_the_kernel(triton):

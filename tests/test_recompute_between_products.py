@@ -11,13 +11,16 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
 import triptych
+from tests.clock import clock_says
 from tests.compare import check_training
 from tests.models import Call
 from triptych import _private
+from triptych.cost import Moved, Operand
 from triptych.ir.facts import POLICY
 from triptych.ir.halves import computed_from_gradients
 from triptych.ir.text import text
 from triptych.joint.recompute_between_products import RecomputeBetweenProducts, RecomputeBetweenProductsPass
+from triptych.kernels import pointwise
 from triptych.passes.session import watching
 from triptych.post_grad.b2b_gemm_pass import B2bGemmPass, FusedProducts
 from triptych.rules import two_products
@@ -302,17 +305,15 @@ def test_a_region(always, codegen):
 def on_gpu(monkeypatch):
     """Sites are judged as on a GPU; returns the times to set: of the two products, of the kernel, and again."""
     times = {"before": 1.0, "kernel": 0.5, "again": 0.4}
-    asked = []
 
-    def measure(self, what, prepare, function=""):
-        asked.append(what)
-        return times["again"]
+    def seconds(old, new):
+        kernel, first, _ = new.parts
+        assert isinstance(kernel, two_products.B2bGemm) and old.parts[0] == first
+        return None if times["again"] is None else (times["before"], times["kernel"] + times["again"])
 
     monkeypatch.setattr(two_products, "is_on_gpu", lambda node: True)
     monkeypatch.setattr(two_products, "FAR_LARGER", 1)
-    monkeypatch.setattr(two_products.Sizes, "timed", lambda self: (times["before"], times["kernel"]))
-    monkeypatch.setattr(two_products.Sizes, "measure", measure)
-    return times, asked
+    return times, clock_says(monkeypatch, seconds)
 
 
 @pytest.mark.parametrize("again, pays", [(0.4, True), (0.54, True), (0.56, False), (None, None)])
@@ -338,7 +339,21 @@ def test_time_and_memory(on_gpu, again, pays):
 def test_what_the_backward_writes_again(on_gpu, wanted, passes):
     program, *_ = PROGRAMS["gelu"]
     Step(program, *matrices(**{name: name in wanted for name in "abc"}))
-    assert on_gpu[1] == [f"again passes={passes}"]
+    ((old, new),) = on_gpu[1]
+    assert new.parts[-1] == Moved(passes * old.parts[0].result_bytes, launches=0)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_is_timed_computes_the_same(turned):
+    bias = None if turned else Operand.contiguous((MIDDLE,), torch.float32)
+    a, b, c = (Operand.contiguous(shape, torch.float32) for shape in ((ROWS, ENDS), (ENDS, MIDDLE), (MIDDLE, 3)))
+    if turned:
+        a, b, c = (Operand.contiguous(operand.shape[::-1], torch.float32).mT for operand in (a, b, c))
+    kernel = two_products.B2bGemm(a, b, c, bias, str(pointwise.Pointwise((pointwise.Step("relu", (0,)),))), turned)
+    device = torch.device("cpu")
+    middle, last = (product.prepare(device)() for product in (kernel.first, kernel.second))
+    assert Operand.of(middle) == kernel.middle and kernel.second.flops == 2 * ROWS * MIDDLE * 3
+    assert Operand.of(kernel.prepare(device)()) == (Operand.of(last).mT if turned else Operand.of(last))
 
 
 def test_a_matrix_that_is_not_far_larger(on_gpu, monkeypatch):

@@ -367,12 +367,6 @@ def required_names() -> frozenset[str]:
 
 
 @functools.cache
-def stages_of_rules() -> frozenset[str]:
-    """Stages in which the user's rules run."""
-    return frozenset(stage for stage, entries in STAGES.items() if any(e.name == ADD_RULES for e in entries))
-
-
-@functools.cache
 def inductor_settings() -> dict[str, Any]:
     """The settings of Inductor's code generator, with the types that they are declared with."""
     config = _private.inductor_config
@@ -387,6 +381,5 @@ NAMES.update(
         "pass options": option_defaults,
         "required": required_names,
         "Inductor's settings": inductor_settings,
-        "stages of rules": stages_of_rules,
     }
 )

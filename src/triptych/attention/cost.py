@@ -13,19 +13,15 @@ With dropout, or if the mask needs a gradient, a CPU has no kernel: torch comput
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
 
-from ..cost import can_measure, device_model, measured_in_turns, size_hint
-from ..cost.decision import Decision
-from ..cost.device import HALF, precision_of_products
+from ..cost import UNKNOWN, DeviceModel, Moved, Operand, Part, Product, Work
+from ..cost.device import HALF
 from ..cost.parts import MODEL_ERROR
-from ..cost.timing import Run as Work
-from ..ir.facts import tensor_of
+from ..cost.timing import Run
 from ..rewrite.rule import Match
 from .kernel import NO_KERNEL
 from .plan import AttentionPlan
@@ -67,181 +63,122 @@ CPU_NAN_ROWS, CPU_KEY = 40e9, 0.4e-9
 number of the keys, of which the kernel finds the lowest and the highest; both fitted likewise."""
 CPU_TOO_SHORT = 50e-6
 """An attention that takes less than this is fused, even if the kernel may take some microseconds longer."""
-CPU_TOO_LONG = 0.25
-"""An attention that takes longer than this many seconds is not measured."""
 
 
 def require_quicker(m: Match, plan: AttentionPlan) -> None:
     """Leave an attention as it is where its kernel is slower."""
     device = plan.query.device
-    if device is None:
+    if device is None or device.type not in ("cpu", "cuda"):
         return
-    if device.type == "cuda":
-        site = _Site.of(plan)
-        before, after = site.modelled()
-        if site.mask is not None:
-            m.pays(before, after, measure=site.timed)
-        elif before <= TOO_SHORT:
-            m.accept(Decision(before, after, negligible=True))
-        else:
-            error = MODEL_ERROR if site.has_flash_kernel else math.inf
-            m.pays(before, after, measure=site.timed, error=error, saves=site.much_saved)
+    old, new = forms(device, kernel_of(plan))
     if device.type == "cpu":
-        site = _Site.of(plan)
-        before, after = site.modelled_on_cpu()
-        if before <= CPU_TOO_SHORT:
-            m.accept(Decision(before, after, negligible=True))
-        else:
-            m.require(plan.may_have_kernel, NO_KERNEL)
-            timed = site.timed if before < CPU_TOO_LONG else None
-            error = math.inf if site.dtype in HALF else MODEL_ERROR
-            m.pays(before, after, measure=timed, error=error, saves=site.much_saved)
+        m.require(plan.may_have_kernel or old.seconds() < new.too_short, NO_KERNEL)
+    m.pays(old, new)
+
+
+def kernel_of(plan: AttentionPlan) -> AttentionKernel:
+    q, k, v = (replace(Operand.of(value.tensor), dtype=plan.dtype) for value in (plan.query, plan.key, plan.value))
+    mask, trains = plan.attn_mask, plan.draft.program.is_training
+    if mask is None:
+        return AttentionKernel(q, k, v, trains, None, plan.is_causal, plan.dropout)
+    mask_trains = trains and plan.draft.wants_gradient(mask)
+    return AttentionKernel(q, k, v, trains, Operand.of(mask.tensor), plan.is_causal, plan.dropout, mask_trains)
+
+
+def forms(device: torch.device, kernel: AttentionKernel) -> tuple[Work, Work]:
+    """The products and the softmax as they were written, and the kernel with what is added to it."""
+    mask, on_cpu = kernel.mask, device.type == "cpu"
+    written = AttentionAsWritten(kernel.query, kernel.key, kernel.value, kernel.trains)
+    old = Work.of(device, written)
+    if mask is not None:
+        times = 1 + CPU_BACKWARD_TRAFFIC if on_cpu and kernel.trains else 1
+        old += Moved(times * mask.bytes, launches=0)
+    if (mask is None or on_cpu) and written.score_bytes >= MUCH_MEMORY:
+        old = replace(old, held=written.score_bytes)
+    knows = kernel.dtype not in HALF if on_cpu else mask is not None or kernel.is_flash
+    kernel = replace(kernel, error=MODEL_ERROR if knows else UNKNOWN)
+    if not on_cpu:
+        return old, Work.of(device, kernel, too_short=TOO_SHORT if mask is None else 0.0)
+    nan_rows = NanRows(kernel.query, kernel.key, kernel.value, kernel.trains)
+    return old, Work.of(device, kernel, nan_rows, too_short=CPU_TOO_SHORT)
 
 
 @dataclass(frozen=True)
-class _Site:
-    """Everything that the time of an attention depends on."""
+class Attention(Part):
+    """What all parts depend on."""
 
-    query: tuple[int, ...]
-    key: tuple[int, ...]
-    value: tuple[int, ...]
-    mask: tuple[int, ...] | None
-    mask_strides: tuple[int, ...]
-    mask_dtype: torch.dtype | None
-    mask_bytes: int
-    is_causal: bool
-    dtype: torch.dtype
-    device: torch.device
-    dropout: float
+    query: Operand
+    key: Operand
+    value: Operand
     trains: bool
-    mask_trains: bool
 
-    @classmethod
-    def of(cls, plan: AttentionPlan) -> _Site:
-        q, k, v = (tensor_of(x.node) for x in (plan.query, plan.key, plan.value))
-        mask = None if plan.attn_mask is None else tensor_of(plan.attn_mask.node)
-        shape, strides = ((), ()) if mask is None else (_numbers(mask.shape), _numbers(mask.stride()))
-        elements = math.prod(size for size, stride in zip(shape, strides) if stride)
-        trains = plan.draft.program.is_training
-        return cls(
-            query=_numbers(q.shape),
-            key=_numbers(k.shape),
-            value=_numbers(v.shape),
-            mask=None if mask is None else shape,
-            mask_strides=strides,
-            mask_dtype=None if mask is None else mask.dtype,
-            mask_bytes=0 if mask is None else elements * mask.dtype.itemsize,
-            is_causal=plan.is_causal,
-            dtype=plan.dtype,
-            device=q.device,
-            dropout=plan.dropout,
-            trains=trains,
-            mask_trains=trains and plan.attn_mask is not None and plan.draft.wants_gradient(plan.attn_mask),
-        )
+    products = True
 
     @property
-    def batch(self) -> int:
-        return math.prod(self.query[:-2])
+    def dtype(self) -> torch.dtype:
+        return self.query.dtype
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int, int]:
+        """The batch, the queries, the keys, the columns of both, and those of the values."""
+        *batch, rows, width = self.query.shape
+        return math.prod(batch), rows, self.key.shape[-2], width, self.value.shape[-1]
 
     @property
     def score_bytes(self) -> int:
-        return self.batch * self.query[-2] * self.key[-2] * self.dtype.itemsize
+        batch, rows, keys, _, _ = self.sizes
+        return batch * rows * keys * self.dtype.itemsize
 
     @property
-    def much_saved(self) -> int:
-        """The bytes of the scores, if they are many."""
-        return self.score_bytes if self.score_bytes >= MUCH_MEMORY else 0
+    def bytes(self) -> float:
+        """Of the operands and of the result."""
+        batch, rows, _, _, columns = self.sizes
+        result = batch * rows * columns * self.dtype.itemsize
+        return (1 + self.trains) * (self.query.bytes + self.key.bytes + self.value.bytes + result)
 
     @property
-    def has_flash_kernel(self) -> bool:
-        widest = max(self.query[-1], self.value[-1])
-        return self.mask is None and self.dtype in HALF and widest <= FLASH_WIDTH
+    def flops(self) -> float:
+        return sum(product.flops for product in self.multiplied(self.dtype))
 
-    @property
-    def _rates(self) -> tuple[float, float, float]:
-        """The fractions of the GEMM rate that the kernel on a GPU reaches, and the seconds of its smallest block."""
-        if self.has_flash_kernel:
-            return FLASH_FORWARD_RATE, FLASH_BACKWARD_RATE, FLASH_BLOCK_SECONDS
-        if self.mask is None and self.dtype not in HALF:
-            return SINGLE_RATE, SINGLE_RATE, BLOCK_SECONDS
-        return FORWARD_RATE, BACKWARD_RATE, BLOCK_SECONDS
-
-    def modelled(self) -> tuple[float, float]:
-        """Seconds of the products with a softmax between them, and of the kernel."""
-        model = device_model(self.device)
-        (rows, width), keys, columns = self.query[-2:], self.key[-2], self.value[-1]
-
-        def gemm(m: int, n: int, k: int) -> float:
-            return model.gemm(m, n, k, self.dtype, self.batch)
-
-        before = gemm(rows, keys, width) + gemm(rows, columns, keys)
-        before += model.copy(2 * self.score_bytes + self.mask_bytes)
-        work = 2.0 * self.batch * rows * keys * (width + columns) / model.flops(self.dtype)
-        if self.is_causal and self.mask is None:
-            work /= 2  # the kernel leaves out blocks that are masked
-        forward, backward, block = self._rates
-        least = block * max(1.0, self.batch * math.ceil(rows / BLOCK_ROWS) / model.cores)
-        after = model.launch + max(work / forward, least)
+    def multiplied(self, dtype: torch.dtype) -> list[Product]:
+        """The products: two, and in training the four of the backward."""
+        batch, rows, keys, width, columns = self.sizes
+        sizes = [(rows, keys, width), (rows, columns, keys)]
         if self.trains:
-            before += gemm(rows, keys, columns) + gemm(keys, columns, rows) + model.copy(3 * self.score_bytes)
-            before += gemm(rows, width, keys) + gemm(keys, width, rows)
-            after += model.launch + BACKWARD_WORK * max(work / backward, least)
-        return before, after
+            sizes += [(rows, keys, columns), (keys, columns, rows), (rows, width, keys), (keys, width, rows)]
+        return [Product.sized(*one, dtype, batch) for one in sizes]
 
-    def modelled_on_cpu(self) -> tuple[float, float]:
-        """The same on a CPU."""
-        model = device_model(self.device)
-        (rows, width), keys, columns = self.query[-2:], self.key[-2], self.value[-1]
-        cores = torch.get_num_threads()
+    def random(self, device: torch.device) -> list[torch.Tensor]:
+        return [operand.random(device) for operand in (self.query, self.key, self.value)]
 
-        def gemm(m: int, n: int, k: int) -> float:
-            return model.gemm(m, n, k, torch.float32, self.batch)
 
-        moved = self.mask_bytes / model.bandwidth + max(0, self.score_bytes - CPU_CACHE) / (CPU_TRAFFIC * cores)
-        heads = CPU_HEAD * self.batch / cores
-        before = after = gemm(rows, keys, width) + gemm(rows, columns, keys)
-        if self.trains:
-            backward = gemm(rows, keys, columns) + gemm(keys, columns, rows)
-            backward += gemm(rows, width, keys) + gemm(keys, width, rows)
-            before += backward + CPU_BACKWARD_TRAFFIC * moved
-            after += backward + gemm(rows, keys, width) + heads
-        return before + moved, after + heads + self.nan_rows
+@dataclass(frozen=True)
+class AttentionAsWritten(Attention):
+    """The attention without fusion, as it is compiled: the products, and one kernel for everything between them; in
+    training also for the backward."""
 
     @property
-    def nan_rows(self) -> float:
-        """Seconds of the operations that set rows to NaN behind a kernel on a CPU."""
-        if self.device.type != "cpu":
-            return 0.0
-        (rows, width), keys, columns = self.query[-2:], self.key[-2], self.value[-1]
-        results = 4 if self.trains else 2  # read and written, and the gradient in the backward
-        moved = self.batch * self.dtype.itemsize * rows * (width + results * columns)
-        return (moved / CPU_NAN_ROWS + self.batch * keys * width * CPU_KEY) / torch.get_num_threads()
+    def launches(self) -> int:
+        return 8 if self.trains else 3
 
-    def timed(self) -> tuple[float, float] | None:
-        """The same, timed on the device; None where that is not possible."""
-        if not can_measure(self.device, 6 * self.score_bytes + self.mask_bytes):
-            return None
-        sizes = f"{self.query} {self.key} {self.value} {self.dtype} training={self.trains}"
-        sizes += precision_of_products(self.dtype, self.device)
-        mask = f"{self.mask} {self.mask_strides} {self.mask_dtype} gradient={self.mask_trains} dropout={self.dropout}"
-        if self.is_causal:
-            mask += " causal"
-        times = measured_in_turns(
-            self.device,
-            (f"attention apart {sizes}", self._apart),
-            (f"attention fused {sizes} mask {mask}", self._fused),
-        )
-        if times is None:
-            return None
-        return times[0] + self.mask_bytes / device_model(self.device).bandwidth, times[1] + self.nan_rows
+    @property
+    def bytes(self) -> float:
+        return super().bytes + (9 if self.trains else 4) * self.score_bytes
 
-    def _operands(self) -> list[torch.Tensor]:
-        shapes = (self.query, self.key, self.value)
-        return [torch.randn(shape, dtype=self.dtype, device=self.device) for shape in shapes]
+    @property
+    def memory(self) -> float:
+        return 6 * self.score_bytes + 2 * super().bytes
 
-    def _apart(self) -> Work:
-        """The attention without fusion, as it is compiled: two products, and one kernel for everything between them."""
-        q, k, v = self._operands()
+    def seconds(self, model: DeviceModel) -> float:
+        if model.is_gpu:
+            between = (5 if self.trains else 2) * self.score_bytes / model.bandwidth
+            return sum(product.seconds(model) for product in self.multiplied(self.dtype)) + between
+        moved = max(0, self.score_bytes - CPU_CACHE) / (CPU_TRAFFIC * torch.get_num_threads())
+        traffic = (1 + CPU_BACKWARD_TRAFFIC) * moved if self.trains else moved
+        return _by_products(self, model) + traffic
+
+    def prepare(self, device: torch.device) -> Run:
+        q, k, v = self.random(device)
 
         def forward() -> tuple[torch.Tensor, torch.Tensor]:
             p = torch.softmax(q @ k.mT, -1)
@@ -254,9 +191,58 @@ class _Site:
 
         return step if self.trains else forward
 
-    def _fused(self) -> Work:
-        q, k, v = (t.requires_grad_(self.trains) for t in self._operands())
-        mask = self._mask()
+
+@dataclass(frozen=True)
+class AttentionKernel(Attention):
+    """The kernel, in training with that of the backward."""
+
+    mask: Operand | None = None
+    is_causal: bool = False
+    dropout: float = 0.0
+    mask_trains: bool = False
+    error: float = field(default=MODEL_ERROR, repr=False)
+
+    @property
+    def launches(self) -> int:
+        return 2 if self.trains else 1
+
+    @property
+    def bytes(self) -> float:
+        return super().bytes + (0 if self.mask is None else self.mask.bytes)
+
+    @property
+    def is_flash(self) -> bool:
+        """Is it, on a GPU, the kernel for half precision without a mask?"""
+        _, _, _, width, columns = self.sizes
+        return self.mask is None and self.dtype in HALF and max(width, columns) <= FLASH_WIDTH
+
+    @property
+    def _rates(self) -> tuple[float, float, float]:
+        """The fractions of the GEMM rate that the kernel on a GPU reaches, and the seconds of its smallest block."""
+        if self.is_flash:
+            return FLASH_FORWARD_RATE, FLASH_BACKWARD_RATE, FLASH_BLOCK_SECONDS
+        if self.mask is None and self.dtype not in HALF:
+            return SINGLE_RATE, SINGLE_RATE, BLOCK_SECONDS
+        return FORWARD_RATE, BACKWARD_RATE, BLOCK_SECONDS
+
+    def seconds(self, model: DeviceModel) -> float:
+        batch, rows, keys, width, columns = self.sizes
+        if not model.is_gpu:
+            # the backward computes the scores again, head by head
+            again = Product.sized(rows, keys, width, torch.float32, batch).modelled(model) if self.trains else 0.0
+            heads = (1 + self.trains) * CPU_HEAD * batch / torch.get_num_threads()
+            return _by_products(self, model) + again + heads
+        work = 2.0 * batch * rows * keys * (width + columns) / model.flops(self.dtype)
+        if self.is_causal and self.mask is None:
+            work /= 2  # the kernel leaves out blocks that are masked
+        forward, backward, block = self._rates
+        least = block * max(1.0, batch * math.ceil(rows / BLOCK_ROWS) / model.cores)
+        seconds = max(work / forward, least)
+        return seconds + BACKWARD_WORK * max(work / backward, least) if self.trains else seconds
+
+    def prepare(self, device: torch.device) -> Run:
+        q, k, v = (t.requires_grad_(self.trains) for t in self.random(device))
+        mask = None if self.mask is None else self.mask.random(device)
         wanted = [q, k, v] if mask is None or not self.mask_trains else [q, k, v, mask.requires_grad_()]
 
         def forward() -> torch.Tensor:
@@ -269,14 +255,20 @@ class _Site:
 
         return step if self.trains else forward
 
-    def _mask(self) -> torch.Tensor | None:
-        """A mask of these sizes and strides that masks nothing."""
-        if self.mask is None:
-            return None
-        elements = 1 + sum((size - 1) * stride for size, stride in zip(self.mask, self.mask_strides))
-        nothing = torch.ones if self.mask_dtype == torch.bool else torch.zeros
-        return nothing(elements, dtype=self.mask_dtype, device=self.device).as_strided(self.mask, self.mask_strides)
+
+def _by_products(part: Attention, model: DeviceModel) -> float:
+    """Seconds of the products on a CPU, which computes them in float32. Besides them, no launch counts."""
+    return sum(one.modelled(model) for one in part.multiplied(torch.float32)) - part.launches * model.launch
 
 
-def _numbers(sizes: Sequence[Any]) -> tuple[int, ...]:
-    return tuple(map(size_hint, sizes))
+@dataclass(frozen=True)
+class NanRows(Attention):
+    """The operations that set rows to NaN behind a kernel on a CPU, which are fused with others."""
+
+    launches = 0
+
+    def seconds(self, model: DeviceModel) -> float:
+        batch, rows, keys, width, columns = self.sizes
+        results = 4 if self.trains else 2  # read and written, and the gradient in the backward
+        moved = batch * self.dtype.itemsize * rows * (width + results * columns)
+        return (moved / CPU_NAN_ROWS + batch * keys * width * CPU_KEY) / torch.get_num_threads()

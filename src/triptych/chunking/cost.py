@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from torch.fx import Node
 
-from ..cost import bytes_of, device_model, size_hint
-from ..cost.decision import Decision
+from ..cost import Moved, Part, Product, Work, bytes_of, read_and_written, size_hint
+from ..cost.decision import choose
 from ..cost.device import HALF
 from ..ir.facts import tensor_of
 from ..ir.program import Program
@@ -38,26 +39,26 @@ def _sizes(node: Node) -> list[int]:
 
 
 class ChunkCost:
-    """Seconds of a region whole and in chunks, and the memory that chunks save."""
+    """A region whole and in chunks, and the memory that chunks save."""
 
     def __init__(self, program: Program, region: Region, chunks: int) -> None:
         self.program, self.region, self.chunks = program, region, chunks
-        self.model = device_model(tensor_of(region.product).device)
+        self.result = tensor_of(region.product)
 
     @property
-    def before(self) -> float:
-        return self._products(1) + self._losses(1)
+    def whole(self) -> Work:
+        # the number of chunks follows from the model, so it decides about them too, and alike in every process
+        return Work.of(self.result.device, self._parts(1), held=self.saved_bytes, by_clock=False)
 
     @property
-    def after(self) -> float:
+    def in_chunks(self) -> Work:
         scaled = [tensor_of(n) for n in self.region.outputs if self.region.is_gradient(n)]
-        return self._products(self.chunks) + self._losses(self.chunks) + sum(
-            self.model.copy(2 * bytes_of(t)) for t in scaled
-        )
+        parts = [*self._parts(self.chunks), *(read_and_written(t, times=2) for t in scaled)]
+        return Work.of(self.result.device, parts, by_clock=False)
 
     @property
     def pays(self) -> bool:
-        return Decision(self.before, self.after, saves=self.saved_bytes).pays
+        return choose(self.whole, self.in_chunks, tune="off").pays
 
     @property
     def saved_bytes(self) -> int:
@@ -65,34 +66,30 @@ class ChunkCost:
         for its gradient, where that is not written over the product itself."""
         units = size_hint(self.region.units)
         largest = max(size_hint(span.entries(1)) for span in spans(self.region.units, self.chunks))
-        return bytes_of(tensor_of(self.region.product)) * (units - largest) // units
+        return bytes_of(self.result) * (units - largest) // units
+
+    def _parts(self, chunks: int) -> Iterator[Part]:
+        for node in self._product_nodes():
+            yield from self._product(node, chunks)
+        yield from [Moved(bytes_of(self.result) / chunks)] * (PASSES * chunks)
 
     def _product_nodes(self) -> list[Node]:
         calls = {n: self.program.call(n) for n in self.region.rows}
         return [n for n, call in calls.items() if call is not None and call.op in ("matmul", "addmm")]
 
-    def _products(self, chunks: int) -> float:
-        seconds = 0.0
-        for node in self._product_nodes():
-            call = self.program.call(node)
-            assert call is not None
-            left = call.args["self" if call.op == "matmul" else "mat1"]
-            (rows, inner), columns = _sizes(left), _sizes(node)[1]
-            kind = self.region.rows[node]
-            if isinstance(kind, Summed):
-                inner = math.ceil(inner / chunks)
-            elif isinstance(kind, Rows) and kind.at == 0:
-                rows = math.ceil(rows / chunks)
-            else:
-                columns = math.ceil(columns / chunks)
-            seconds += chunks * self.model.gemm(rows, columns, inner, tensor_of(node).dtype)
-            if isinstance(kind, Summed):  # each chunk but the first reads the sum so far, which no product hides
-                seconds += (chunks - 1) * self.model.copy(bytes_of(tensor_of(node)))
-        return seconds
-
-    def _losses(self, chunks: int) -> float:
-        moved = bytes_of(tensor_of(self.region.product))
-        return PASSES * chunks * self.model.copy(moved / chunks)
+    def _product(self, node: Node, chunks: int) -> list[Part]:
+        (rows, columns), inner, kind = _sizes(node), inner_size(self.program, node), self.region.rows[node]
+        if isinstance(kind, Summed):
+            inner = math.ceil(inner / chunks)
+        elif isinstance(kind, Rows) and kind.at == 0:
+            rows = math.ceil(rows / chunks)
+        else:
+            columns = math.ceil(columns / chunks)
+        result = tensor_of(node)
+        products = [Product.sized(rows, columns, inner, result.dtype)] * chunks
+        # each chunk but the first reads the sum so far, which no product hides
+        sums = [read_and_written(result)] * (chunks - 1) if isinstance(kind, Summed) else []
+        return [*products, *sums]
 
 
 def least_memory(program: Program, region: Region) -> ChunkCost:

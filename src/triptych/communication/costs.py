@@ -14,9 +14,11 @@ import torch
 from torch.fx import Node
 
 from .. import _private
-from ..cost.communication import CommunicationCost, Link, communication_cost, link_of
-from ..cost.device import nominal_model
+from ..cost import Moved, Product, Work
+from ..cost.communication import Communicated, CommunicationCost, Link, communication_cost, link_of
+from ..cost.device import DeviceModel, nominal_model
 from ..cost.estimate import operation_cost
+from ..cost.parts import Part
 from ..ir.collectives import ALL_GATHER, REDUCE_SCATTER, Collective, bytes_moved, collective, is_wait
 from ..ir.facts import fact, is_static, tensor_fact, tensor_of
 
@@ -89,10 +91,8 @@ def fused_cost(node: Node, link: str) -> FusedCost:
         return FusedCost(0.0, 0.0, 0)
     parts = ranks if gathers else 1
     rows = parts * left.numel() // left.shape[-1]
-    device = nominal_model(left.device)
-    computation = ranks * sum(
-        device.gemm(max(1, rows // ranks), int(b.shape[1]), int(b.shape[0]), _multiplied_as(b.dtype)) for b in rights
-    )
+    products = [_product(max(1, rows // ranks), int(b.shape[1]), int(b.shape[0]), b.dtype) for b in rights]
+    computation = _on_every_rank(left.device, ranks * products).seconds()
     size = parts * left.numel() * left.element_size()
     if not gathers:
         result = tensor_fact(node)
@@ -102,50 +102,71 @@ def fused_cost(node: Node, link: str) -> FusedCost:
     return FusedCost(computation, communication_cost(kind, size, ranks, way).seconds, size)
 
 
-def _multiplied_as(dtype: torch.dtype) -> torch.dtype:
-    """The dtype whose rate is assumed: 8-bit floats are multiplied at least as quickly as 16-bit ones."""
-    return torch.bfloat16 if dtype.itemsize == 1 else dtype
+def _product(rows: int, columns: int, inner: int, dtype: torch.dtype) -> Product:
+    # 8-bit floats are multiplied at least as quickly as 16-bit ones
+    return Product.sized(rows, columns, inner, torch.bfloat16 if dtype.itemsize == 1 else dtype)
+
+
+# ---- the work of rewrites: every rank must make the same decision ----
+
+
+def _on_every_rank(device: torch.device, *parts: Part | Sequence[Part]) -> Work:
+    return Work.of(device, *parts, on_every_rank=True)
 
 
 ROWS, COLUMNS, INNER = range(3)
 """The sizes of a product, by position: which of them an operator of symmetric memory divides by the ranks."""
 
 
-def pipelining_costs(
-    communication: Collective, products: Sequence[tuple[Node, Node]], divided: int, link: str
-) -> tuple[float, float] | None:
-    """Seconds of a collective and products one after the other, and of an operator that computes a part for each rank
-    while the others are under way; None if sizes are symbolic. A product is given by its operands."""
-    cost, ranks = collective_cost(communication, link), ranks_of(communication)
-    operands = [(tensor_of(left), tensor_of(right)) for left, right in products]
-    if cost is None or not all(is_static(tensor.shape) for pair in operands for tensor in pair):
-        return None
-    device = nominal_model(operands[0][0].device)
+@dataclass(frozen=True)
+class Pipelined(Part):
+    """An operator that computes a part of its products for each rank while the others are under way."""
 
-    def computing(parts: int) -> float:
-        seconds = 0.0
+    communicated: Communicated
+    computed: tuple[Product, ...]
+    """The products of all ranks' parts."""
+
+    launches = 0
+
+    def seconds(self, model: DeviceModel) -> float:
+        both = self.communicated.seconds(model), sum(product.modelled(model) for product in self.computed)
+        # the first part that arrives, or the last one that is sent, has nothing to overlap with
+        return max(both) + min(both) / self.communicated.ranks
+
+
+def pipelining(
+    communication: Collective, products: Sequence[tuple[Node, Node]], divided: int, link: str
+) -> tuple[Work, Work] | None:
+    """A collective and products one after the other, and the operator that does both at a time; None if sizes are
+    symbolic. A product is given by its operands."""
+    size, ranks = bytes_of_collective(communication), ranks_of(communication)
+    operands = [(tensor_of(left), tensor_of(right)) for left, right in products]
+    if size is None or not all(is_static(tensor.shape) for pair in operands for tensor in pair):
+        return None
+    way, device = link_for(communication, link), operands[0][0].device
+    communicated = Communicated(communication.kind, size, ranks, way)
+
+    def computed(parts: int) -> list[Product]:
+        pieces = []
         for left, right in operands:
             sizes = [int(left.shape[0]), int(right.shape[1]), int(left.shape[1])]
             sizes[divided] = math.ceil(sizes[divided] / parts)
             rows, columns, inner = sizes
-            seconds += parts * device.gemm(rows, columns, inner, _multiplied_as(left.dtype))
-        return seconds
+            pieces += parts * [_product(rows, columns, inner, left.dtype)]
+        return pieces
 
-    # the first part that arrives, or the last one that is sent, has nothing to overlap with
-    both = (cost.seconds, computing(ranks))
-    return cost.seconds + computing(1), max(both) + min(both) / ranks
+    pipelined = Pipelined(communicated, tuple(computed(ranks)))
+    return _on_every_rank(device, communicated, computed(1)), _on_every_rank(device, pipelined)
 
 
-def joining_costs(members: Sequence[Collective], copied_results: int, link: str, copies: bool) -> tuple[float, float]:
-    """Seconds of several collectives, and of one that replaces them. With `copies`, operands are copied into one
-    tensor, and `copied_results` bytes of results are copied out of another."""
+def joining(members: Sequence[Collective], copied_results: int, link: str, copies: bool) -> tuple[Work, Work]:
+    """Several collectives, and one that replaces them. With `copies`, operands are copied into one tensor, and
+    `copied_results` bytes of results are copied out of another."""
     first = members[0]
     sizes = [bytes_of_collective(member) or 0 for member in members]
-    ranks, way = ranks_of(first), link_for(first, link)
-    before = sum(communication_cost(first.kind, size, ranks, way).seconds for size in sizes)
-    after = communication_cost(first.kind, sum(sizes), ranks, way).seconds
-    if copies:
-        device = nominal_model(tensor_of(first.operands[0]).device)
-        operands = sum(bytes_moved(tensor_of(member.operands[0])) or 0 for member in members)
-        after += device.copy(2 * operands) + (device.copy(2 * copied_results) if copied_results else 0.0)
-    return before, after
+    device, ranks, way = tensor_of(first.operands[0]).device, ranks_of(first), link_for(first, link)
+    apart = [Communicated(first.kind, size, ranks, way) for size in sizes]
+    operands = sum(bytes_moved(tensor_of(member.operands[0])) or 0 for member in members)
+    copied = [Moved(2 * moved) for moved in (operands, copied_results) if moved] if copies else []
+    together = Communicated(first.kind, sum(sizes), ranks, way)
+    return _on_every_rank(device, apart), _on_every_rank(device, together, copied)

@@ -15,7 +15,7 @@ from ..ir.program import Program
 from ..ir.refusal import Refusal
 from ..rewrite.rule import Match, Rule
 from .buckets import CONCATENATION, MEGABYTE, WAYS, buckets, join, likes
-from .costs import joining_costs, link_for, ranks_of
+from .costs import joining, link_for, ranks_of
 from .placement import placement
 from .units import unit_of
 
@@ -83,7 +83,7 @@ class JoinCollectives(Rule):
         bucket = m.bindings["bucket"]
         copied = [member for member in bucket if member.kind == ALL_GATHER or m.program.aliasing.is_output(member.wait)]
         results = sum(bytes_moved(tensor_of(member.node)) or 0 for member in copied)
-        m.pays(*joining_costs(bucket, results, m.program.options.link, copies=self.by == CONCATENATION))
+        m.pays(*joining(bucket, results, m.program.options.link, copies=self.by == CONCATENATION))
 
     def _site(self, program: Program, bucket: tuple[Collective, ...]) -> Match:
         nodes = [member.node for member in bucket]

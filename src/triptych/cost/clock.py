@@ -119,9 +119,10 @@ def _form_on_gpu(work: Work) -> Clocked | None:
 
 
 def part_on_gpu(part: Part, device: torch.device, model: DeviceModel) -> Clocked | None:
-    """How long a part keeps the GPU busy. What is part of another kernel is modelled."""
-    if not part.launches:
-        return Clocked(part.seconds(model))
+    """How long a part keeps the GPU busy. What is part of another kernel is modelled, and so is what takes no time."""
+    seconds = part.seconds(model)
+    if not part.launches or not seconds:
+        return Clocked(seconds)
     like = part.like()
     modelled = like.seconds(model)
     times = _ask(
@@ -130,7 +131,7 @@ def part_on_gpu(part: Part, device: torch.device, model: DeviceModel) -> Clocked
     )  # fmt: skip
     if not times:
         return None
-    return Clocked(times[0].seconds * (part.seconds(model) / modelled if modelled else 1.0), times[0].spread)
+    return Clocked(times[0].seconds * (seconds / modelled if modelled else 1.0), times[0].spread)
 
 
 def _rounds_on_gpu(part: Part, device: torch.device) -> list[list[float]] | None:
@@ -148,30 +149,34 @@ def _rounds_on_gpu(part: Part, device: torch.device) -> list[list[float]] | None
 
 
 def _on_cpu(old: Work, new: Work) -> tuple[Clocked, Clocked] | None:
-    works = [replace(work, parts=tuple(part.like() for part in work.parts)) for work in (old, new)]
-    modelled = [work.seconds() for work in works]
-    if max(modelled) > LONGEST_ON_CPU or sum(part.memory for work in works for part in work.parts) >= HOST_BYTES:
+    """What is part of another kernel cannot be timed by itself: it is modelled, as on a GPU."""
+    kernels = [[part for part in work.parts if part.launches] for work in (old, new)]
+    alike, model = [[part.like() for part in parts] for parts in kernels], old.model
+    modelled = [sum(part.modelled(model) for part in parts) for parts in alike]
+    needed = sum(part.memory for parts in alike for part in parts)
+    if not all(alike) or max(modelled) > LONGEST_ON_CPU or needed >= HOST_BYTES:
         return None
     device = torch.device("cpu")
-    questions = [" + ".join(_counted(part.question(device) for part in work.parts)) for work in works]
+    questions = [" + ".join(_counted(part.question(device) for part in parts)) for parts in alike]
 
     def measure() -> list[list[float]] | None:
-        runs = [_together(work, device) for work in works]
+        runs = [_together(parts, device) for parts in alike]
         return None if None in runs else rounds_in_turns([run for run in runs if run is not None])
 
     times = _ask(device, questions, modelled, measure)
     if not times:
         return None
-    scaled = [
-        replace(time, seconds=time.seconds * (work.seconds() / of_like if of_like else 1.0))
-        for time, work, of_like in zip(times, (old, new), modelled)
-    ]
-    return scaled[0], scaled[1]
+    forms = []
+    for work, parts, of_like, measured in zip((old, new), kernels, modelled, times):
+        own = sum(part.modelled(model) for part in parts)
+        scaled = measured.seconds * (own / of_like if of_like else 1.0)
+        forms.append(replace(measured, seconds=scaled + work.seconds() - own))
+    return forms[0], forms[1]
 
 
-def _together(work: Work, device: torch.device) -> Run | None:
-    """All parts in a row; traffic that is part of another kernel cannot be timed by itself."""
-    runs = [part.prepare(device) for part in work.parts]
+def _together(parts: Sequence[Part], device: torch.device) -> Run | None:
+    """All parts in a row."""
+    runs = [part.prepare(device) for part in parts]
     if None in runs:
         return None
 

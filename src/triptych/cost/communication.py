@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from ..errors import UnknownName
 from ..ir.collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from .device import DeviceModel
+from .parts import Part
 
 RING, TREE = "ring", "tree"
 
@@ -83,6 +85,22 @@ def communication_cost(kind: str, size: int, ranks: int, link: Link) -> Communic
     depth = math.ceil(math.log2(ranks))
     tree = link.start + rounds * depth * link.latency + sent / (link.bandwidth * TREE_RATE)
     return CommunicationCost(min(ring, tree), RING if ring <= tree else TREE, sent)
+
+
+@dataclass(frozen=True)
+class Communicated(Part):
+    """A collective over so many bytes of the whole tensor. How long it takes depends on the link alone."""
+
+    what: str
+    """The kind of the collective."""
+    size: int
+    ranks: int
+    link: Link
+
+    launches = 0
+
+    def seconds(self, model: DeviceModel) -> float:
+        return communication_cost(self.what, self.size, self.ranks, self.link).seconds
 
 
 def large_enough(kind: str, ranks: int, link: Link, share: float) -> int:

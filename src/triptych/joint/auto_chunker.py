@@ -109,7 +109,7 @@ class ChunkRows(Rule):
         m.require(most_chunks(region.units) > 1, problem, found=region.units)
         if not self.chunks:
             cost = least_memory(m.program, region)
-            m.pays(cost.before, cost.after, saves=cost.saved_bytes)
+            m.pays(cost.whole, cost.in_chunks)
 
     def rewrite(self, op, m, region):
         chunks = min(self.chunks, most_chunks(region.units)) or least_memory(m.program, region).chunks

@@ -27,7 +27,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ..cost import device_model
+from ..cost import Moved, Work
 from ..ir.effects import effects
 from ..ir.facts import POLICY, known_equal, numel, tensor_fact, tensor_of
 from ..ir.halves import Halves
@@ -42,7 +42,7 @@ from ..rewrite.passes import Pass
 from ..rewrite.rewriter import Replacement
 from ..rewrite.rule import Match, Rule
 from ..rules import two_products
-from ..rules.two_products import Sizes, TwoProducts, require_far_larger, require_sizes
+from ..rules.two_products import TwoProducts, require_far_larger, require_sizes
 
 BACKWARD_HOOK = "has_backward_hook"
 """Meta key of a value with a backward hook, under compiled autograd: the partitioner saves it, whatever it is told."""
@@ -94,12 +94,13 @@ class RecomputeBetweenProducts(Rule):
                 yield found.match(program, graph.problem(found), found=found)
 
     def check(self, m, found):
-        sizes = require_sizes(m)
+        kernel = require_sizes(m)
         if self.always:
             return
-        require_far_larger(m, sizes)
-        cost = _Cost(sizes, _written_again(m.program, found))
-        m.pays(*cost.modelled(), measure=cost.timed, error=math.inf, saves=sizes.middle_bytes)
+        require_far_larger(m, kernel)
+        device, middle = m.root.device, kernel.middle.bytes
+        again = kernel.first, Moved(_written_again(m.program, found) * middle, launches=0)
+        m.pays(Work.of(device, kernel.apart, held=middle), Work.of(device, kernel, again))
 
     def rewrite(self, op, m, found):
         kernel = Replacement((m.root.node,), two_products.fused(op, m), op, m.nodes, self)
@@ -220,30 +221,6 @@ def _written_again(program: Program, found: TwoProducts) -> int:
                 fusible |= can_fuse
                 others |= not can_fuse and node is not found.middle.product.node
     return 0 if not others else 1 if fusible else 2
-
-
-@dataclass(frozen=True)
-class _Cost:
-    sizes: Sizes
-    passes: int
-    """How many times the backward reads or writes the middle matrix beyond the first product."""
-
-    def modelled(self) -> tuple[float, float]:
-        """Seconds without the rewrite and with it, of what differs."""
-        before, kernel = self.sizes.modelled()
-        moved = self.passes * self.sizes.middle_bytes / device_model(self.sizes.device).bandwidth
-        return before, kernel + self.sizes.modelled_first() + moved
-
-    def timed(self) -> tuple[float, float] | None:
-        times = self.sizes.timed()
-        again = self.sizes.measure(f"again passes={self.passes}", self._again)
-        return None if times is None or again is None else (times[0], times[1] + again)
-
-    def _again(self) -> Any:
-        first, _ = self.sizes.first()
-        if self.passes == 0:
-            return first
-        return (lambda: first().zero_()) if self.passes == 1 else (lambda: first().relu_())
 
 
 @dataclass(frozen=True)

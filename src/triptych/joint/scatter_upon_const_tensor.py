@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from ..cost import bytes_of, device_model
+from ..cost import Moved, Work, bytes_of, read_and_written
 from ..ir.facts import is_static, known, known_equal, number, tensor_fact, tensor_of
 from ..ir.program import Program, Value
 from ..ir.sizes import elements
@@ -78,7 +78,7 @@ class ScatterUponConstTensor(Rule):
             )
         generated = m.program.options.codegen == "inductor"
         if not self.always and (generated or is_static(m.root.shape)):
-            m.pays(*_seconds(m, dim, index, source), sure=generated)
+            m.pays(*_forms(m, dim, index, source))
 
     def rewrite(self, op, m, fill, dim, index, value, source):
         like, shape = m.root.tensor, list(m.root.shape)
@@ -123,21 +123,22 @@ class ScatterUponConstTensor(Rule):
     ]  # fmt: skip
 
 
-def _seconds(m: Match, dim: int, index: Value, source: Value | None) -> tuple[float, float]:
-    """Modelled seconds of filling and scattering, and of comparing."""
-    like, places = tensor_of(m.root.node), bytes_of(tensor_of(index.node))
-    result, flags = bytes_of(like), elements(like.shape)
-    values = 0 if source is None else bytes_of(tensor_of(source.node))
-    model = device_model(like.device)
-    scattering = model.copy(places + values + elements(index.shape) * like.dtype.itemsize)
+def _forms(m: Match, dim: int, index: Value, source: Value | None) -> tuple[Work, Work]:
+    """Filling and scattering, and comparing."""
+    like, places = tensor_of(m.root.node), tensor_of(index.node)
+    given = [places] if source is None else [places, tensor_of(source.node)]
+    filling, comparing = read_and_written(like), read_and_written(*given, like)
+    scattering = Moved(read_and_written(*given).bytes + elements(places.shape) * like.dtype.itemsize)
+    old = Work.of(like.device, filling, scattering)
     if m.program.options.codegen == "inductor":
-        return model.copy(result) + scattering, model.copy(places + values + result)
+        return old, Work.of(like.device, comparing)
     # small kernels: the iota, the fill and the value, or its sum with the fill; four more for a gather of the index
     small = 2 if source is not None and m.root.op == "scatter" else 3
     small += 0 if _checked_elsewhere(m, index, dim, like.shape[dim]) else 4
-    comparing = model.copy(places + flags) + model.copy(flags + values + result)
+    flags = elements(like.shape)
+    apart = Moved(bytes_of(places) + flags), Moved(comparing.bytes - bytes_of(places) + flags)
     # without generated code, a scatter copies the tensor that it writes to
-    return model.copy(result) + model.copy(2 * result) + scattering, small * model.launch + comparing
+    return old + read_and_written(like, times=2), Work.of(like.device, Moved(0, launches=small), apart)
 
 
 def _fits(value: bool | int | float, dtype: torch.dtype) -> bool:

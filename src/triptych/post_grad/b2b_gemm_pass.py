@@ -5,8 +5,8 @@ The kernel computes a few columns of the middle matrix at a time and immediately
 matrix is never written to memory. Sums are taken in another order, and the middle matrix is not rounded to 16 bits
 before the function is applied.
 
-Whether this pays is measured on the device, and the measurement is cached: the time of the two products and one pass
-over the middle matrix is compared with that of the kernel.
+Whether this pays is measured on the device, and the measurements are cached: the times of the two products and of one
+pass over the middle matrix are compared with that of the kernel.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ..cost import Work
 from ..ir.program import Program
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
@@ -60,12 +61,11 @@ class FusedProducts(Rule):
                 yield found.match(program, None if used is None else used_elsewhere(*used))
 
     def check(self, m):
-        sizes = require_sizes(m)
+        kernel = require_sizes(m)
         if self.always:
             return
-        require_far_larger(m, sizes)
-        # the cost model does not know how efficient the kernel is
-        m.pays(*sizes.modelled(), measure=sizes.timed, error=math.inf)
+        require_far_larger(m, kernel)
+        m.pays(Work.of(m.root.device, kernel.apart), Work.of(m.root.device, kernel))
 
     def rewrite(self, op, m):
         return two_products.fused(op, m)

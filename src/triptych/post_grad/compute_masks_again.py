@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..cost import bytes_of, device_model
+from ..cost import Work, bytes_of, read_and_written
 from ..ir.calls import read
 from ..ir.effects import effects
 from ..ir.facts import tensor_of
@@ -60,7 +60,7 @@ class ComputeMasksAgain(Rule):
                 yield Match.at(program, mask, compared=compared, held=source)
 
     def check(self, m, compared, held):
-        m.pays(*_seconds(m, compared.node, held.node), saves=bytes_of(tensor_of(m.root.node)))
+        m.pays(*_forms(m, compared.node, held.node))
 
     def rewrite(self, op, m):
         return KeepInstead(m.bindings["compared"], m.bindings["held"], m.root.node)
@@ -76,19 +76,19 @@ class ComputeMasksAgain(Rule):
     ])  # fmt: skip
 
 
-def _seconds(m: Match, compared: Node, held: Node) -> tuple[float, float]:
-    """Modelled seconds of the kernel that computes the mask and of the one in the backward that needs it."""
-    value, mask = tensor_of(compared), bytes_of(tensor_of(m.root.node))
-    model, value_bytes = device_model(value.device), bytes_of(value)
-    gradients = 2 * value_bytes
+def _forms(m: Match, compared: Node, held: Node) -> tuple[Work, Work]:
+    """The kernel that computes the mask and the one in the backward that needs it, with and without the saved mask."""
+    value, mask = tensor_of(compared), tensor_of(m.root.node)
+    gradients = (value, value)
+    saved = Work(value.device, held=bytes_of(mask))
     if m.program.options.codegen != "inductor":  # the comparison is a kernel of its own in either graph
-        either = model.copy(value_bytes + mask) + model.copy(mask + gradients)
-        return either, either
+        either = read_and_written(value, mask), read_and_written(mask, *gradients)
+        return saved + either, Work.of(value.device, either)
     backward = backward_of(m.program.gm)
     assert backward is not None
-    read_again = 0 if _is_read_by_pointwise(backward.inputs[held.name]) else value_bytes
-    before = model.copy(value_bytes + mask) + model.copy(gradients + value_bytes - read_again + mask)
-    return before, model.copy(value_bytes) + model.copy(gradients + value_bytes)
+    read_anyway = (value,) if _is_read_by_pointwise(backward.inputs[held.name]) else ()
+    old = saved + [read_and_written(value, mask), read_and_written(*gradients, *read_anyway, mask)]
+    return old, Work.of(value.device, read_and_written(value), read_and_written(*gradients, value))
 
 
 def _is_read_by_pointwise(node: Node) -> bool:

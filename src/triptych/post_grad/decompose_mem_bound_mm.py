@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from .. import _private
-from ..cost import DeviceModel, bytes_of, device_model, size_hint
-from ..cost.timed import timed
+from ..cost import UNKNOWN, DeviceModel, Part, Product, Work, read_and_written
 from ..ir.facts import known_equal, tensor_of
 from ..ir.program import Value
+from ..ir.sizes import elements
 from ..match.pattern import Tensor
 from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Match, Rule
@@ -57,9 +57,7 @@ class DecomposeMemBoundMm(Rule):
         for value, times in ((a, b.shape[-1]), (b, a.shape[-2])):
             read_once = known_equal(times, 1) or not made_by_pointwise(m.program, value.node)
             m.require(read_once, "{at} would be computed again for each of {found} elements", at=value, found=times)
-        before, after = _seconds(m, a, b)
-        # the cost model does not know which kernel computes a product with so few columns
-        m.pays(before, after, measure=lambda: _timed(m, a, b, after), error=math.inf)
+        m.pays(*_forms(m, a, b))
 
     def rewrite(self, op, a, b, c):
         wide = WIDE.get(a.dtype)
@@ -90,38 +88,40 @@ class DecomposeMemBoundMm(Rule):
     ]  # fmt: skip
 
 
-def _seconds(m: Match, a: Value, b: Value) -> tuple[float, float]:
-    """Modelled seconds of the product and of the pointwise form."""
-    model = device_model(a.device)
-    read, written = bytes_of(tensor_of(a.node)) + bytes_of(tensor_of(b.node)), bytes_of(tensor_of(m.root.node))
-    merged = read_by_pointwise(m.program, m.root.node, reductions=True)
+@dataclass(frozen=True)
+class NarrowProduct(Product):
+    """A product in which the tiles of a kernel are mostly empty."""
+
+    def seconds(self, model: DeviceModel) -> float:
+        batch, rows, columns, inner = self.sizes
+        tiles = batch * math.ceil(rows / TILE) * math.ceil(columns / TILE)
+        arithmetic = 2.0 * tiles * TILE * TILE * max(inner, DEPTH) / model.flops(self.dtype)
+        return max(super().seconds(model), arithmetic if model.is_gpu else 0.0)
+
+
+@dataclass(frozen=True)
+class PlainArithmetic(Part):
+    """Multiplications and additions of a pointwise kernel, as far as they take longer than what it reads and writes."""
+
+    operations: float
+    moved: float
+
+    launches = 0
+
+    def seconds(self, model: DeviceModel) -> float:
+        return max(0.0, self.operations / (PLAIN_RATE * model.single) - self.moved / model.bandwidth)
+
+
+def _forms(m: Match, a: Value, b: Value) -> tuple[Work, Work]:
+    """The product, and the pointwise operations, which depend on what they are fused with."""
+    result = tensor_of(m.root.node)
+    # the model does not know which kernel computes a product with so few columns
+    product = NarrowProduct.of(a.tensor, b.tensor, error=UNKNOWN)
+    operands = tensor_of(a.node), tensor_of(b.node)
+    operations = 2.0 * elements(result.shape) * a.shape[-1]
     # merged: the kernel that reads the result computes it, so it is never written to memory
-    before = _product_seconds(model, a, b) + (written / model.bandwidth if merged else 0.0)
-    arithmetic = 2.0 * written / m.root.dtype.itemsize * a.shape[-1] / (PLAIN_RATE * model.single)
-    moved = read if merged else read + written
-    return before, (0.0 if merged else model.launch) + max(moved / model.bandwidth, arithmetic)
-
-
-def _product_seconds(model: DeviceModel, a: Value, b: Value) -> float:
-    batch, rows, inner, columns = _sizes(a, b)
-    tiles = batch * math.ceil(rows / TILE) * math.ceil(columns / TILE)
-    arithmetic = 2.0 * tiles * TILE * TILE * max(inner, DEPTH) / model.flops(a.dtype)
-    padded = model.launch + arithmetic if a.device.type == "cuda" else 0.0
-    return max(model.gemm(rows, columns, inner, a.dtype, batch), padded)
-
-
-def _sizes(a: Value, b: Value) -> tuple[int, int, int, int]:
-    rows, inner, columns = (size_hint(s) for s in (*a.shape[-2:], b.shape[-1]))
-    return math.prod(size_hint(s) for s in a.shape[:-2]), rows, inner, columns
-
-
-def _timed(m: Match, a: Value, b: Value, after: float) -> tuple[float, float] | None:
-    """Seconds of the product, measured on the device, and of the pointwise form, which depends on the operations that
-    it is fused with and is therefore modelled."""
     merged = read_by_pointwise(m.program, m.root.node, reductions=True)
-
-    def costs(model: DeviceModel) -> tuple[float, float]:
-        written = bytes_of(tensor_of(m.root.node)) / model.bandwidth if merged else 0.0
-        return model.product(tensor_of(a.node), tensor_of(b.node)) + written, after
-
-    return timed(a.device, costs)
+    read = [read_and_written(result, launches=0)] if merged else []
+    pointwise = read_and_written(*operands, launches=0) if merged else read_and_written(*operands, result)
+    arithmetic = PlainArithmetic(operations, pointwise.bytes)
+    return Work.of(a.device, product, read), Work.of(a.device, pointwise, arithmetic)

@@ -26,7 +26,7 @@ from ..kernels.int_mm_mul import LARGEST_INNER, NAME_OF, multiplies_int8
 from ..kernels.registry import KERNEL_DTYPES
 from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Match, Rule
-from .int_mm_mul_cost import modelled, site_of, timed
+from .int_mm_mul_cost import forms
 from .neighbours import generates_products, made_by_pointwise
 
 LEAST_ROWS, MULTIPLE = 17, 8
@@ -197,9 +197,7 @@ class FusedIntMmMul(Rule):
         sizes = tuple(map(size_hint, (a.shape[0], inner, b.shape[1])))
         takes = sizes[0] >= LEAST_ROWS and all(size % MULTIPLE == 0 for size in sizes[1:])
         m.require(takes, "torch does not multiply matrices of these sizes on a GPU, {found}", found=sizes)
-        site = site_of(m, a.tensor, b.tensor, chain.scales, chain.dtypes)
-        # the cost model does not know how efficient the kernel is
-        m.pays(*modelled(site), measure=lambda: timed(site), error=math.inf)
+        m.pays(*forms(m, a.tensor, b.tensor, chain.scales, chain.dtypes))
 
     def rewrite(self, op, m, a, b, chain):
         scales = [

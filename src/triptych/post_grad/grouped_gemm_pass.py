@@ -45,7 +45,7 @@ from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
 from .group_batch_fusion_passes import LINEAR
 from .group_batch_fusion_passes import NAME as BATCH_FUSION
-from .joined_on_cpu import concatenated, copies, joined, require_quicker
+from .joined_on_cpu import concatenated, copies, in_rows, joined, require_quicker
 
 LANES = 8
 """A vector register of AVX2 has this many float32: a product with fewer columns takes as long as one with this many.
@@ -187,7 +187,7 @@ def _works(program: Program, group: ProductGroup) -> tuple[Work, Work]:
     error = UNKNOWN if x.dtype in HALF else MODEL_ERROR
 
     def product(weight: Operand, bias: Operand | None) -> NarrowProduct:
-        return NarrowProduct(Operand.of(x), weight if turned else weight.mT, bias, error=error)
+        return NarrowProduct(in_rows(x), weight if turned else weight.mT, bias, error=error)
 
     weights, biases = ([tensor_of(n) for n in nodes] for nodes in (group.weights, group.biases))
     each = zip_longest(map(Operand.of, weights), map(Operand.of, biases))

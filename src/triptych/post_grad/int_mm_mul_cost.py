@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch.fx import Node
 
-from ..cost import can_measure, device_model, measured, size_hint
+from ..cost import UNKNOWN, DeviceModel, Moved, Operand, Part, Product, Work
+from ..cost.timing import Run
 from ..ir.facts import tensor_of
 from ..kernels.capture import is_launched
 from ..kernels.int_mm_mul import NAME_OF
@@ -22,99 +21,82 @@ RATE = 0.7
 
 
 @dataclass(frozen=True)
-class Site:
-    rows: int
-    inner: int
-    columns: int
-    strides: tuple[tuple[int, ...], tuple[int, ...]]
-    scales: tuple[tuple[tuple[int, ...], torch.dtype], ...]
-    """The shape and the dtype of each scale."""
-    dtypes: tuple[torch.dtype, ...]
-    device: torch.device
-    numbers: int
-    """How many of the scales are numbers, which must be written to memory first."""
-    is_merged: bool
-    """The kernels that read the scaled matrix would scale the product themselves."""
-    call: float
-    """The least time that a call of the operator takes the host; 0 if generated code launches the kernel."""
+class Int8Product(Product):
+    """A product of int8 matrices."""
+
+    @property
+    def written(self) -> torch.dtype:
+        return torch.int32
 
     @property
     def elements(self) -> int:
-        return self.rows * self.columns
+        """Of the result."""
+        _, m, n, _ = self.sizes
+        return m * n
 
     @property
-    def matrices(self) -> int:
-        """The bytes of the scales that are matrices."""
-        sizes = [(math.prod(shape), dtype.itemsize) for shape, dtype in self.scales]
-        return sum(size * itemsize for size, itemsize in sizes if size == self.elements)
+    def result_bytes(self) -> int:
+        return self.elements * self.written.itemsize
 
-    def operands(self) -> tuple[torch.Tensor, torch.Tensor]:
-        shapes = (self.rows, self.inner), (self.inner, self.columns)
-        a, b = (
-            torch.empty_strided(shape, stride, dtype=torch.int8, device=self.device).random_(-128, 128)
-            for shape, stride in zip(shapes, self.strides)
-        )
-        return a, b
+    @property
+    def more(self) -> int:
+        """The bytes of the result, beyond those of an int8 matrix, which the model of a product counts."""
+        return self.result_bytes - self.elements
+
+    @property
+    def bytes(self) -> float:
+        return super().bytes + self.more
+
+    def seconds(self, model: DeviceModel) -> float:
+        return super().seconds(model) + self.more / model.bandwidth
+
+    def prepare(self, device: torch.device) -> Run:
+        a, b = self.left.random(device), self.right.random(device)
+        return lambda: torch.ops.aten._int_mm(a, b)
 
 
-def site_of(
+@dataclass(frozen=True)
+class ScaledProduct(Int8Product):
+    """The same, scaled by the kernel that computes it."""
+
+    scales: tuple[Operand, ...] = ()
+    dtypes: tuple[torch.dtype, ...] = ()
+    """What the product is rounded to, and then the result of each multiplication."""
+    rate: float = field(default=RATE, repr=False)
+    through_python: bool = field(default=False, repr=False)
+
+    @property
+    def written(self) -> torch.dtype:
+        return self.dtypes[-1]
+
+    def prepare(self, device: torch.device) -> Run:
+        a, b, *scales = (operand.random(device) for operand in (self.left, self.right, *self.scales))
+        dtypes = [NAME_OF[dtype] for dtype in self.dtypes]
+        return lambda: torch.ops.triptych.int_mm_mul(a, b, scales, dtypes)
+
+    def like(self) -> Part:
+        return self  # a scale may have as many rows as the product
+
+
+def forms(
     m: Match, a: torch.Tensor, b: torch.Tensor, scales: Sequence[Node | float], dtypes: Sequence[torch.dtype]
-) -> Site:
+) -> tuple[Work, Work]:
+    """The product with a kernel that scales it, and our kernel, with what reads their results."""
     number = torch.empty((), dtype=torch.float32)
     tensors = [tensor_of(scale) if isinstance(scale, Node) else number for scale in scales]
     is_quick = m.program.options.cuda_graphs or is_launched(m.program.options, [a, b, *tensors])
-    return Site(
-        rows=size_hint(a.shape[0]),
-        inner=size_hint(a.shape[1]),
-        columns=size_hint(b.shape[1]),
-        strides=(tuple(map(size_hint, a.stride())), tuple(map(size_hint, b.stride()))),
-        scales=tuple((tuple(map(size_hint, t.shape)), t.dtype) for t in tensors),
-        dtypes=tuple(dtypes),
-        device=a.device,
-        numbers=sum(not isinstance(scale, Node) for scale in scales),
-        is_merged=read_by_pointwise(m.program, m.root.node),
-        call=0.0 if is_quick else device_model(a.device).operator,
+    left, right, given = Operand.of(a), Operand.of(b), tuple(map(Operand.of, tensors))
+    # the model does not know how efficient the kernels are
+    product = Int8Product(left, right, error=UNKNOWN)
+    fused = ScaledProduct(
+        left, right, scales=given, dtypes=tuple(dtypes), error=UNKNOWN, through_python=not is_quick
     )
-
-
-def modelled(site: Site) -> tuple[float, float]:
-    """Seconds of both forms; the result of a product counts as one byte for each element there."""
-    model, sizes = device_model(site.device), (site.rows, site.columns, site.inner, torch.int8)
-    product = model.gemm(*sizes) + 3 * site.elements / model.bandwidth
-    fused = model.gemm(*sizes, rate=RATE) + (site.dtypes[-1].itemsize - 1) * site.elements / model.bandwidth
-    return _with_reads(site, product, fused)
-
-
-def timed(site: Site) -> tuple[float, float] | None:
-    """Seconds of both forms, with the product and our kernel timed on the device."""
-    needed = (site.rows + site.columns) * site.inner + 8 * site.elements + site.matrices
-    if not can_measure(site.device, needed):
-        return None
-    sizes = f"{site.rows}x{site.inner}x{site.columns} {site.strides}"
-    product = measured(f"int_mm {sizes}", site.device, lambda: _product(site))
-    fused = measured(f"int_mm_mul {sizes} {site.scales} {site.dtypes}", site.device, lambda: _fused(site))
-    return None if product is None or fused is None else _with_reads(site, product, fused)
-
-
-def _with_reads(site: Site, product: float, fused: float) -> tuple[float, float]:
-    """Adds what reads the product, or the scaled matrix: a kernel that is not generated yet, so it is modelled."""
-    model = device_model(site.device)
-    read, written = 4 * site.elements + site.matrices, site.dtypes[-1].itemsize * site.elements
-    fused += site.numbers * model.launch
-    if site.is_merged:
-        product, fused = product + read / model.bandwidth, fused + written / model.bandwidth
-    else:
-        product += model.copy(read + written)
-    return product, max(fused, site.call)
-
-
-def _product(site: Site) -> Callable[[], Any]:
-    a, b = site.operands()
-    return lambda: torch.ops.aten._int_mm(a, b)
-
-
-def _fused(site: Site) -> Callable[[], Any]:
-    a, b = site.operands()
-    scales = [torch.rand(shape, device=site.device).to(dtype) for shape, dtype in site.scales]
-    dtypes = [NAME_OF[dtype] for dtype in site.dtypes]
-    return lambda: torch.ops.triptych.int_mm_mul(a, b, scales, dtypes)
+    old, new = Work.of(a.device, product), Work.of(a.device, fused)
+    numbers = [scale for scale in scales if not isinstance(scale, Node)]
+    if numbers:
+        new += Moved(0, launches=len(numbers))  # they are first written to memory
+    matrices = sum(scale.bytes for scale in given if scale.elements == product.elements)
+    read = product.result_bytes + matrices
+    if read_by_pointwise(m.program, m.root.node):  # then the kernels that read the result would scale the product
+        return old + Moved(read, launches=0), new + Moved(fused.result_bytes, launches=0)
+    return old + Moved(read + fused.result_bytes), new

@@ -6,6 +6,7 @@ The model of a CPU has the rates of a usual core. One with instructions for bflo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -22,6 +23,12 @@ TOO_SHORT = 10e-6
 knows, and the difference is a few microseconds."""
 
 
+def in_rows(tensor: torch.Tensor) -> Operand:
+    """The tensor as the matrix that a product reads or writes."""
+    *leading, columns = map(size_hint, tensor.shape)
+    return Operand.of(tensor) if len(leading) == 1 else Operand.contiguous((math.prod(leading), columns), tensor.dtype)
+
+
 def joined(tensors: Sequence[torch.Tensor], dim: int) -> Operand:
     """The concatenation of some tensors."""
     shape = [size_hint(size) for size in tensors[0].shape]
@@ -36,7 +43,7 @@ def concatenated(tensors: Sequence[torch.Tensor], dim: int) -> Call:
 
 def copies(program: Program, group: ProductGroup, copied: Sequence[bool]) -> list[Call]:
     """Copying pieces of the joined result: generated code does it in one call."""
-    results = [Operand.of(tensor_of(m.node)) for m, c in zip(group.members, copied) if c]
+    results = [in_rows(tensor_of(m.node)) for m, c in zip(group.members, copied) if c]
     width = sum(map(size_hint, group.sizes))
     pieces = [(result, Operand(result.shape, (width, 1), result.dtype)) for result in results]
     in_one = program.options.codegen == "inductor"

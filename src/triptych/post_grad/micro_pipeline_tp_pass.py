@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..communication import gather_matmul, matmul_scatter
-from ..communication.costs import COLUMNS, INNER, ROWS, pipelining_costs
+from ..communication.costs import COLUMNS, INNER, ROWS, pipelining
 from ..communication.example_group import (
     NAME,
     RANKS,
@@ -145,22 +145,26 @@ def _planned(program: Program, plan_for: Callable[[Program, Collective], Any]) -
 
 
 def _record_costs(m: Match, collective: Collective, products: Sequence[Product], divided: int) -> None:
-    """Records what the operator gains. It is used in any case: the user added the pass, and nothing is known of the
-    ranks' real links."""
     operands = [(product.left, product.right) for product in products]
-    costs = pipelining_costs(collective, operands, divided, m.program.options.link)
-    if costs is not None:
-        m.pays(*costs, by_name=True)
+    forms = pipelining(collective, operands, divided, m.program.options.link)
+    if forms is not None:
+        m.pays(*forms)
 
 
-class FuseAllGatherMatmul(Rule):
+class Pipelining(Rule):
+    """What both rules have in common: the operator is used in any case, because the user added the pass, and nothing is
+    known of the ranks' real links."""
+
+    exact = False
+    asked_for = True
+
+
+class FuseAllGatherMatmul(Pipelining):
     """all_gather(x) @ w, all_gather(x) @ v, ... -> fused_all_gather_matmul(x, [w, v, ...]), up to rounding
 
     The gather may be along any dim; the products may have leading dims, a bias, or scaled 8-bit floats. Other users of
     the gathered tensor read it from the results of the operator.
     """
-
-    exact = False
 
     def sites(self, program: Program) -> Iterator[Match]:
         return _planned(program, gather_matmul.gather_matmul)
@@ -192,13 +196,11 @@ class FuseAllGatherMatmul(Rule):
     ]
 
 
-class FuseMatmulReduceScatter(Rule):
+class FuseMatmulReduceScatter(Pipelining):
     """reduce_scatter(x @ w) -> fused_matmul_reduce_scatter(x, w), up to rounding
 
     It takes sums and averages, scattered along any dim, and products of scaled 8-bit floats too.
     """
-
-    exact = False
 
     def sites(self, program: Program) -> Iterator[Match]:
         return _planned(program, matmul_scatter.matmul_scatter)

@@ -16,6 +16,7 @@ from ..communication.buckets import MEGABYTE
 from ..communication.example_group import all_gather, all_reduce, wait
 from ..communication.placement import Order, after
 from ..communication.timing import Clock, latest_starts
+from ..cost import Waiting, Work
 from ..ir.collectives import Collective, bytes_moved, collectives, is_wait
 from ..ir.facts import tensor_fact
 from ..ir.program import Program
@@ -120,8 +121,9 @@ class StartEarly(Rule):
                 anchor = max(anchor, clock.place(start.latest))
             if anchor < unit[0] and _others_between(anchor, collective.node, unit):
                 places = (collective.node, anchor)
-                exposed = None if start is None else [start.exposed(clock.at(place)) for place in places]
-                yield Match.at(program, collective.node, unit=unit, anchor=anchor, exposed=exposed)
+                exposed = None if start is None else [start.exposed(clock.at(place)) for place in places]  # seconds
+                operand = collective.operands[0]
+                yield Match.at(program, collective.node, unit=unit, anchor=anchor, operand=operand, exposed=exposed)
             previous = collective.node
             if size is not None and collective.waits:
                 needed_until.append((_last_need(program, collective), size))
@@ -129,7 +131,8 @@ class StartEarly(Rule):
     def check(self, m):
         if (exposed := m.bindings["exposed"]) is not None:
             m.require(exposed[0] > 0, "the computation between start and wait already takes longer than the collective")
-            m.pays(*exposed)
+            device = m["operand"].device
+            m.pays(*(Work.of(device, Waiting(seconds), on_every_rank=True) for seconds in exposed))
 
     def rewrite(self, op, m):
         return Together([Move(node, m.bindings["anchor"]) for node in m.bindings["unit"]])

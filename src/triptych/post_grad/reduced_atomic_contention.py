@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..cost import bytes_of, can_measure, device_model, measured, measuring_allowed, size_hint
-from ..cost.timing import Run as Work
+from ..cost import UNKNOWN, DeviceModel, Part, Work, read_and_written, size_hint
+from ..cost.clock import measuring_allowed
+from ..cost.timing import Run
 from ..ir.facts import is_static, tensor_fact, tensor_of
 from ..ir.program import Program
 from ..ir.values import knowledge
@@ -107,7 +108,7 @@ class SpreadAdditions(Rule):
         if not self.copies:
             copies = _copies(additions)
             m.require(copies > 1, "{found} additions to {at} are too few per row", found=additions.count, at=m.node)
-            m.pays(*_modelled(additions, copies), measure=lambda: _timed(additions, copies), error=math.inf)
+            m.pays(_added(additions, 1), _added(additions, copies))
 
     def rewrite(self, op, m, additions):
         target, index = tensor_of(additions.target), tensor_of(additions.index)
@@ -149,41 +150,44 @@ def _copies(additions: _Additions) -> int:
     return 1 << max(most, 1).bit_length() - 1
 
 
-def _modelled(additions: _Additions, copies: int) -> tuple[float, float]:
-    target = tensor_of(additions.target)
-    model = device_model(target.device)
-    read = additions.count * additions.width * target.dtype.itemsize / model.bandwidth
-    waiting = ATOMIC * additions.count / additions.rows
-    summed = model.copy((copies + 1) * bytes_of(target))
-    return model.launch + max(read, waiting), model.launch + max(read, waiting / copies) + summed
-
-
-def _timed(additions: _Additions, copies: int) -> tuple[float, float] | None:
-    """Measured seconds without copies and with them.
+@dataclass(frozen=True)
+class AddedRows(Part):
+    """Additions to rows in several copies of a tensor.
 
     Times `index_add_`, whose kernel adds in the same way as generated code, with row indices drawn uniformly.
     """
-    target = tensor_of(additions.target)
-    if not can_measure(target.device, 4 * additions.count * additions.width * target.dtype.itemsize):
-        return None
-    sizes = f"{additions.count} rows of {additions.width} to {additions.rows} {target.dtype}"
-    before = measured(f"additions {sizes}", target.device, lambda: _added(additions, 1))
-    after = measured(f"additions {sizes} in {copies} copies", target.device, lambda: _added(additions, copies))
-    return None if before is None or after is None else (before, after)
+
+    count: int
+    rows: int
+    width: int
+    values: torch.dtype
+    copies: int = 1
+
+    error = UNKNOWN
+
+    @property
+    def bytes(self) -> float:
+        """Of the rows that are added."""
+        return self.count * self.width * self.values.itemsize
+
+    def seconds(self, model: DeviceModel) -> float:
+        waiting = ATOMIC * self.count / (self.rows * self.copies)
+        return max(self.bytes / model.bandwidth, waiting)
+
+    def prepare(self, device: torch.device) -> Run:
+        how: dict[str, Any] = {"dtype": self.values, "device": device}
+        rows = self.copies * self.rows
+        index = torch.randint(rows, (self.count,), device=device)
+        values = torch.ones(self.count, self.width, **how)
+        return lambda: torch.zeros(rows, self.width, **how).index_add_(0, index, values)
 
 
 def _added(additions: _Additions, copies: int) -> Work:
+    """The additions to one or several copies, which are then summed."""
     target = tensor_of(additions.target)
-    how: dict[str, Any] = {"dtype": target.dtype, "device": target.device}
-    index = torch.randint(copies * additions.rows, (additions.count,), device=target.device)
-    values = torch.ones(additions.count, additions.width, **how)
-
-    def work() -> torch.Tensor:
-        sums = torch.zeros(copies, additions.rows, additions.width, **how)
-        sums.view(copies * additions.rows, additions.width).index_add_(0, index, values)
-        return sums if copies == 1 else sums.sum(0)
-
-    return work
+    added = AddedRows(additions.count, additions.rows, additions.width, target.dtype, copies)
+    summed = [] if copies == 1 else [read_and_written(target, times=copies + 1)]
+    return Work.of(target.device, added, summed)
 
 
 @dataclass(frozen=True)

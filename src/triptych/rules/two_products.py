@@ -3,15 +3,16 @@ how it is written. `B2B_GEMM_PASS` and `recompute_between_products` share this."
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from ..cost import can_measure, device_model, measured, size_hint
-from ..cost.device import precision_of_products
+from .. import cost
+from ..cost import UNKNOWN, DeviceModel, Moved, Part
+from ..cost.timing import Run
 from ..ir.facts import known_equal, tensor_fact, tensor_of
 from ..ir.program import Program, Value
 from ..ir.refusal import Refusal
@@ -258,81 +259,77 @@ def fused(op: Emitter, m: Match) -> Value:
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """What the cost of a site depends on."""
+class B2bGemm(Part):
+    """Our kernel, of which the model only knows that it does not write the matrix between the products."""
 
-    rows: int
-    inner: int
-    columns: int
-    ends: int
-    dtype: torch.dtype
-    device: torch.device
-    has_bias: bool
+    a: cost.Operand
+    b: cost.Operand
+    c: cost.Operand
+    bias: cost.Operand | None
     function: str
+    turned: bool = False
+
+    error = UNKNOWN
+    products = True
 
     @property
-    def middle_bytes(self) -> int:
-        return self.rows * self.columns * self.dtype.itemsize
+    def dtype(self) -> torch.dtype:
+        return self.a.dtype
 
-    def modelled(self) -> tuple[float, float]:
-        """Seconds of the two products with one pass over the middle matrix between them, and of the kernel."""
-        model = device_model(self.device)
-        first, second = self.modelled_first(), model.gemm(self.rows, self.ends, self.columns, self.dtype)
-        written = model.copy(2 * self.middle_bytes)
-        return first + written + second, first + second  # unmeasured: assume that only the memory traffic is saved
+    @property
+    def middle(self) -> cost.Operand:
+        (rows, _), (_, columns) = self.a.shape, self.b.shape
+        return cost.Operand.contiguous((columns, rows) if self.turned else (rows, columns), self.dtype)
 
-    def modelled_first(self) -> float:
-        return device_model(self.device).gemm(self.rows, self.columns, self.inner, self.dtype)
+    @property
+    def first(self) -> cost.Product:
+        """The first of the products that are written."""
+        return cost.Product(self.b.mT, self.a.mT) if self.turned else cost.Product(self.a, self.b, self.bias)
 
-    def timed(self) -> tuple[float, float] | None:
-        """What `modelled` gives, measured on the device; None where that is not possible."""
-        before = self.measure("apart", self._apart)
-        after = self.measure("fused", self._fused, f" {self.function}")
-        return None if before is None or after is None else (before, after)
+    @property
+    def second(self) -> cost.Product:
+        return cost.Product(self.c.mT, self.middle) if self.turned else cost.Product(self.middle, self.c)
 
-    def measure(self, what: str, prepare: Callable[[], Callable[[], Any]], function: str = "") -> float | None:
-        """Seconds of a piece of work on matrices of these sizes."""
-        if not can_measure(self.device, 3 * self.middle_bytes):
-            return None
-        sizes = f"{self.rows}x{self.inner}x{self.columns}x{self.ends} {self.dtype} bias={self.has_bias}"
-        precise = precision_of_products(self.dtype, self.device)
-        return measured(f"b2b_gemm {what} {sizes}{precise}{function}", self.device, prepare)
+    @property
+    def apart(self) -> list[Part]:
+        """The two products, with one pass over the middle matrix between them."""
+        return [self.first, Moved(2 * self.middle.bytes), self.second]
 
-    def first(self) -> tuple[Callable[[], torch.Tensor], torch.Tensor]:
-        """The first product as a function, and the last matrix."""
-        a, b, c = self._matrices()
-        bias = self._bias()
-        return (lambda: torch.mm(a, b)) if bias is None else (lambda: torch.addmm(bias, a, b)), c
+    @property
+    def bytes(self) -> float:
+        return self.first.bytes + self.second.bytes - 2 * self.middle.bytes
 
-    def _apart(self) -> Callable[[], Any]:
-        first, c = self.first()
-        return lambda: torch.mm(first().relu_(), c)
+    @property
+    def flops(self) -> float:
+        return self.first.flops + self.second.flops
 
-    def _fused(self) -> Callable[[], Any]:
-        matrices, bias = self._matrices(), self._bias()
-        return lambda: torch.ops.triptych.b2b_gemm(*matrices, bias, self.function, False)
+    def seconds(self, model: DeviceModel) -> float:
+        # assume that only the memory traffic is saved
+        first = cost.Product(self.a, self.b)
+        return first.modelled(model) + self.second.modelled(model) - model.launch
 
-    def _matrices(self) -> list[torch.Tensor]:
-        shapes = (self.rows, self.inner), (self.inner, self.columns), (self.columns, self.ends)
-        return [torch.randn(shape, dtype=self.dtype, device=self.device) for shape in shapes]
-
-    def _bias(self) -> torch.Tensor | None:
-        return torch.randn(self.columns, dtype=self.dtype, device=self.device) if self.has_bias else None
+    def prepare(self, device: torch.device) -> Run:
+        a, b, c = (operand.random(device) for operand in (self.a, self.b, self.c))
+        bias = None if self.bias is None else self.bias.random(device)
+        return lambda: torch.ops.triptych.b2b_gemm(a, b, c, bias, self.function, self.turned)
 
 
-def require_sizes(m: Match) -> Sizes:
-    """The sizes of the site; raises Refused where the kernel does not take them."""
+def require_sizes(m: Match) -> B2bGemm:
+    """The kernel for the site; raises Refused where it does not take these sizes."""
     shapes = [tuple(matrix.shape) for matrix in m["matrices"]]
-    (rows, inner), (_, columns), (_, ends) = (shape[::-1] if m["turned"] else shape for shape in shapes)
+    (_, inner), _, (_, ends) = (shape[::-1] if m["turned"] else shape for shape in shapes)
     m.require(
         all(isinstance(s, int) and 0 < s <= LARGEST_END for s in (inner, ends)),
         "the ends have {found} columns", wanted=f"1 to {LARGEST_END}", found=(inner, ends),
     )  # fmt: skip
-    has_bias, function = m["bias"] is not None, str(m["function"])
-    return Sizes(size_hint(rows), inner, size_hint(columns), ends, m.root.dtype, m.root.device, has_bias, function)
+    matrices = [cost.Operand.of(matrix.tensor) for matrix in m["matrices"]]
+    a, b, c = (matrix.mT if m["turned"] else matrix for matrix in matrices)
+    bias = None if m["bias"] is None else cost.Operand.of(m["bias"].tensor)
+    return B2bGemm(a, b, c, bias, str(m["function"]), m["turned"])
 
 
-def require_far_larger(m: Match, sizes: Sizes) -> None:
-    others = (sizes.inner + sizes.ends) * (sizes.rows + sizes.columns)
-    far_larger = sizes.rows * sizes.columns >= FAR_LARGER * others
+def require_far_larger(m: Match, kernel: B2bGemm) -> None:
+    (rows, inner), (columns, ends) = kernel.a.shape, kernel.c.shape
+    others = (inner + ends) * (rows + columns)
+    far_larger = kernel.middle.elements >= FAR_LARGER * others
     m.require(far_larger, "the middle matrix is not far larger than the others")
