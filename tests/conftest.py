@@ -26,9 +26,9 @@ import torch  # noqa: E402
 import torch._dynamo  # noqa: E402
 
 from tests.breadth import mark_breadth  # noqa: E402
-from triptych.cost import clock, measure  # noqa: E402
+from triptych.cost import clock  # noqa: E402
 
-measure.HOST_BYTES = clock.HOST_BYTES = 0  # nothing is timed on a CPU: what a test sees must not depend on what else runs on the machine
+clock.HOST_BYTES = 0  # nothing is timed on a CPU: what a test sees must not depend on what else runs on the machine
 
 torch.set_num_threads(1)
 

@@ -6,13 +6,10 @@ From that description come the modelled time with its error, the question that i
 
 from ..ir.sizes import bytes_of, size_hint
 from .device import DeviceModel, device_model
-from .measure import can_measure, measured, measured_in_turns, measuring_allowed
 from .parts import UNKNOWN, Call, Moved, Operand, Part, Product, Waiting, read_and_written
-from .timed import Layout, require_gain
 from .work import Work
 
 __all__ = [
-    "UNKNOWN", "Call", "DeviceModel", "Layout", "Moved", "Operand", "Part", "Product", "Waiting", "Work", "bytes_of",
-    "can_measure", "device_model", "measured", "measured_in_turns", "measuring_allowed", "read_and_written",
-    "require_gain", "size_hint",
+    "UNKNOWN", "Call", "DeviceModel", "Moved", "Operand", "Part", "Product", "Waiting", "Work", "bytes_of",
+    "device_model", "read_and_written", "size_hint",
 ]  # fmt: skip

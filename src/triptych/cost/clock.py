@@ -47,8 +47,9 @@ SPREAD = 0.15
 """They agree if the slowest of them takes at most this much longer than the fastest, as a fraction of its time."""
 ATTEMPTS = 3
 """How often a measurement is made until its rounds agree."""
-FAR = 10.0
-"""A time that is so many times as long as the modelled one is not stored."""
+FAR, LEAST = 10.0, 1e-6
+"""A time that is so many times as long as the modelled one, or as these seconds, is not stored: no kernel of a GPU is
+shorter, however little it does."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,7 @@ def _measured(
             return NO_ANSWER
         rounds = [[*before, *now] for before, now in zip(rounds, more)]
         times = tuple(map(agreed, rounds))
-        far = any(t.seconds > FAR * max(expected, 1e-7) for t, expected in zip(times, modelled))
+        far = any(t.seconds > FAR * max(expected, LEAST) for t, expected in zip(times, modelled))
         if all(t.spread <= SPREAD for t in times) and not far:
             break
     if any(t.spread > SPREAD for t in times):

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..cost import measuring_allowed
+from ..cost.clock import measuring_allowed
 from ..cost.store import CONFIGURATIONS, add_to_store, read_store
 from .capture import capture, is_capturing
 

@@ -150,17 +150,13 @@ class Match:
         if not condition:
             raise NotConcerned(reason, at=at, wanted=wanted, found=found)
 
-    def pays(self, old: Any, new: Any, *rest: Any, **how: Any) -> None:
+    def pays(self, old: Work, new: Work) -> None:
         """Leave this site alone unless the new form is faster than the old one, by what is known of the work that a
         device does for each. Where the model of the device cannot tell, both are timed, if the option `tune` allows it.
 
         A rule that was added by name to get its form (`Rule.asked_for`) gets it in any case: the decision and both
         figures are only recorded.
         """
-        if not isinstance(old, Work):
-            from ..cost.old import decide
-
-            return self.accept(decide(old, new, self.program.options.tune, *rest, **how))
         self.accept(choose(old, new, self.program.options.tune, self.asked_for))
 
     def accept(self, decision: Decision) -> None:
