@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch.fx import Node
@@ -23,7 +23,7 @@ from ..ir.program import Program, Value
 from ..ir.refusal import Refusal
 from ..ir.text import line
 from ..match.matcher import Matcher, PatternMatch
-from ..match.pattern import Pattern, build_pattern
+from ..match.pattern import Either, Operation, Pattern, build_pattern
 from .emit import Emitter
 from .record import MODEL_ERROR, Decision, decide
 from .refusal import NotConcerned, Refused
@@ -279,10 +279,21 @@ class CompiledRule:
         """The rule has no pattern: it overrides `sites`."""
         self.roots: tuple[Pattern, ...] = () if self.finds_itself else build_pattern(rule.pattern)
         self.root_ops = self.roots[0].root_ops() if self.roots else frozenset()
+        self.needs = _operand_ops(self.roots[0]) if self.roots else None
         self.depth = max((r.depth() for r in self.roots), default=1)
         known = None if self.finds_itself else set[str]().union(*(r.captures() for r in self.roots))
         self._check = _wanted(rule.check, known)
         self._rewrite = _wanted(rule.rewrite, known)
+
+    def may_match(self, op: str, operand_ops: Collection[str]) -> bool:
+        """Can the pattern match a call of this operation whose operands are results of those operations? Most cannot,
+        and the matcher need not be asked."""
+        if self.needs is None:
+            return True
+        for root, needed in self.needs:
+            if op in root and all(not ops.isdisjoint(operand_ops) for ops in needed):
+                return True
+        return False
 
     def check(self, match: Match) -> None:
         if match.problem:
@@ -329,6 +340,17 @@ class CompiledRule:
             if other.device != first.device and other.dim() != 0 and first.dim() != 0:
                 sentence = "different devices {wanted} and {found}"
                 raise Refused(sentence, at=node, wanted=first.device, found=other.device)
+
+
+def _operand_ops(root: Pattern) -> list[tuple[frozenset[str], list[frozenset[str]]]] | None:
+    """For each alternative of a pattern: the operations that its root can call, and, for each operand of which the
+    pattern says what computes it, the operations that can. None if operands do not tell whether the pattern matches."""
+    needs = []
+    for option in root.options if isinstance(root, Either) else (root,):
+        if not isinstance(option, Operation):
+            return None
+        needs.append((option.root_ops(), [ops for c in option.children() if (ops := c.root_ops())]))
+    return needs if any(operands for _, operands in needs) else None
 
 
 def _wanted(method: Callable[..., Any], known: set[str] | None) -> frozenset[str]:
