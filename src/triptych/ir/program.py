@@ -239,8 +239,11 @@ class Program:
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), known_value)
         if unknown:
             return None
-        key = self.fact_memo.key(node.target, args, kwargs, self.autocast_around(at or node))
-        value = self.fact_memo.recall(key)
+        memo = self.fact_memo
+        key = memo.key(node.target, args, kwargs, self.autocast_around(at or node))
+        value = memo.recall(key)
+        if value is None:
+            value = memo.recall_views(key, args, kwargs)
         if value is not None:
             return value
         with self.computing(at or node):
@@ -248,7 +251,7 @@ class Program:
                 value = getattr(args[0], str(node.target))(*args[1:], **kwargs)
             else:
                 value = node.target(*args, **kwargs)  # type: ignore[operator]
-        self.fact_memo.remember(key, value, args, kwargs)
+        memo.remember(key, value, args, kwargs)
         return value
 
     @contextlib.contextmanager
