@@ -151,6 +151,8 @@ def _run_patterns(rewriter: Rewriter, rules: Sequence[Rule], strict: bool, tally
                 operand_ops = _operand_ops(program, node) if operand_ops is None else operand_ops
                 if not rule.may_match(call.op, operand_ops):
                     continue
+            if rule.looks_first and not rule.concerns(program, node, call):
+                continue
             if _apply(rewriter, matcher, rule, node, tally, strict):
                 if node not in captured:
                     of_results[rule.name] += 1

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from torch.fx import Node
 
 from ..errors import TriptychError
+from ..ir.calls import Call
 from ..ir.facts import tensor_fact
 from ..ir.gradients import gradient_wanted
 from ..ir.program import Program, Value
@@ -253,6 +254,11 @@ class Rule:
             if call is not None and (not ready.root_ops or call.op in ready.root_ops):
                 yield from (Match(program, pattern_match) for pattern_match in matcher.find(ready.roots, node))
 
+    def concerns(self, program: Program, node: Node, call: Call) -> bool:
+        """A quick look at a call before the pattern is matched there, for rules over operations that every graph is
+        full of. False only where `check` would say, by `m.applies`, that the rule does not apply."""
+        return True
+
     if TYPE_CHECKING:  # the parameters are the captures of each rule
         pattern: Callable[..., Any]
         check: Callable[..., None]
@@ -279,6 +285,7 @@ class CompiledRule:
         """The rule has no pattern: it overrides `sites`."""
         self.roots: tuple[Pattern, ...] = () if self.finds_itself else build_pattern(rule.pattern)
         self.root_ops = self.roots[0].root_ops() if self.roots else frozenset()
+        self.looks_first = type(rule).concerns is not Rule.concerns
         self.needs = _operand_ops(self.roots[0]) if self.roots else None
         self.depth = max((r.depth() for r in self.roots), default=1)
         known = None if self.finds_itself else set[str]().union(*(r.captures() for r in self.roots))
@@ -294,6 +301,12 @@ class CompiledRule:
             if op in root and all(not ops.isdisjoint(operand_ops) for ops in needed):
                 return True
         return False
+
+    def concerns(self, program: Program, node: Node, call: Call) -> bool:
+        try:
+            return self.rule.concerns(program, node, call)
+        except Exception:  # `check` fails in the same way, and is reported
+            return True
 
     def check(self, match: Match) -> None:
         if match.problem:
