@@ -67,6 +67,8 @@ class FactMemo:
 
     def __init__(self, mode: Any) -> None:
         self.mode = mode
+        self.examples: dict[Hashable, Any] = {}
+        """Facts that a rule has made only to ask what would follow from them, by a key of its own."""
         self._facts: dict[Hashable, _Fact] = {}
         self._views: dict[Hashable, _Views] = {}
         self._computed_always: set[Any] = set()

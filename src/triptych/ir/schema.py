@@ -229,6 +229,8 @@ def argument_key(value: Any) -> Any:
     """A hashable key that is equal for the same arguments; 1, 1.0 and True get three different keys."""
     if isinstance(value, (Node, torch.dtype, torch.device)):
         return value
+    if type(value) in (int, bool, str):
+        return (type(value), value)
     if isinstance(value, (list, tuple)):
         return tuple(argument_key(v) for v in value)
     if isinstance(value, dict):

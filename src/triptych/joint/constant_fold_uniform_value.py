@@ -118,7 +118,7 @@ class FoldViewToFull(Rule):
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
-        for node in list(program.graph.nodes):
+        for node in program.calls_of(*filter(_is_view, program.nodes_by_op())):
             call = None if node._erased else program.call(node)
             if call is not None and node.users and _is_view(call.op):
                 yield Match.at(program, node)

@@ -172,7 +172,7 @@ class FusedIntMmMul(Rule):
     """On every device, whatever it costs: for tests of the rewrite itself."""
 
     def sites(self, program: Program) -> Iterator[Match]:
-        for node in list(program.graph.nodes):
+        for node in program.calls_of("_int_mm"):
             call = None if node._erased else program.call(node)
             if call is None or call.op != "_int_mm" or call.mutates:
                 continue

@@ -122,6 +122,8 @@ def _run_sites(rewriter: Rewriter, rule: CompiledRule, strict: bool, tally: Tall
 def _run_patterns(rewriter: Rewriter, rules: Sequence[Rule], strict: bool, tally: Tally) -> None:
     ruleset = RuleSet(rules)
     program = rewriter.program
+    if not ruleset.anywhere and program.nodes_by_op().keys().isdisjoint(ruleset.by_op):
+        return  # no rule could fire
     matcher = Matcher(program)
     work = deque(program.graph.nodes)
     waiting = set(work)
@@ -142,13 +144,14 @@ def _run_patterns(rewriter: Rewriter, rules: Sequence[Rule], strict: bool, tally
             log.warning("%s: %s", rewriter.pass_name, tally.stop)
             return
         call = program.call(node)
-        if call is None:
+        if call is None or not (rules := ruleset.at(call.op)):
             continue
         operand_ops: list[str] | None = None
-        for rule in ruleset.at(call.op):
+        for rule in rules:
             tally.tried += 1
             if rule.needs is not None:
-                operand_ops = _operand_ops(program, node) if operand_ops is None else operand_ops
+                if operand_ops is None:
+                    operand_ops = _operand_ops(program, node)
                 if not rule.may_match(call.op, operand_ops):
                     continue
             if rule.looks_first and not rule.concerns(program, node, call):
