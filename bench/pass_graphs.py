@@ -6,7 +6,7 @@ The models are narrow, because the width of a tensor is nothing to a graph pass,
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,15 +14,14 @@ import torch
 import torch.nn.functional as F
 from models.written_by_hand import NanoGPT
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.compilers import nop
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._guards import detect_fake_mode
 from torch._inductor.decomposition import select_decomp_table
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx import GraphModule, Node
+from torch._subclasses import fake_tensor
+from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
-
-from torch._dynamo.backends.common import aot_autograd  # isort: skip
+from torch.utils._python_dispatch import _disable_current_modes as without_dispatch_modes
 
 VOCABULARY, LENGTH, BATCH, WIDTH = 1000, 64, 4, 256
 HEADS = WIDTH // 64
@@ -215,7 +214,7 @@ class Towers(nn.Module):
         super().__init__()
         self.tables = nn.ModuleList(nn.Embedding(VOCABULARY, width) for _ in range(towers))
         self.towers = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.LayerNorm(width), nn.Sigmoid())
+            nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.LayerNorm(width))
             for _ in range(towers)
         )
         self.head = nn.Sequential(nn.Linear(towers * width, width), nn.ReLU(), nn.Linear(width, 1))
@@ -242,12 +241,10 @@ class Captured:
     """What the partitioner needs to cut the joint graph."""
     inference: GraphModule | None = None
 
-    def graphs(self) -> Iterator[GraphModule]:
-        yield from (gm for gm in (self.joint, self.inference) if gm is not None)
-
 
 def capture(title: str, device: str = "cpu") -> Captured:
-    """The graphs of one training step and of one call in inference."""
+    """The graphs of one training step and of one call in inference, traced on the CPU. For another device the facts of
+    the ATen graphs are changed, and the devices in their calls."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model, inputs = SUBJECTS[title]()
@@ -266,9 +263,7 @@ def capture(title: str, device: str = "cpu") -> Captured:
     )
 
     def backend(gm: GraphModule, inputs: Sequence[Any]) -> Any:
-        mode = detect_fake_mode(inputs)
-        fakes = [mode.from_tensor(x, static_shapes=True) if isinstance(x, Tensor) and mode else x for x in inputs]
-        captured.torch_level.append((copy.deepcopy(gm), fakes))
+        captured.torch_level.append((copy.deepcopy(gm), inputs))
         return through_aot(gm, inputs)
 
     for training in (True, False):
@@ -276,4 +271,27 @@ def capture(title: str, device: str = "cpu") -> Captured:
         model.train(training)
         with torch.set_grad_enabled(training):
             torch.compile(model, backend=backend, fullgraph=True, dynamic=False)(**inputs)
+    for gm in (captured.joint, captured.inference):
+        if device != "cpu" and gm is not None:
+            put_on(gm, torch.device(device, 0))
     return captured
+
+
+def put_on(gm: GraphModule, device: torch.device) -> None:
+    """Make a graph for the CPU one for another device, which need not be there."""
+    fake_tensor.init_gpu_context = lambda *_: None
+
+    def moved(leaf: Any) -> Any:
+        if isinstance(leaf, torch.device):
+            return device
+        if not isinstance(leaf, fake_tensor.FakeTensor):
+            return leaf
+        place = (leaf.storage_offset(), leaf.shape, leaf.stride())
+        memory = torch.empty(0, dtype=leaf.dtype, device="meta").set_(leaf.untyped_storage(), *place)
+        return fake_tensor.FakeTensor(leaf.fake_mode, memory.requires_grad_(leaf.requires_grad), device)
+
+    with without_dispatch_modes():
+        for node in gm.graph.nodes:
+            if "val" in node.meta:
+                node.meta["val"] = pytree.tree_map(moved, node.meta["val"])
+            node.kwargs = {name: moved(value) for name, value in node.kwargs.items()}

@@ -1,25 +1,30 @@
-"""Time of the graph passes, ours and Inductor's, on the same graphs of several models, in one process.
+"""Time of the graph passes, ours and Inductor's, on the same graphs of ten models, in one process.
 
 The joint graph is taken from AOTAutograd as it stands before any joint pass; so is the graph for inference. The forward
 and backward graphs are the two halves of the joint graph after Inductor's joint passes, so that the post-grad passes of
-both start from the same nodes too; for inference they start from the graph after Inductor's joint passes. As in
-`torch.compile`, joint and forward graph generate their Python only when it is first read, which here it is not; the
-partitioner's backward graph does so after every change. Runs of the two alternate; the first of each, which builds
-patterns and fills caches, does not count, and is shown for the first graph. Processor time is measured: the passes have
-one thread, and other load on the machine must not matter.
+both start from the same nodes too; for inference they start from the graph after Inductor's joint passes.
 
-The stage before autograd is measured too. Inductor does next to nothing there, so only our own time counts.
+As in `torch.compile`, joint, inference and forward graphs generate their Python only when it is first read, which here
+it is not. The partitioner's backward graph does so after every change. Our flow makes it one that does not, which is
+part of what is timed of ours.
+
+Runs of the two alternate; the first of each, which builds patterns and fills caches, is listed separately. Processor
+time is measured: the passes have one thread, and other load on the machine must not matter.
+
+Our passes before autograd are timed alone: Inductor does next to nothing there.
 
     python bench/pass_time.py [MODEL ...] [--repeat 5] [--device cpu|cuda] [--markdown]
 
-With `--device cuda` the facts of all graphs say that the tensors are on a GPU, which need not be there: more passes
-have something to do then.
+With `--device cuda` the facts of the ATen graphs say that all tensors are on a GPU, which need not be there: passes
+that leave graphs for a CPU alone then have something to do.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
+import functools
 import gc
 import math
 import time
@@ -34,14 +39,16 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes as inductor_joint
 from torch._inductor.fx_passes.post_grad import post_grad_passes as inductor_post_grad
-from torch._inductor.fx_passes.pre_grad import pre_grad_passes as inductor_pre_grad
 from torch._inductor.virtualized import V
 from torch.fx import GraphModule
+from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.fx._lazy_graph_module import _use_lazy_graph_module as use_lazy_graph_module
 
 import triptych
 
 Pass = Callable[[GraphModule], Any]
+
+PRE_GRAD = "pre-grad"
 
 
 @dataclass
@@ -65,6 +72,10 @@ class Row:
     graph: str
     nodes: int
     timings: dict[str, Timing]
+
+    @property
+    def is_compared(self) -> bool:
+        return "inductor" in self.timings
 
     @property
     def ours(self) -> float:
@@ -109,12 +120,9 @@ def rows_of(title: str, device: str, repeat: int) -> Iterator[Row]:
     """The graphs of a model, each measured."""
     captured = capture(title, device)
     for (gm, inputs), mode in zip(captured.torch_level, ("training", "inference")):
+        ours = {"triptych": functools.partial(triptych.pre_grad_passes, example_inputs=inputs)}
         with torch.set_grad_enabled(mode == "training"):
-            contenders = {
-                "inductor": lambda gm: inductor_pre_grad(gm, inputs),  # noqa: B023
-                "triptych": lambda gm: triptych.pre_grad_passes(gm, inputs),  # noqa: B023
-            }
-            yield compare(title, f"pre-grad, {mode}", gm, contenders, repeat)
+            yield compare(title, f"{PRE_GRAD}, {mode}", gm, ours, repeat)
     joint, post_grad = contenders_of("joint"), contenders_of("post_grad")
     # first, while neither contender has run: making the halves runs Inductor's joint passes, and would warm them up
     with running(captured.joint):
@@ -132,23 +140,16 @@ def contenders_of(stage: str, is_inference: bool = False) -> dict[str, Pass]:
         return {"inductor": inductor_joint, "triptych": triptych.joint_graph_passes}
     return {
         "inductor": lambda gm: inductor_post_grad(gm, is_inference),
-        "triptych": lambda gm: triptych.post_grad_passes(gm, is_inference),
+        "triptych": lambda gm: triptych.post_grad_passes(LazyGraphModule.from_graphmodule(gm), is_inference),
     }
 
 
-def running(gm: GraphModule) -> Any:
+@contextlib.contextmanager
+def running(gm: GraphModule) -> Iterator[None]:
     """The contexts in which a compiler runs passes on this graph."""
-    import contextlib
-
     mode = detect_fake_mode([n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"])
-    stack = contextlib.ExitStack()
-    for context in (V.set_fake_mode(mode), tracing(TracingContext(mode))):
-        stack.enter_context(context)
-    return stack
-
-
-def compared(rows: Sequence[Row]) -> list[Row]:
-    return [row for row in rows if not row.graph.startswith("pre-grad")]
+    with V.set_fake_mode(mode), tracing(TracingContext(mode)):
+        yield
 
 
 def summary(rows: Sequence[Row]) -> str:
@@ -157,8 +158,8 @@ def summary(rows: Sequence[Row]) -> str:
     total = sum(row.theirs for row in rows) / sum(row.ours for row in rows)
     worst = min(rows, key=lambda row: row.speed)
     return (
-        f"as fast as Inductor's passes: {mean:.1f} times (geometric mean of {len(rows)} graphs), {total:.1f} times in all,"
-        f" {worst.speed:.1f} times on the worst graph ({worst.model}, {worst.graph})"
+        f"{mean:.1f} times as fast as Inductor's passes (geometric mean of {len(rows)} graphs), {total:.1f} times in"
+        f" all, {worst.speed:.1f} times on the worst graph ({worst.model}, {worst.graph})"
     )
 
 
@@ -169,7 +170,24 @@ def line(row: Row) -> str:
             f"{name} {1e3 * timing.typical:8.1f} ms  {1e3 * timing.typical / row.nodes:6.3f} ms/node"
             f"  first {1e3 * timing.first:7.1f} ms -> {timing.nodes_after:5}"
         )
-    return "  ".join([*cells, f"{row.speed:5.2f}x"])
+    return "  ".join([*cells, f"{row.speed:5.2f} times as fast"] if row.is_compared else cells)
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """Two tables: the graphs of which Inductor's passes take their time too, and those before autograd."""
+    lines = [
+        "| model | graph | nodes | Inductor, ms | Triptych, ms | Triptych, us a node | times as fast |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in filter(lambda row: row.is_compared, rows):
+        per_node = 1e6 * row.ours / row.nodes
+        figures = f"{1e3 * row.theirs:.0f} | {1e3 * row.ours:.0f} | {per_node:.0f} | {row.speed:.1f}"
+        lines.append(f"| {row.model} | {row.graph} | {row.nodes} | {figures} |")
+    lines += ["", "| model | graph | nodes | Triptych, ms | us a node |", "|---|---|---:|---:|---:|"]
+    for row in (row for row in rows if not row.is_compared):
+        figures = f"{1e3 * row.ours:.0f} | {1e6 * row.ours / row.nodes:.0f}"
+        lines.append(f"| {row.model} | {row.graph} | {row.nodes} | {figures} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -177,7 +195,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=list(SUBJECTS), help=f"of {', '.join(SUBJECTS)}")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--markdown", action="store_true", help="print a table in Markdown")
+    parser.add_argument("--markdown", action="store_true", help="print tables in Markdown at the end")
     given = parser.parse_args()
     rows = []
     with use_lazy_graph_module(True):
@@ -185,7 +203,9 @@ def main() -> None:
             for row in rows_of(title, given.device, given.repeat):
                 rows.append(row)
                 print(line(row), flush=True)
-    print(summary(compared(rows)))
+    if given.markdown:
+        print(f"\n{markdown(rows)}\n")
+    print(summary([row for row in rows if row.is_compared]))
 
 
 if __name__ == "__main__":
