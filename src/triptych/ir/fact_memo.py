@@ -50,7 +50,7 @@ class _Fact:
     def in_memory_of(self, viewed: torch.Tensor, mode: Any) -> torch.Tensor:
         with _private.without_dispatch_modes(), torch.no_grad():
             memory = torch.empty(0, dtype=self.dtype, device="meta")
-            memory.set_(viewed.untyped_storage(), self.offset, self.shape, self.stride)  # type: ignore[call-overload]
+            memory.set_(viewed.untyped_storage(), self.offset, self.shape, self.stride)
             return _private.FakeTensor(mode, memory.requires_grad_(self.requires_grad), self.device)
 
 

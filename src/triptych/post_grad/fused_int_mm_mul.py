@@ -178,7 +178,7 @@ class FusedIntMmMul(Rule):
                 continue
             chain = Chain.read(program, node)
             if chain is not None:
-                about = {"problem": chain.problem, "about": node}
+                about: dict[str, Any] = {"problem": chain.problem, "about": node}
                 root = node if chain.problem else chain.nodes[-1]
                 a, b = call.args["self"], call.args["mat2"]
                 yield Match.at(program, root, covers=chain.nodes, **about, a=a, b=b, chain=chain)

@@ -144,10 +144,11 @@ def _run_patterns(rewriter: Rewriter, rules: Sequence[Rule], strict: bool, tally
             log.warning("%s: %s", rewriter.pass_name, tally.stop)
             return
         call = program.call(node)
-        if call is None or not (rules := ruleset.at(call.op)):
+        ready = () if call is None else ruleset.at(call.op)
+        if call is None or not ready:
             continue
         operand_ops: list[str] | None = None
-        for rule in rules:
+        for rule in ready:
             tally.tried += 1
             if rule.needs is not None:
                 if operand_ops is None:
