@@ -18,10 +18,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.compilers import nop
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
-from torch._subclasses import fake_tensor
 from torch.fx import GraphModule
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes as without_dispatch_modes
 
 VOCABULARY, LENGTH, BATCH, WIDTH = 1000, 64, 4, 256
 HEADS = WIDTH // 64
@@ -243,11 +240,11 @@ class Captured:
 
 
 def capture(title: str, device: str = "cpu") -> Captured:
-    """The graphs of one training step and of one call in inference, traced on the CPU. For another device the facts of
-    the ATen graphs are changed, and the devices in their calls."""
+    """The graphs of one training step and of one call in inference."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model, inputs = SUBJECTS[title]()
+    model, inputs = model.to(device), {name: tensor.to(device) for name, tensor in inputs.items()}
     captured = Captured()
 
     def partition(gm: GraphModule, inputs: Any, **facts: Any) -> tuple[GraphModule, GraphModule]:
@@ -271,27 +268,4 @@ def capture(title: str, device: str = "cpu") -> Captured:
         model.train(training)
         with torch.set_grad_enabled(training):
             torch.compile(model, backend=backend, fullgraph=True, dynamic=False)(**inputs)
-    for gm in (captured.joint, captured.inference):
-        if device != "cpu" and gm is not None:
-            put_on(gm, torch.device(device, 0))
     return captured
-
-
-def put_on(gm: GraphModule, device: torch.device) -> None:
-    """Make a graph for the CPU one for another device, which need not be there."""
-    fake_tensor.init_gpu_context = lambda *_: None
-
-    def moved(leaf: Any) -> Any:
-        if isinstance(leaf, torch.device):
-            return device
-        if not isinstance(leaf, fake_tensor.FakeTensor):
-            return leaf
-        place = (leaf.storage_offset(), leaf.shape, leaf.stride())
-        memory = torch.empty(0, dtype=leaf.dtype, device="meta").set_(leaf.untyped_storage(), *place)
-        return fake_tensor.FakeTensor(leaf.fake_mode, memory.requires_grad_(leaf.requires_grad), device)
-
-    with without_dispatch_modes():
-        for node in gm.graph.nodes:
-            if "val" in node.meta:
-                node.meta["val"] = pytree.tree_map(moved, node.meta["val"])
-            node.kwargs = {name: moved(value) for name, value in node.kwargs.items()}

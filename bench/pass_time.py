@@ -15,8 +15,7 @@ Our passes before autograd are timed alone: Inductor does next to nothing there.
 
     python bench/pass_time.py [MODEL ...] [--repeat 5] [--device cpu|cuda] [--markdown]
 
-With `--device cuda` the facts of the ATen graphs say that all tensors are on a GPU, which need not be there: passes
-that leave graphs for a CPU alone then have something to do.
+With `--device cuda`, which needs a GPU, passes that leave graphs for a CPU alone have something to do too.
 """
 
 from __future__ import annotations
