@@ -27,9 +27,9 @@ def checkout(tmp_path_factory) -> Path:
     copied = tmp_path_factory.mktemp("checkout")
     shutil.copytree(ROOT / "src", copied / "src", ignore=shutil.ignore_patterns("__pycache__"))
     (copied / "src/triptych/pre_grad/simplify_squares.py").write_text(step(1) + "\n\n" + step(4))
-    pipeline = copied / "src/triptych/pipeline.py"
+    pipeline = copied / "src/triptych/pipeline/pre_grad.py"
     text = pipeline.read_text()
-    text = text.replace("from .rewrite.passes", "from .pre_grad.simplify_squares import SimplifySquares\nfrom .rewrite.passes", 1)
+    text = text.replace("from .entries", "from ..pre_grad.simplify_squares import SimplifySquares\nfrom .entries", 1)
     text = re.sub(r"(?<=^PRE_GRAD: list\[Entry\] = \[\n)(?:.*\n)*?    RemoveNoopPass,\n", lambda m: m[0] + "    SimplifySquares,\n", text, flags=re.MULTILINE)
     assert text.count("SimplifySquares") == 2
     pipeline.write_text(text)
