@@ -92,13 +92,12 @@ def steps(stage: str, options: Options) -> list[Entry]:
 
 
 def _runs(entry: Entry, options: Options) -> bool:
-    runs = isinstance(entry, Hook) or entry.default
     if not (options.add_passes or options.remove_passes):  # the families are in a list of stage 3
-        return runs
+        return isinstance(entry, Hook) or entry.default
     names = {entry.name, *families_of(entry)}
     if not names.isdisjoint(options.remove_passes):
         return False
-    return runs or not names.union(entry.parts).isdisjoint(options.add_passes)
+    return isinstance(entry, Hook) or entry.default or not names.union(entry.parts).isdisjoint(options.add_passes)
 
 
 def families_of(entry: Entry) -> list[str]:
