@@ -77,8 +77,9 @@ docs: catalogue $(VENV)/.docs-installed
 	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
 	@echo 'docs/_build/html/index.html'
 
+# CATALOGUE_ARGS=--check writes nothing and fails where a page is stale
 catalogue: $(VENV)/.installed
-	$(BIN)/python docs/catalogue.py
+	$(BIN)/python docs/catalogue.py $(CATALOGUE_ARGS)
 
 report: report/node_modules/.installed
 	cd report && npm run --silent check && npm run --silent build

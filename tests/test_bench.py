@@ -108,9 +108,11 @@ def _is_free(path: Path) -> bool:
         return True
 
 
-def test_the_readme_shows_the_saved_figures():
-    saved = Path(tables.__file__).with_name("results") / "suite-cuda"
-    assert tables.for_readme(*tables.load(saved)) in (Path(__file__).parent.parent / "README.md").read_text()
+def test_readme_and_documentation_show_the_saved_figures():
+    root = Path(__file__).parent.parent
+    run = tables.load(Path(tables.__file__).with_name("results") / "suite-cuda")
+    assert tables.for_docs(*run) in (root / "docs/benchmarks.md").read_text()
+    assert tables.headline(*run) in " ".join((root / "README.md").read_text().split("\n"))
 
 
 # ---- processes ----

@@ -14,7 +14,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from .. import _private
-from ..arguments import require_model
+from ..arguments import hint_to_unpack, require_keywords, require_model, require_switches
 from ..backend import compile_fx
 from ..errors import TriptychError, UnknownName
 from ..options import Options
@@ -53,8 +53,12 @@ def explain(
     not given here are taken from that call of `torch.compile`: `dynamic` and `fullgraph`, and, if the backend is the
     same, also `mode` and `options`.
     """
+    require_model(model, "explain")
+    require_switches("explain", train=train, stock=stock, dynamic=dynamic, fullgraph=fullgraph)
+    require_keywords(explain, model, kwargs)
     settings = CompileSettings(backend, options, mode, dynamic, fullgraph)
-    explanation = observed_run(model, args, kwargs, train=train, settings=settings).explanation
+    with hint_to_unpack(model, args):
+        explanation = observed_run(model, args, kwargs, train=train, settings=settings).explanation
     if stock:
         # `mode` is torch.compile's, so Inductor's as well; `options` are not
         same = CompileSettings("inductor", None, mode, dynamic, fullgraph)

@@ -7,6 +7,7 @@ program, or none if it has no tensor operation.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import threading
 import time
@@ -204,11 +205,18 @@ class FrameLog:
             self._frames.append(frame)
         frame.seconds = figures.entire_frame_compile_time_s or 0.0
         frame.times = times or CompileTimes()
-        frame.reason = guard_failure(figures.recompile_reason or "")
+        if self._own_thread is None or self._was_compiled_before(frame):
+            frame.reason = guard_failure(figures.recompile_reason or "")
         if figures.fail_type:
             where = source_of(figures.fail_user_frame_filename or "", figures.fail_user_frame_lineno or 0)
             failure = in_one_line(figures.fail_reason or figures.fail_type)
             frame.failure = f"{where}: {failure}" if where else failure
+
+
+    def _was_compiled_before(self, frame: Frame) -> bool:
+        """Was the same frame compiled earlier in this log? What the user's program compiled before does not count."""
+        earlier = itertools.takewhile(lambda one: one is not frame, self._frames)
+        return frame.compile_id.partition("/")[0] in {one.compile_id.partition("/")[0] for one in earlier}
 
 
 def frames_of(sessions: Sequence[Session], frames: Sequence[Frame]) -> list[Frame | None]:

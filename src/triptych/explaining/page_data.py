@@ -11,7 +11,7 @@
     passes: {program, stage, graph, place, name, purpose, effect, changed, error, note, rewrites, tried, matched,
         before, after (node counts), seconds, stop, fired: [[rule, count, formula, effect]],
         declines: [{rule, reason, count, sites: [[node, source line]]}],
-        decisions: [{rule, node, before, after (seconds), source}], listing, versions: [from, to],
+        decisions: [{rule, node, before, after (seconds), source}], those that matter, listing, versions: [from, to],
         change: {gemms, bytes, seconds}, what it changed in the estimates}
     timelines: of graphs that communicate: {program, graph, before, after}
         before, after: {seconds, computation, communication, exposed, collectives: {kind: count},
@@ -242,6 +242,7 @@ class _Report:
                     "source": ", ".join([decision.source, *decision.reasons]),
                 }
                 for decision in record.decisions
+                if decision.matters
             ],
             "listing": listing,
             "versions": list(record.versions),

@@ -45,7 +45,7 @@ def render(explanation: Explanation) -> Iterator[RenderableType]:
         yield _communication(explanation)
     for warning in explanation.warnings:
         yield Text(f"! {warning}", style="yellow")
-    decided = [decision for record in explanation.passes for decision in record.decisions]
+    decided = [decision for record in explanation.passes for decision in record.decisions if decision.matters]
     if decided:
         yield Text("\nCosts of what was done", style="bold")
         yield _decisions(decided)
@@ -105,7 +105,7 @@ def _table(explanation: Explanation) -> Table:
         table.add_column("declined", str(explanation.declined), justify="right")
     else:
         # Inductor does not say how many rewrites a pass made, only the graphs do
-        table.add_column("changed", str(sum(r.changed for r in explanation.passes)), justify="right")
+        table.add_column("changed", str(len(explanation.changed)), justify="right")
     table.add_column("nodes", justify="right", no_wrap=True)
     table.add_column("time", duration(explanation.seconds), justify="right", no_wrap=True)
 

@@ -20,7 +20,7 @@ from ..ir.origins import given_tensor
 from ..ir.program import Program
 from ..ir.text import text
 from ..pipeline import Hook, steps
-from ..rewrite.driver import Tally, run_rules
+from ..rewrite.driver import Tally, refusals, run_rules
 from ..rewrite.passes import Pass, pass_with_options
 from ..rewrite.record import Decline
 from ..rewrite.rewriter import Rewriter
@@ -30,7 +30,8 @@ from .culprit import Rewrite, first_bad, last_rewrite
 from .custom_passes import call_custom, custom_steps, name_of
 from .node_lines import node_lines
 from .record import Listing, PassRecord
-from .session import Session
+from .returned_graphs import WrongResult
+from .session import Session, is_watched
 from .torch_bisector import disabled_by_bisector
 from .torch_tools import timed_pass, timed_stage
 
@@ -156,6 +157,9 @@ class _StageRunner:
         for problem in tally.errors:
             record.error = problem
             self.session.warnings.append(f"{record.name}: {problem.partition(chr(10))[0]}")
+        if tally.refused and not is_watched():
+            for line in refusals(tally, self.graph):
+                log.warning("%s: %s", record.name, line)
         self._close(record, before, backup, pass_)
 
     def run_custom(self, hook: str, custom: Callable[..., Any], before: Contract | None) -> None:
@@ -176,6 +180,8 @@ class _StageRunner:
             self.gm.graph.lint()
         except Exception as error:
             self.gm.graph = backup.graph()
+            if isinstance(error, WrongResult):
+                raise RuleError(f"{hook}: {name} {error}") from error
             if self.session.options.verify == "each":
                 raise RuleError(f"{hook}: {name} raised {type(error).__name__}: {error}") from error
             self._failed(record, f"{hook}: {name}", error)

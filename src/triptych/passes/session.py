@@ -61,6 +61,8 @@ class Session:
     buffers: KnownBuffers | None = None
     """What the buffers of the program hold, if they may be read."""
     records: list[PassRecord] = field(default_factory=list)
+    logged: int = 0
+    """How many of the records the log has summed up."""
     graphs: dict[str, GraphModule] = field(default_factory=dict)
     kernels: dict[str, str] = field(default_factory=dict)
     kernel_nodes: dict[str, dict[str, list[str]]] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _private
 from ..errors import UnknownName
-from ..options import ADD_RULES, NAMES, Options
+from ..options import NAMES, Options
 from .entries import Entry, Hook
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ __all__ = [
     "AFTER_PARTITION", "BEFORE_CODEGEN", "BEFORE_PARTITION", "COMMUNICATION", "FAMILIES", "FREEZE", "JOINT",
     "POST_GRAD", "POST_GRAD_FUSIONS", "PRE_GRAD", "PRE_GRAD_OPTIONAL", "STAGES", "Entry", "Hook", "Options",
     "default_rule_names", "families_of", "inductor_settings", "option_defaults", "pass_names", "required_names",
-    "rule_names", "stage_entries", "stages_of_rules", "steps",
+    "rule_names", "stage_entries", "steps",
 ]  # fmt: skip
 
 _LISTS = {
@@ -151,12 +151,6 @@ def required_names() -> frozenset[str]:
 
 
 @functools.cache
-def stages_of_rules() -> frozenset[str]:
-    """Stages in which the user's rules run."""
-    return frozenset(stage for stage, entries in STAGES.items() if any(e.name == ADD_RULES for e in entries))
-
-
-@functools.cache
 def inductor_settings() -> dict[str, Any]:
     """The settings of Inductor's code generator, with the types that they are declared with."""
     config = _private.inductor_config
@@ -171,6 +165,5 @@ NAMES.update(
         "pass options": option_defaults,
         "required": required_names,
         "Inductor's settings": inductor_settings,
-        "stages of rules": stages_of_rules,
     }
 )

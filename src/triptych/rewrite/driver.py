@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 
 from torch.fx import Node
 
-from ..errors import RuleError
+from ..errors import RuleError, TriptychError
 from ..ir.refusal import Refusal
 from ..ir.text import line, source_line
 from ..match.matcher import Matcher
 from .record import Decision, Decline, Firing
-from .refusal import NotConcerned, Refused
+from .refusal import Declined, NotConcerned, Refused
 from .rewriter import Rewriter
 from .rule import CompiledRule, Match, Rule, compiled
 
@@ -35,6 +35,8 @@ class Tally:
     decisions: list[Decision] = field(default_factory=list)
     sites: list[Firing] | None = None
     """Where rules fired; None if that is not recorded."""
+    refused: dict[tuple[str, str], str] = field(default_factory=dict)
+    """By rule and node: why the rewriter refused what a rule of the user's built."""
     errors: list[str] = field(default_factory=list)
     stop: str = "nothing to do"
     endless: tuple[str, ...] = ()
@@ -83,7 +85,7 @@ def _can_be_compiled(rewriter: Rewriter, rule: Rule, strict: bool, tally: Tally)
     try:
         compiled(rule)
     except Exception as error:
-        if strict:
+        if strict or is_wrong_use(rule, error):
             message = f"{type(error).__name__}: {error}"
             raise RuleError(f"pass {rewriter.pass_name}, pattern of rule {rule.name}: {message}") from error
         _report_failure(rewriter, rule, " while its pattern was built", error, tally)
@@ -97,7 +99,7 @@ def _run_sites(rewriter: Rewriter, rule: CompiledRule, strict: bool, tally: Tall
         try:
             match = next(sites, None)
         except Exception as error:
-            if strict:
+            if strict or is_wrong_use(rule.rule, error):
                 message = f"{type(error).__name__}: {error}"
                 raise RuleError(f"pass {rewriter.pass_name}, sites of rule {rule.name}: {message}") from error
             _report_failure(rewriter, rule, " while it looked for sites", error, tally)
@@ -203,17 +205,21 @@ def _try(
     tally.matched += 1
     names = (rule.name,) if match.names is None else match.names
     what = next(iter(names), rule.name)
+    checked = False
     try:
         rule.check(match)
+        checked = True
         created = _rewrite(rewriter, rule, match)
     except NotConcerned:
         tally.matched -= 1
         return False
     except Refused as refused:
+        if checked and rule.rule.of_user and not isinstance(refused, Declined):
+            tally.refused[what, node.name] = refused.reason
         return Decline.of(refused.refusal, what, node, len(match.nodes))
     except Exception as error:
         message = f"{type(error).__name__}: {error}"
-        if strict:
+        if strict or is_wrong_use(rule.rule, error):
             raise RuleError(f"pass {rewriter.pass_name}, rule {rule.name}: {message}\n  at {line(node)}") from error
         _report_failure(rewriter, rule, f" at {node.name}", error, tally)
         return Decline.of(Refusal(f"raised {message}"), what, node, len(match.nodes), raised=True)
@@ -227,7 +233,27 @@ def _try(
     if match.decision is not None:
         tally.decisions.append(replace(match.decision, rule=what, node=node.name))
     tally.declines.pop((what, node.name), None)
+    tally.refused.pop((what, node.name), None)
     return True
+
+
+def is_wrong_use(rule: Rule, error: Exception) -> bool:
+    """A user's rule that names what does not exist will never do what it should: the compile does not go on."""
+    return rule.of_user and isinstance(error, TriptychError)
+
+
+def refusals(tally: Tally, graph: str) -> list[str]:
+    """For each rule of the user's whose rewrites the rewriter refused: how many sites of the graph, and why."""
+    by_rule: dict[str, list[str]] = {}
+    for (rule, _), reason in tally.refused.items():
+        by_rule.setdefault(rule, []).append(reason)
+    lines = []
+    for rule, reasons in by_rule.items():
+        matched = tally.fired[rule] + len(reasons)
+        some = f" at {len(reasons)} of them" if tally.fired[rule] else ""
+        sites = f"{matched} site{'s' * (matched != 1)} of the {graph} graph"
+        lines.append(f"{rule} matched {sites}, refused{some}: {reasons[0]}; see triptych.why_not")
+    return lines
 
 
 def _rewrite(rewriter: Rewriter, rule: CompiledRule, match: Match) -> list[Node]:
