@@ -44,8 +44,8 @@ def checkout(tmp_path_factory) -> Path:
     new.write_text("".join(sorted(lines, key=lambda line: not re.match("import |from ", line))))  # imports at the top
     (after,) = re.findall(r"`PRE_GRAD`, after\s+`(\w+)`", GUIDE)
     (row,) = re.findall(r"`(\"simplify_squares\": \w+,)`", GUIDE)
-    edit(sources / "pipeline.py", r"(?=^from .rewrite.passes)", "from .pre_grad.simplify_squares import SimplifySquares\n")
-    edit(sources / "pipeline.py", rf"^PRE_GRAD: list\[Entry\] = \[\n(.*\n)*?    {after},.*\n", "    SimplifySquares,\n")
+    edit(sources / "pipeline/pre_grad.py", r"(?=^from .entries)", "from ..pre_grad.simplify_squares import SimplifySquares\n")
+    edit(sources / "pipeline/pre_grad.py", rf"^PRE_GRAD: list\[Entry\] = \[\n(.*\n)*?    {after},.*\n", "    SimplifySquares,\n")
     edit(sources / "passes/effects.py", r"^EFFECT_OF_PASS: .*\n", f"    {row}\n")
     return copied
 

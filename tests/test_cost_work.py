@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from triptych.cost import UNKNOWN, Call, Moved, Operand, Product, Work, read_and_written
+from triptych.cost import UNKNOWN, Moved, Operand, OperatorCall, Product, Work, read_and_written
 from triptych.cost.decision import choose
 from triptych.cost.device import USUAL
 
@@ -52,7 +52,7 @@ def test_a_transposed_operand_keeps_its_memory():
 
 
 def test_the_host_may_be_slower_than_the_device():
-    call = Call("an operator", (Operand.contiguous((8,), f32),), through_python=True)
+    call = OperatorCall("an operator", (Operand.contiguous((8,), f32),), through_python=True)
     assert Work.of(GPU, call).seconds(USUAL) == USUAL.operator
     assert Work.of(GPU, call, Moved(1e9)).seconds(USUAL) > USUAL.operator
 
@@ -127,11 +127,11 @@ def test_a_call_may_do_the_work_of_other_parts():
     """The model knows those, and the clock times the call itself."""
     x, w = Operand.contiguous((64, 32), bf16), Operand.contiguous((128, 32), bf16)
     product, copy = Product(x, w.mT), Moved(1 << 20)
-    call = Call("an operator", (x, (w,)), does=(product, copy), precision=bf16, rate=0.5)
+    call = OperatorCall("an operator", (x, (w,)), does=(product, copy), precision=bf16, rate=0.5)
     assert (call.bytes, call.flops) == (product.bytes + copy.bytes, product.flops)
     assert call.seconds(USUAL) == pytest.approx(2 * (product.seconds(USUAL) + copy.seconds(USUAL)))
     assert call.memory >= 2 * (call.bytes + x.span + w.span)
-    assert call.question(GPU) == "Call(operator=an operator, operands=[bf16[64, 32], [bf16[128, 32]]])"
+    assert call.question(GPU) == "OperatorCall(operator=an operator, operands=[bf16[64, 32], [bf16[128, 32]]])"
 
 
 def test_a_matrix_for_each_of_a_batch_is_in_memory_once():

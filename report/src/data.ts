@@ -58,6 +58,9 @@ export interface Pass {
   change: Partial<Size>;
 }
 
+/** A part of the time of a compile; the parts do not overlap, and together they are the whole. */
+export type Phase = [name: string, title: string, seconds: number];
+
 export interface Frame {
   id: string;
   what: string;
@@ -68,6 +71,8 @@ export interface Frame {
   seconds: number;
   backward: number;
   programs: number[];
+  times: Phase[];
+  backwardTimes: Phase[];
 }
 
 export interface Comparison {

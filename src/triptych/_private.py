@@ -220,8 +220,9 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "compile_lock": "torch._dynamo.convert_frame:compile_lock",
         # why graphs were broken, in order; Dynamo appends to it
         "graph_break_reasons": "torch._dynamo.utils:graph_break_reasons",
-        # figures of the last compiles: which function, why again, why it failed, how long it took
+        # figures of the last compiles: which function, why again, why it failed, how long; where their steps are logged
         "get_compilation_metrics": "torch._dynamo.utils:get_compilation_metrics",
+        "dynamo_utils": "torch._dynamo.utils",
         # what torch.compile makes of a model: settings, and the backend inside its wrappers
         "DynamoContext": "torch._dynamo.eval_frame:_TorchDynamoContext",
         "innermost_backend": "torch._dynamo.eval_frame:innermost_backend",
@@ -300,8 +301,7 @@ def autograd_cache_arguments(shared: Any) -> dict[str, Any]:
 @contextlib.contextmanager
 def plain_torch() -> Iterator[None]:
     """Inside, tensors are real and on the CPU unless a device is named, whatever modes the caller has on."""
-    modes = (__getattr__("without_torch_function"), __getattr__("without_dispatch_modes"))
-    with modes[0](), modes[1](), torch.inference_mode(False):
+    with __getattr__("without_torch_function")(), __getattr__("without_dispatch_modes")(), torch.inference_mode(False):
         yield
 
 

@@ -29,7 +29,7 @@ from .partition import partition
 from .passes.custom_passes import name_of
 from .passes.manager import run_stage
 from .passes.session import Session, open_session
-from .passes.torch_tools import log_compiled, log_graph, log_loaded, provenance
+from .passes.torch_tools import log_compiled, log_graph, log_loaded, provenance, timed_stage
 from .spmd_check import require_same_collectives
 from .weak_references import dropping_references
 
@@ -200,7 +200,8 @@ def compile_flow(
         joint = run_stage("before_partition", joint, session, graph="joint", example_inputs=inputs)
         given = [fact(n) for n in joint.graph.find_nodes(op="placeholder") if not is_tangent(n)]
         session.activity = "partitioning the joint graph"
-        forward, backward = partition(joint, inputs, **facts)
+        with timed_stage("partition"):
+            forward, backward = partition(joint, inputs, **facts)
         forward.meta[BACKWARD] = Backward(backward, facts["num_fwd_outputs"])
         run_stage("after_partition", forward, session, graph="forward")
         del forward.meta[BACKWARD]

@@ -178,20 +178,23 @@ class Options:
 
     def check_names(self) -> None:
         """Names of passes and rules, and the options of passes, must exist."""
-        passes, own = NAMES["passes"](), {one.rule_name() for one in self.custom_passes(ADD_RULES)}
-        _require_known("pass", self.add_passes, passes | NAMES["rules that run"]())
+        own = {one.rule_name() for one in self.custom_passes(ADD_RULES)}
+        # each list of names is asked for only if it is needed: it is read from the passes, all of which are imported
+        if self.add_passes:
+            _require_known("pass", self.add_passes, NAMES["passes"]() | NAMES["rules that run"]())
         for one in self.custom_passes(ADD_RULES):
             _require_known(f"stage for the rule {one.rule_name()}", one.stages, STAGES_OF_RULES)
-        _require_known("pass or rule", self.remove_passes, passes | NAMES["rules"]() | own)
+        if self.remove_passes:
+            _require_known("pass or rule", self.remove_passes, NAMES["passes"]() | NAMES["rules"]() | own)
         for name in self.remove_passes:
             if name in NAMES["required"]():
                 raise TriptychError(f"{name} cannot be removed: what follows it cannot do without it")
-        defaults = NAMES["pass options"]()
-        for name in self.pass_options:
-            if name not in defaults:
-                raise _unknown_option(name)
-        for name, value in self.pass_options.items():
-            _require_kind(name, value, defaults[name])
+        if self.pass_options:
+            defaults = NAMES["pass options"]()
+            for name, value in self.pass_options.items():
+                if name not in defaults:
+                    raise _unknown_option(name)
+                _require_kind(name, value, defaults[name])
         if self.inductor_options:  # only then: the names are in a module of Inductor's
             settings = NAMES["Inductor's settings"]()
             _require_known("option of Inductor", self.inductor_options, settings)

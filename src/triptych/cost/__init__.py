@@ -6,10 +6,10 @@ From that description come the modelled time with its error, the question that i
 
 from ..ir.sizes import bytes_of, size_hint
 from .device import DeviceModel, device_model
-from .parts import UNKNOWN, Call, Moved, Operand, Part, Product, Waiting, read_and_written
+from .parts import UNKNOWN, Moved, Operand, OperatorCall, Part, Product, Waiting, read_and_written
 from .work import Work
 
 __all__ = [
-    "UNKNOWN", "Call", "DeviceModel", "Moved", "Operand", "Part", "Product", "Waiting", "Work", "bytes_of",
+    "UNKNOWN", "OperatorCall", "DeviceModel", "Moved", "Operand", "Part", "Product", "Waiting", "Work", "bytes_of",
     "device_model", "read_and_written", "size_hint",
 ]  # fmt: skip

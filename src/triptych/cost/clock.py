@@ -14,7 +14,7 @@ import itertools
 import logging
 import math
 import platform
-import time
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,18 +67,18 @@ Times = tuple[Clocked, ...]
 _known: dict[str, Times] = {}
 
 
-@dataclass
-class Tuning:
-    """What measurements have cost this process."""
-
-    seconds: float = 0.0
-    asked: int = 0
-    """Questions."""
-    measured: int = 0
-    """Those that were answered by a measurement now."""
+MEASURING = "triptych.tuning"
+"""The step of a compile, in torch's trace, in which something is measured."""
 
 
-tuning = Tuning()
+class _Questions(threading.local):
+    """Of this thread: how many questions were asked, and how many of them were answered without a measurement."""
+
+    asked = 0
+    answered = 0
+
+
+questions = _Questions()
 
 
 def measuring_allowed() -> bool:
@@ -158,13 +158,13 @@ def _on_cpu(old: Work, new: Work) -> tuple[Clocked, Clocked] | None:
     if not all(alike) or max(modelled) > LONGEST_ON_CPU or needed >= HOST_BYTES:
         return None
     device = torch.device("cpu")
-    questions = [" + ".join(_counted(part.question(device) for part in parts)) for parts in alike]
+    texts = [" + ".join(_counted(part.question(device) for part in parts)) for parts in alike]
 
     def measure() -> list[list[float]] | None:
         runs = [_together(parts, device) for parts in alike]
         return None if None in runs else rounds_in_turns([run for run in runs if run is not None])
 
-    times = _ask(device, questions, modelled, measure)
+    times = _ask(device, texts, modelled, measure)
     if not times:
         return None
     forms = []
@@ -200,25 +200,24 @@ def _nowhere(name: str, question: str) -> float | None:
 
 
 def _ask(
-    device: torch.device, questions: Sequence[str], modelled: Sequence[float],
+    device: torch.device, texts: Sequence[str], modelled: Sequence[float],
     measure: Callable[[], list[list[float]] | None], known_elsewhere: Callable[[str, str], float | None] = _nowhere,
 ) -> Times:  # fmt: skip
     """The answer to questions that are asked together; empty if there is none. `measure` returns the rounds of each."""
     name = device_name(device)
-    question = " / ".join(questions)
+    question = " / ".join(texts)
     key = f"{name} | torch {torch.__version__} | {question}"
-    tuning.asked += 1
+    questions.asked += 1
     if key not in _known:
         for stored, times in stored_answers().items():
             _known.setdefault(stored, times)  # what this process has used once, it goes on using
     if key not in _known and (brought := known_elsewhere(name, question)) is not None:
         _known[key] = (Clocked(brought),)
-    if key not in _known:
-        start = time.perf_counter()
-        with _private.dynamo_timed("triptych.tuning"):
+    if key in _known:
+        questions.answered += 1
+    else:
+        with _private.dynamo_timed(MEASURING):
             _known[key] = _measured(device, key, question, modelled, measure)
-        tuning.seconds += time.perf_counter() - start
-        tuning.measured += 1
     return _known[key]
 
 

@@ -286,7 +286,7 @@ def _with_rows(matrix: Operand, rows: int) -> Operand:
 
 
 @dataclass(frozen=True)
-class Call(Part):
+class OperatorCall(Part):
     """An operator as it stands, such as one of our own kernels: the model knows what it moves and multiplies."""
 
     operator: Any

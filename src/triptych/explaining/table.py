@@ -15,6 +15,7 @@ from ..cost.decision import Decision
 from ..passes.record import PassRecord
 from ..passes.session import Session
 from .comparison import figures
+from .compile_times import compile_lines
 from .frames import in_order
 from .phrases import CHANGED, FAILED, count, data_size, duration, nothing, place, summary, title
 
@@ -35,6 +36,8 @@ def render(explanation: Explanation) -> Iterator[RenderableType]:
         yield _frames(explanation)
     if explanation.sessions:
         yield _table(explanation)
+    for line in compile_lines(frames):
+        yield Text(line, style="dim")
     if explanation.stock is not None:
         yield _comparison(explanation, explanation.stock)
     if explanation.timelines:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+from torch.fx import Node
 
-from ..cost import UNKNOWN, Call, Work
+from ..cost import UNKNOWN, OperatorCall, Work
 from ..cost.decision import choose
 from ..cost.device import HALF
-from ..ir.facts import known, known_equal
+from ..ir.calls import Call
+from ..ir.facts import known, known_equal, tensor_fact
+from ..ir.program import Program
 from ..kernels.capture import is_launched
 from ..kernels.registry import triton_is_there
 from ..match.pattern import Tensor
@@ -41,6 +44,10 @@ class UnalignedLinear(Rule):
 
     def pattern(self, op, x: Tensor, w: Tensor, b: Tensor):
         return op.any_of(op.matmul(x, w), op.addmm(b, x, w))
+
+    def concerns(self, program: Program, node: Node, call: Call) -> bool:
+        result = tensor_fact(node)
+        return result is not None and result.dtype in HALF
 
     def check(self, m, x, w, b):
         m.applies(m.root.known and x.known and w.known and x.rank == w.rank == 2 and x.dtype in HALF)
@@ -84,7 +91,7 @@ class UnalignedLinear(Rule):
 def _kernel(site: Site) -> Work:
     m, k, n = site.sizes
     dtype = site.left.dtype
-    product = Call(
+    product = OperatorCall(
         torch.ops.triptych.parallel_linear.default, (site.left, (site.right.mT,), (), None),
         produced=m * n * dtype.itemsize, work=2.0 * m * n * k, precision=dtype, rate=RATE, error=UNKNOWN,
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,9 @@ import torch
 from .. import _private
 
 LIBRARY = torch.library.Library("triptych", "FRAGMENT")
+
+# torch notes the line of each registration. To find it, `inspect` would search all modules for the one of this file
+getattr(inspect, "modulesbyfile", {}).setdefault(__file__, __name__)
 
 CUDA_FORMS: dict[str, Callable[..., Any]] = {}
 """The CUDA implementations, by the name of the operator."""

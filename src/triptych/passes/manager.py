@@ -8,12 +8,11 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.fx import GraphModule
 
 from .. import _private
-from ..communication.timeline import Timeline, timeline
 from ..errors import RuleError, TriptychError, VerificationError
 from ..ir.fingerprint import fingerprint
 from ..ir.graph_copies import GraphState
@@ -26,7 +25,6 @@ from ..rewrite.passes import Pass, pass_with_options
 from ..rewrite.record import Decline
 from ..rewrite.rewriter import Rewriter
 from ..rules.stable_topological_sort import StableTopologicalSort
-from ..verify.numerics import NumericCheck
 from ..verify.structure import Contract, contract, interface, require_interface, verify
 from .culprit import Rewrite, first_bad, last_rewrite
 from .custom_passes import call_custom, custom_steps, name_of
@@ -36,6 +34,10 @@ from .returned_graphs import WrongResult
 from .session import Session, is_watched
 from .torch_bisector import disabled_by_bisector
 from .torch_tools import timed_pass, timed_stage
+
+if TYPE_CHECKING:
+    from ..communication.timeline import Timeline
+    from ..verify.numerics import NumericCheck
 
 log = logging.getLogger("triptych")
 
@@ -198,9 +200,13 @@ class _StageRunner:
         return program
 
     def new_timeline(self) -> Timeline | None:
+        from ..communication.timeline import timeline  # needed only if the compile is observed
+
         return timeline(self.gm.graph, self.session.options.link)
 
     def open_numbers(self) -> NumericCheck:
+        from ..verify.numerics import NumericCheck  # needed only with the option `verify`
+
         origins = self.session.origins
         return NumericCheck(self.gm, self.inputs, given_tensor if origins is None else origins.tensor)
 

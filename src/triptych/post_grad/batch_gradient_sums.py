@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..cost import UNKNOWN, Call, Moved, Operand, Part, Work, bytes_of, device_model
+from ..cost import UNKNOWN, Moved, Operand, OperatorCall, Part, Work, bytes_of, device_model
 from ..ir.facts import is_contiguous, is_static, tensor_of
 from ..ir.partitioned import returns_gradients
 from ..ir.program import Program
@@ -220,7 +220,7 @@ def _views_that_are_returned(program: Program, node: Node) -> tuple[Node, ...] |
 
 
 @dataclass(frozen=True)
-class SumsOfParts(Call):
+class SumsOfParts(OperatorCall):
     """One launch of the operator. Whether it is quicker than a kernel for each sum is measured once for a device."""
 
     def like(self) -> Part:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..cost import Call, Moved, Operand, Work, bytes_of
+from ..cost import Moved, Operand, OperatorCall, Work, bytes_of
 from ..cost.device import FEW_OPERANDS
 from ..ir.facts import fact
 from ..ir.program import Program
@@ -57,7 +57,7 @@ class CatInOneLaunch(Rule):
         # not measured: the time of Inductor's kernel is unknown before it is generated
         generated = Work.of(facts[0].device, Moved(moved, operands=len(tensors)), by_clock=False)
         is_called = not m.program.options.cuda_graphs
-        call = Call(CAT, (operands, _dim(m.root.node)), produced=moved / 2, through_python=is_called)
+        call = OperatorCall(CAT, (operands, _dim(m.root.node)), produced=moved / 2, through_python=is_called)
         m.pays(generated, Work.of(facts[0].device, call))
 
     def rewrite(self, op, m):

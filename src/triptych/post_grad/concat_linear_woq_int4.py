@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..cost import UNKNOWN, Call, Operand, Work, size_hint
+from ..cost import UNKNOWN, Operand, OperatorCall, Work, size_hint
 from ..cost.parts import MODEL_ERROR
 from ..ir.facts import is_static, tensor_fact, tensor_of
 from ..ir.program import Program
@@ -98,7 +98,8 @@ class ConcatLinearWoqInt4(Rule):
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
-        for run in runs_with_one_key(program, _read, _key):
+        nodes = program.graph.find_nodes(op="call_function", target=INT4_MM)
+        for run in runs_with_one_key(program, _read, _key, nodes):
             if len(run.members) < 2:
                 problem = Refusal("the input or a weight is written between the layers", at=run.disturbed_by)
                 yield from (Match.at(program, m.node, problem=problem) for m in run.members)
@@ -168,11 +169,11 @@ class ConcatLinearWoqInt4(Rule):
     ]  # fmt: skip
 
 
-def _product(x: torch.Tensor, weight: Operand, group_size: int, scales: Operand, error: float) -> Call:
+def _product(x: torch.Tensor, weight: Operand, group_size: int, scales: Operand, error: float) -> OperatorCall:
     """A product with a packed weight."""
     rows, inner = (size_hint(size) for size in x.shape)
     out = weight.shape[0]
-    return Call(
+    return OperatorCall(
         INT4_MM, (Operand.of(x), weight, group_size, scales), produced=rows * out * x.dtype.itemsize,
         work=2.0 * rows * inner * out, precision=x.dtype, error=error,
     )  # fmt: skip

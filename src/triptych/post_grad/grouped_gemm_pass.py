@@ -80,9 +80,8 @@ class GroupedGemm(JoinedWeights):
     """
 
     def read(self, program: Program, node: Node) -> ProductNode | None:
-        result = tensor_fact(node)
-        product = product_of(program, node) if result is not None and result.device.type == "cpu" else None
-        if product is None:
+        product, result = product_of(program, node), tensor_fact(node)
+        if product is None or result is None or result.device.type != "cpu":
             return None
         chains = [_views(program, n) for n in (product.weight, product.bias) if n is not None]
         inner = (*product.inner, *(view for chain in chains for view in chain[:-1]))

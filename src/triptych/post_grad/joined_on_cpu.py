@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from ..cost import Call, Operand, Work, size_hint
+from ..cost import Operand, OperatorCall, Work, size_hint
 from ..ir.facts import tensor_of
 from ..ir.program import Program
 from ..pre_grad.joined_products import ProductGroup
@@ -36,19 +36,20 @@ def joined(tensors: Sequence[torch.Tensor], dim: int) -> Operand:
     return Operand.contiguous(shape, tensors[0].dtype)
 
 
-def concatenated(tensors: Sequence[torch.Tensor], dim: int) -> Call:
+def concatenated(tensors: Sequence[torch.Tensor], dim: int) -> OperatorCall:
     """Concatenating them on each call."""
-    return Call(torch.ops.aten.cat.default, (tuple(map(Operand.of, tensors)), dim), produced=joined(tensors, dim).bytes)
+    operands = (tuple(map(Operand.of, tensors)), dim)
+    return OperatorCall(torch.ops.aten.cat.default, operands, produced=joined(tensors, dim).bytes)
 
 
-def copies(program: Program, group: ProductGroup, copied: Sequence[bool]) -> list[Call]:
+def copies(program: Program, group: ProductGroup, copied: Sequence[bool]) -> list[OperatorCall]:
     """Copying pieces of the joined result: generated code does it in one call."""
     results = [in_rows(tensor_of(m.node)) for m, c in zip(group.members, copied) if c]
     width = sum(map(size_hint, group.sizes))
     pieces = [(result, Operand(result.shape, (width, 1), result.dtype)) for result in results]
     in_one = program.options.codegen == "inductor"
     calls = [pieces] if in_one and pieces else [[piece] for piece in pieces]
-    return [Call(torch.ops.aten._foreach_copy_.default, tuple(zip(*call))) for call in calls]
+    return [OperatorCall(torch.ops.aten._foreach_copy_.default, tuple(zip(*call))) for call in calls]
 
 
 def require_quicker(m: Match, old: Work, new: Work) -> None:

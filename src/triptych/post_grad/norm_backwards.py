@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..cost import Call, Moved, Operand, Work, bytes_of, device_model, read_and_written
+from ..cost import Moved, Operand, OperatorCall, Work, bytes_of, device_model, read_and_written
 from ..ir.facts import is_contiguous, known_equal, tensor_fact, tensor_of
 from ..ir.program import Program
 from ..ir.readers import readers
@@ -92,7 +92,7 @@ class NormBackward:
         given = [None if node is None else Operand.of(tensor_of(node)) for node in self.arguments]
         parts = torch.float32.itemsize * self.blocks * self.columns * -(-self.rows // self.how[0])
         produced = bytes_of(tensor_of(self.result)) + parts
-        kernel = Call(NORM_BACKWARD, (*given, *self.how), produced=produced)
+        kernel = OperatorCall(NORM_BACKWARD, (*given, *self.how), produced=produced)
         return Work.of(self._device, kernel, Moved(parts, launches=0))
 
     @property
@@ -124,7 +124,7 @@ that it does for itself and others may still need."""
 def norm_backwards(program: Program, device: str) -> Iterator[Found]:
     """All of them on devices of this type, in the order of the graph."""
     matcher = Matcher(program)
-    for node in list(program.graph.nodes):
+    for node in program.calls_of("mul"):
         call = None if node._erased else program.call(node)
         result = tensor_fact(node)  # None for a product of sizes
         if call is None or call.op != "mul" or result is None or result.device.type != device:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from ..cost import Call, Operand, Work
+from ..cost import Operand, OperatorCall, Work
 from ..ir.facts import is_static, tensor_fact, tensor_of
 from ..ir.program import ATEN, Program
 from ..ir.refusal import Refusal
@@ -22,6 +22,7 @@ from ..rewrite.examples import declines, fires, lazily
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
 from .joined_products import (
+    PRODUCTS,
     ProductGroup,
     ProductNode,
     copied_pieces,
@@ -101,7 +102,7 @@ class OwnPointers(Rule):
         self.own_pointers = own_pointers
 
     def sites(self, program: Program) -> Iterator[Match]:
-        for run in runs_with_one_key(program, product_of, _key):
+        for run in runs_with_one_key(program, product_of, _key, program.calls_of(*PRODUCTS)):
             members = run.members
             if len(members) > 1 and self._kernel_runs(program, members[0]):
                 group = placed(members)
@@ -152,7 +153,7 @@ def _with_bias(group: ProductGroup) -> list[int] | None:
     return biased if 0 < len(biased) < len(group.members) else None
 
 
-def _kernel(program: Program, group: ProductGroup) -> Call:
+def _kernel(program: Program, group: ProductGroup) -> OperatorCall:
     """All layers of a group in one launch."""
     x, which = tensor_of(group.members[0].x), _with_bias(group)
     biases = tuple(Operand.of(tensor_of(b)) for b in group.biases)
@@ -160,7 +161,7 @@ def _kernel(program: Program, group: ProductGroup) -> Call:
     weights = [weight.mT if m.turned else weight for m, weight in zip(group.members, weights)]
     tensors = (x, *map(tensor_of, (*group.weights, *group.biases)))
     launched = program.options.cuda_graphs or is_launched(program.options, tensors)
-    return Call(
+    return OperatorCall(
         PARALLEL_LINEAR, (Operand.of(x), tuple(weights), biases, which and tuple(which)), precision=x.dtype,
         does=tuple(products(group.members[0].x, [sum(group.sizes)])), through_python=not launched,
     )  # fmt: skip
@@ -179,7 +180,7 @@ class JoinedWeights(Rule):
         return product_of(program, node)
 
     def sites(self, program: Program) -> Iterator[Match]:
-        for run in runs_with_one_key(program, self.read, _key):
+        for run in runs_with_one_key(program, self.read, _key, program.calls_of(*PRODUCTS)):
             members = run.members
             if len(members) < 2:
                 problem = Refusal("a write or a region boundary separates the layers", at=run.disturbed_by)

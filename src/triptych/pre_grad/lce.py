@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from ..cost import Call, Operand, Part, Product, Work, read_and_written, size_hint
+from ..cost import Operand, OperatorCall, Part, Product, Work, read_and_written, size_hint
 from ..cost.device import tf32_is_allowed
 from ..ir.facts import is_static, known_equal, tensor_fact, tensor_of
 from ..ir.program import Program, Value
@@ -108,7 +108,7 @@ def by_kernel(m: Match, x: Value, w: Value, b: Value | None, epilogue: str, adds
     given = (*map(Operand.of, operands), *([None] if b is None else []), epilogue, lies_turned(m))
     does = (for_each_batch(x, w, rate),)
     return Work.of(
-        features.device, Call(LCE, given, does=does, precision=features.dtype, through_python=not launched)
+        features.device, OperatorCall(LCE, given, does=does, precision=features.dtype, through_python=not launched)
     )
 
 
@@ -329,7 +329,7 @@ class FusedLce(Rule):
     exact = False
 
     def sites(self, program: Program) -> Iterator[Match]:
-        for run in runs_with_one_key(program, _member, _key):
+        for run in runs_with_one_key(program, _member, _key, program.calls_of("permute")):
             members = run.members
             group = placed(members) if len(members) > 1 else None
             if group is not None:

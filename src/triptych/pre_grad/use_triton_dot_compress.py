@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from ..cost import Call, Operand, Product, Work
+from ..cost import Operand, OperatorCall, Product, Work
 from ..ir.facts import known_equal
 from ..ir.program import Value
 from ..match.pattern import Tensor
@@ -39,7 +39,7 @@ def check_compression(m: Match, x: Value, scores: Node, w: torch.Tensor) -> None
     compressed = Operand.contiguous((b, d, weight.shape[-1]), x.dtype)
     old = Product(pairs, pairs.mT), Product(Operand.contiguous((b, n, n), x.dtype), weight)
     both = Product(pairs.mT, weight), Product(pairs, compressed)
-    kernel = Call(torch.ops.triptych.dot_compress.default, (pairs, given), does=both, precision=x.dtype)
+    kernel = OperatorCall(torch.ops.triptych.dot_compress.default, (pairs, given), does=both, precision=x.dtype)
     m.pays(Work.of(x.device, old), Work.of(x.device, kernel))
 
 

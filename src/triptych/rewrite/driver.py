@@ -13,6 +13,7 @@ from torch.fx import Node
 
 from ..cost.decision import Decision
 from ..errors import RuleError, TriptychError
+from ..ir.program import Program
 from ..ir.refusal import Refusal
 from ..ir.text import line, source_line
 from ..match.matcher import Matcher
@@ -67,6 +68,7 @@ class RuleSet:
         self.by_op: dict[str, list[CompiledRule]] = {}
         self.anywhere: list[CompiledRule] = []
         self.reach = 1
+        self._at: dict[str, Sequence[CompiledRule]] = {}
         for rule in rules:
             ready = compiled(rule)
             self.reach = max(self.reach, ready.depth)
@@ -76,8 +78,10 @@ class RuleSet:
                 self.anywhere.append(ready)
 
     def at(self, op: str) -> Sequence[CompiledRule]:
-        rules = self.by_op.get(op)
-        return self.anywhere if rules is None else [*rules, *self.anywhere]
+        rules = self._at.get(op)
+        if rules is None:
+            rules = self._at[op] = [*self.by_op.get(op, ()), *self.anywhere]
+        return rules
 
 
 def run_rules(rewriter: Rewriter, rules: Sequence[Rule], *, strict: bool = False, tally: Tally | None = None) -> Tally:
@@ -146,6 +150,8 @@ def _run_sites(rewriter: Rewriter, rule: CompiledRule, strict: bool, tally: Tall
 def _run_patterns(rewriter: Rewriter, rules: Sequence[Rule], strict: bool, tally: Tally) -> None:
     ruleset = RuleSet(rules)
     program = rewriter.program
+    if not ruleset.anywhere and program.nodes_by_op().keys().isdisjoint(ruleset.by_op):
+        return  # no rule could fire
     matcher = Matcher(program)
     work = deque(program.graph.nodes)
     waiting = set(work)
@@ -166,10 +172,19 @@ def _run_patterns(rewriter: Rewriter, rules: Sequence[Rule], strict: bool, tally
             log.warning("%s: %s", rewriter.pass_name, tally.stop)
             return
         call = program.call(node)
-        if call is None:
+        ready = () if call is None else ruleset.at(call.op)
+        if call is None or not ready:
             continue
-        for rule in ruleset.at(call.op):
+        operand_ops: list[str] | None = None
+        for rule in ready:
             tally.tried += 1
+            if rule.needs is not None:
+                if operand_ops is None:
+                    operand_ops = _operand_ops(program, node)
+                if not rule.may_match(call.op, operand_ops):
+                    continue
+            if rule.looks_first and not rule.concerns(program, node, call):
+                continue
             if _apply(rewriter, matcher, rule, node, tally, strict):
                 if node not in captured:
                     of_results[rule.name] += 1
@@ -180,6 +195,11 @@ def _run_patterns(rewriter: Rewriter, rules: Sequence[Rule], strict: bool, tally
                 break
     if tally.fired and not tally.endless:
         tally.stop = "fixpoint"
+
+
+def _operand_ops(program: Program, node: Node) -> list[str]:
+    """The operations that compute the operands of a node."""
+    return [call.op for operand in node.all_input_nodes if (call := program.call(operand)) is not None]
 
 
 def _endless(of_results: Counter[str]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import re
 from abc import ABCMeta
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch.fx import Node
@@ -21,13 +21,14 @@ from ..arguments import what
 from ..cost.decision import Decision, choose
 from ..cost.work import Work
 from ..errors import TriptychError
+from ..ir.calls import Call
 from ..ir.facts import tensor_fact
 from ..ir.gradients import gradient_wanted
 from ..ir.program import Program, Value
 from ..ir.refusal import Refusal
 from ..ir.text import line
 from ..match.matcher import Matcher, PatternMatch
-from ..match.pattern import Pattern
+from ..match.pattern import Either, Operation, Pattern
 from .emit import Emitter
 from .refusal import Declined, NotConcerned, Refused
 from .rule_checks import (
@@ -281,6 +282,11 @@ class Rule(metaclass=RuleType):
             if call is not None and (not ready.root_ops or call.op in ready.root_ops):
                 yield from (Match(program, pattern_match) for pattern_match in matcher.find(ready.roots, node))
 
+    def concerns(self, program: Program, node: Node, call: Call) -> bool:
+        """A quick look at a call before the pattern is matched there, for rules over operations that every graph is
+        full of. False only where `check` would say, by `m.applies`, that the rule does not apply."""
+        return True
+
     if TYPE_CHECKING:  # the parameters are the captures of each rule
         pattern: Callable[..., Any]
         check: Callable[..., None]
@@ -307,10 +313,28 @@ class CompiledRule:
         """The rule has no pattern: it overrides `sites`."""
         self.roots: tuple[Pattern, ...] = () if self.finds_itself else pattern_of(rule.pattern, self.name)
         self.root_ops = self.roots[0].root_ops() if self.roots else frozenset()
+        self.looks_first = type(rule).concerns is not Rule.concerns
+        self.needs = _operand_ops(self.roots[0]) if self.roots else None
         self.depth = max((r.depth() for r in self.roots), default=1)
         known = None if self.finds_itself else captures_of(self.roots)
         self._check = require_captures(rule.check, known)
         self._rewrite = require_captures(rule.rewrite, known)
+
+    def may_match(self, op: str, operand_ops: Collection[str]) -> bool:
+        """Can the pattern match a call of this operation whose operands are results of those operations? Most cannot,
+        and the matcher need not be asked."""
+        if self.needs is None:
+            return True
+        for root, needed in self.needs:
+            if op in root and all(not ops.isdisjoint(operand_ops) for ops in needed):
+                return True
+        return False
+
+    def concerns(self, program: Program, node: Node, call: Call) -> bool:
+        try:
+            return self.rule.concerns(program, node, call)
+        except Exception:  # `check` fails in the same way, and is reported
+            return True
 
     def check(self, match: Match) -> None:
         match.asked_for = self.rule.asked_for
@@ -368,6 +392,17 @@ class CompiledRule:
             if other.device != first.device and other.dim() != 0 and first.dim() != 0:
                 sentence = "different devices {wanted} and {found}"
                 raise Refused(sentence, at=node, wanted=first.device, found=other.device)
+
+
+def _operand_ops(root: Pattern) -> list[tuple[frozenset[str], list[frozenset[str]]]] | None:
+    """For each alternative of a pattern: the operations that its root can call, and, for each operand of which the
+    pattern says what computes it, the operations that can. None if operands do not tell whether the pattern matches."""
+    needs = []
+    for option in root.options if isinstance(root, Either) else (root,):
+        if not isinstance(option, Operation):
+            return None
+        needs.append((option.root_ops(), [ops for c in option.children() if (ops := c.root_ops())]))
+    return needs if any(operands for _, operands in needs) else None
 
 
 _COMPILED: dict[Any, CompiledRule] = {}
