@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import triptych
+from triptych.cost import Product, Work, clock
 from triptych.explaining.compile_events import CompileEvents
 from triptych.explaining.compile_times import (
     MOST_FRAMES,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from ..cost import Operand, Part, Product, parts, read_and_written
+from ..cost import Operand, OperatorCall, Part, Product, read_and_written
 from ..ir.calls import Call
 from ..ir.facts import known_equal, tensor_fact, tensor_of
 from ..ir.program import ATEN, Program, Value
@@ -190,7 +190,7 @@ def _one_launch(members: Sequence[Member]) -> Part:
     """Linear layers of any sizes, after a kernel that passes their sizes and addresses."""
     nodes = [[m.data[0] for m in members], *zip(*(m.weights for m in members))]
     operands = tuple(tuple(Operand.of(tensor_of(n)) for n in each if n is not None) for each in nodes)
-    return parts.Call(
+    return OperatorCall(
         torch.ops.triptych.group_linear.default, operands, does=tuple(map(_linear_layer, members)), rate=1 / SLOWER,
         precision=tensor_of(members[0].node).dtype, launches=2, through_python=True,
     )  # fmt: skip
