@@ -16,10 +16,11 @@ from torch.fx import Node
 from ..ir.calls import read
 from ..ir.facts import fact, tensor_fact
 from ..ir.sizes import bytes_of, elements, size_hint
-from ..ir.traits import is_gemm, is_view
+from ..ir.traits import is_view
+from ..ir.work import ADDED_FIRST, declared_work, product_name
 from .device import DeviceModel, device_model
 
-ATTENTION = "scaled_dot_product"
+ATTENTION = ("scaled_dot_product", "flex_attention", "flash_attention", "efficient_attention")
 BACKWARD_WORK = {"attention": 2.5, "convolution": 2.0}
 """Arithmetic of a backward relative to its forward."""
 
@@ -56,9 +57,10 @@ def group_cost(
     read_nodes: dict[Node, None] = {}
     written: list[torch.Tensor] = []
     for node in nodes:
-        work = _flops(node)
-        gemms += work > 0
-        flops += work
+        work = declared_work(node)
+        own = _flops(node) if work is None else work.flops
+        gemms += own > 0 if work is None else work.gemms
+        flops += own
         read_nodes |= dict.fromkeys(operand for operand in node.all_input_nodes if operand not in inside)
         if len(inside) == 1 or any(user not in inside for user in node.users):
             written += _tensors(fact(node))
@@ -86,7 +88,7 @@ def _flops(node: Node) -> float:
     operands = [value for operand in node.all_input_nodes if (value := tensor_fact(operand)) is not None]
     if first is None or not operands:
         return 0.0
-    if ATTENTION in name:
+    if any(attention in name for attention in ATTENTION):
         return _attention_flops(name, operands)
     if "convolution" in name or name.startswith("conv"):
         weight = next((value for value in operands[1:] if value.dim() > 2), None)
@@ -95,10 +97,11 @@ def _flops(node: Node) -> float:
         backward = BACKWARD_WORK["convolution"] if "backward" in name else 1.0
         produced = operands[0] if backward > 1 else first
         return backward * 2.0 * elements(produced.shape) * elements(weight.shape[1:])
-    if not is_gemm(name):
+    product = product_name(name)
+    if not product:
         return 0.0
-    # the first operand of `addmm` and its variants is the tensor that is added to the product
-    left = operands[-2:][0] if name in ("addmm", "baddbmm", "addbmm") else operands[0]
+    positional = [value for operand in node.args if (value := tensor_fact(operand)) is not None]
+    left = positional[1] if product in ADDED_FIRST and len(positional) > 1 else operands[0]
     return 2.0 * elements(first.shape) * size_hint(left.shape[-1] if left.dim() else 1)
 
 
@@ -107,7 +110,8 @@ def _attention_flops(name: str, operands: list[torch.Tensor]) -> float:
     query, key = operands[1:3] if backward and len(operands) > 2 else (operands[0], operands[min(1, len(operands) - 1)])
     if query.dim() < 2 or key.dim() < 2:
         return 0.0
-    forward = 4.0 * elements(query.shape) * size_hint(key.shape[-2])
+    length = key.shape[-2 if "scaled_dot_product" in name or "flex" in name or key.dim() < 4 else 1]
+    forward = 4.0 * elements(query.shape) * size_hint(length)
     return forward * (BACKWARD_WORK["attention"] if backward else 1.0)
 
 

@@ -6,7 +6,8 @@
         failure, seconds, backward (seconds), programs: [numbers]}; a direct call of a stage function is one, too
     programs: one for each captured program: {label, flow: [box]}
         box: {key, label, side, listing, version, passes: [numbers], nodes, gemms, bytes, seconds}; kernels instead of
-        listing and version for generated code. After the partition, a point of the flow is two boxes.
+        listing and version for generated code, and unknown: how many launches the estimates leave out, and measured:
+        seconds by the profile, or null. After the partition, a point of the flow is two boxes.
     passes: {program, stage, graph, place, name, purpose, effect, changed, error, note, rewrites, tried, matched,
         before, after (node counts), seconds, stop, fired: [[rule, count, formula, effect]],
         declines: [{rule, reason, count, sites: [[node, source line]]}],
@@ -23,7 +24,7 @@
     firings: {pass number: [[rule, node, [removed names], [created names]]]}
 `kernels`:
     sources: {name, language, source}; calls: {program, graph, name, text, source (number or -1), nodes, gemms, bytes,
-    seconds}, in the order in which they run
+    seconds (null: not known), measured (seconds by the profile, or null)}, in the order in which they run
 All estimates are those of `cost/estimate.py`.
 """
 
@@ -42,15 +43,16 @@ from ..passes.record import Listing, PassRecord
 from ..passes.session import Session
 from ..pipeline import STAGES
 from .frames import in_order
-from .kernel_costs import kernel_costs
 from .kernels import kernels
 from .labels import input_labels
+from .launches import Launch, launches
 from .line_table import LineTable, splices
 from .phrases import kernel_phrase, place, summary, the_rest, title, what_mattered
 
 if TYPE_CHECKING:
     from .explanation import Explanation
 
+ESTIMATES = ("gemms", "bytes", "seconds")
 SITES = 12
 """How many sites of one reason to decline are named."""
 
@@ -75,6 +77,17 @@ def _frames(explanation: Explanation, sessions: list[Session]) -> Iterator[dict[
             "failure": compiled.failure, "seconds": compiled.seconds, "backward": compiled.backward_seconds,
             "programs": programs,
         }  # fmt: skip
+
+
+def _sums(calls: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of all launches of a graph, without those of which nothing is known: those are counted."""
+    known = [call for call in calls if call["bytes"] is not None]
+    measured = [call["measured"] for call in calls if call["measured"] is not None]
+    return {
+        **{what: sum(call[what] for call in known) if known or not calls else None for what in ESTIMATES},
+        "unknown": len(calls) - len(known),
+        "measured": sum(measured) if measured else None,
+    }
 
 
 class _Report:
@@ -191,8 +204,7 @@ class _Report:
             calls = [call for call in self.calls if call["program"] == program and call["graph"] == graph]
             yield {
                 "key": "kernels", "label": "code generation", "side": graph if has_backward else "",
-                "kernels": graph, "passes": [], "nodes": len(calls),
-                **{what: sum(call[what] for call in calls) for what in ("gemms", "bytes", "seconds")},
+                "kernels": graph, "passes": [], "nodes": len(calls), **_sums(calls),
             }  # fmt: skip
 
     # ---- passes ----
@@ -246,7 +258,7 @@ class _Report:
         if listing < 0 or versions[0] == versions[1]:
             return {}
         before, after = (self.totals[listing][version] for version in versions)
-        return {what: after[what] - before[what] for what in ("gemms", "bytes", "seconds")}
+        return {what: after[what] - before[what] for what in ESTIMATES}
 
     def _listing_of(self, record: PassRecord, program: int) -> int:
         """The number of a record's listing; -1 if it has none because the compile was not observed."""
@@ -263,11 +275,18 @@ class _Report:
         for kernel in kernels(source):
             numbers[kernel.name] = len(self.sources)
             self.sources.append({"name": kernel.name, "language": kernel.language, "source": kernel.source})
-        for call, cost in kernel_costs(session, graph):
+        for launch in launches(session, graph):
+            cost = launch.cost
             self.calls.append(
                 {
-                    "program": program, "graph": graph, "name": call.name, "text": call.text,
-                    "source": numbers.get(call.name, -1), "nodes": list(call.nodes),
-                    "gemms": cost.gemms, "bytes": cost.bytes, "seconds": cost.seconds,
+                    "program": program, "graph": graph, "name": launch.name, "text": launch.text,
+                    "source": numbers.get(launch.name, -1), "nodes": list(launch.nodes),
+                    **{what: None if cost is None else getattr(cost, what) for what in ESTIMATES},
+                    "measured": self._measured(program, launch),
                 }  # fmt: skip
             )
+
+    def _measured(self, program: int, launch: Launch) -> float | None:
+        """The seconds that a launch took in the profile; None without one."""
+        profile = self.explanation.profile
+        return None if profile is None else profile.seconds_of(program, launch.graph, launch.number)

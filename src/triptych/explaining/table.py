@@ -16,7 +16,7 @@ from ..passes.session import Session
 from ..rewrite.record import Decision
 from .comparison import figures
 from .frames import in_order
-from .phrases import CHANGED, FAILED, count, data_size, duration, nothing, place, summary, title
+from .phrases import CHANGED, FAILED, count, duration, nothing, place, summary, title
 
 if TYPE_CHECKING:
     from .explanation import Explanation
@@ -82,13 +82,12 @@ def _frames(explanation: Explanation) -> Table:
 
 
 def _comparison(explanation: Explanation, stock: Explanation) -> Table:
-    shown = {"": lambda value: f"{value:,}", "bytes": data_size, "seconds": duration}
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("compared")
     for backend in (explanation.backend, stock.backend):
         table.add_column(backend, justify="right")
-    for what, unit, ours, theirs in figures(explanation, stock):
-        table.add_row(what, shown[unit](ours), shown[unit](theirs))
+    for figure in figures(explanation, stock):
+        table.add_row(figure.what, *figure.texts())
     return table
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from .. import _private
+from ..ir.work import Product, declare_work
 
 LIBRARY = torch.library.Library("triptych", "FRAGMENT")
 
@@ -29,9 +31,12 @@ def register(
     fake: Callable[..., Any],
     backward: Callable[..., Any],
     save: Callable[..., None],
+    products: Callable[..., Iterable[Product]],
 ) -> None:
-    """`anywhere` is the definition of the operator: what `cuda` computes is the same up to rounding."""
+    """`anywhere` is the definition of the operator: what `cuda` computes is the same up to rounding. `products` are the
+    matrix products that it computes, for reports."""
     name = schema.partition("(")[0]
+    declare_work(f"triptych::{name}", products)
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     torch.library.impl(LIBRARY, name, "CompositeExplicitAutograd")(anywhere)
     torch.library.impl(LIBRARY, name, "CUDA")(cuda)
@@ -45,6 +50,16 @@ def check(condition: Any, message: Callable[[], str]) -> None:
     own check, which is slow; this runs on every call of an operator, most often with a plain True."""
     if condition is not True:
         _private.check(condition, message)
+
+
+def no_products(*operands: Any) -> tuple[Product, ...]:
+    """For operators that only sum, copy or calculate element by element."""
+    return ()
+
+
+def rows_of(x: torch.Tensor) -> int:
+    """How many vectors a tensor consists of, all its dimensions but the last."""
+    return math.prod(x.shape[:-1])
 
 
 def gradients_of(

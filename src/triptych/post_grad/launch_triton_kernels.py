@@ -15,6 +15,7 @@ from .. import _private
 from ..ir.effects import node_operands
 from ..ir.facts import fact, tensor_of
 from ..ir.program import Program
+from ..ir.work import WORK, Work, declared_work, is_launch
 from ..kernels.capture import capture, capturing, has_known_grid
 from ..kernels.registry import CUDA_FORMS
 from ..rewrite.emit import STRIDES_RELIED_ON, Emitter
@@ -108,6 +109,9 @@ class LaunchedKernel(Rule):
         launched = any(n.target is _private.triton_kernel_wrapper_functional for n in traced.graph.nodes)
         m.require(launched, "no kernel for these dtypes or sizes")
         results = put(op, traced, node_operands((node.args, node.kwargs)))
+        launches = [made for made in op.made if is_launch(made)]
+        for launch, work in zip(launches, (declared_work(node) or Work()).shared(len(launches))):
+            launch.meta[WORK] = work  # the operands of a launch do not say what it computes
         if m.root.node is node:
             return results
         return tuple(results[root.node.args[1]] for root in m.roots)

@@ -1,0 +1,97 @@
+"""The arithmetic of operators: which are matrix products under other names, and what operators of our own compute.
+
+A report counts products in graphs that many passes have rewritten. A product has several spellings beside those of the
+table of operations: in place, by a library's own operator, quantized. Operators that compute several products at once,
+or a product and more, declare their products where they are registered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch.fx import Node, map_arg
+
+from .facts import fact
+from .sizes import size_hint
+from .traits import is_gemm
+
+Product = tuple[Any, Any, Any]
+"""Rows, columns, and the terms of each sum; sizes may be symbols. A batch counts among the rows."""
+
+WORK = "triptych_work"
+"""The entry in the meta of a launch of a kernel, whose operands do not say what it computes: a `Work`."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an operation computes, beside reading and writing memory."""
+
+    gemms: int = 0
+    """Matrix products, convolutions and attentions."""
+    flops: float = 0.0
+
+    @staticmethod
+    def of(products: Iterable[Product]) -> Work:
+        sizes = [[size_hint(size) for size in product] for product in products]
+        return Work(len(sizes), sum(2.0 * rows * columns * terms for rows, columns, terms in sizes))
+
+    def shared(self, parts: int) -> list[Work]:
+        """The work of each of several launches that compute it together."""
+        gemms, more = divmod(self.gemms, parts)
+        return [Work(gemms + (part < more), self.flops / parts) for part in range(parts)]
+
+
+_declared: dict[str, Callable[..., Iterable[Product]]] = {}
+
+
+def declare_work(operator: str, products: Callable[..., Iterable[Product]]) -> None:
+    """`products` gets the arguments of a call of the operator, such as "triptych::lce", with a fact for each tensor."""
+    _declared[operator] = products
+
+
+def declared_work(node: Node) -> Work | None:
+    """What the operator of a node, or the pass that wrote the node, says that it computes; None if neither does."""
+    if WORK in node.meta and is_launch(node):
+        return node.meta[WORK]
+    name = getattr(node.target, "name", None)
+    products = _declared.get(name().partition(".")[0]) if node.op == "call_function" and callable(name) else None
+    if products is None:
+        return None
+    args, kwargs = map_arg((node.args, node.kwargs), fact)
+    return Work.of(products(*args, **kwargs))
+
+
+def is_launch(node: Node) -> bool:
+    """Does the node launch a Triton kernel?"""
+    return str(getattr(node.target, "__name__", "")).startswith("triton_kernel_wrapper")
+
+
+ADDED_FIRST = frozenset(("addmm", "baddbmm", "addbmm", "addmv", "_addmm_activation", "_sparse_semi_structured_addmm"))
+"""Products whose first operand is the tensor that is added to them."""
+
+OTHER_PRODUCTS: Mapping[str, str] = {
+    "mv": "a matrix and a vector", "dot": "two vectors", "vdot": "two vectors", "addmv": "a matrix and a vector",
+    "_addmm_activation": "with an activation", "_int_mm": "of int8",
+    "_scaled_mm": "of float8", "_scaled_mm_v2": "of float8", "_scaled_grouped_mm": "of float8",
+    "_scaled_grouped_mm_v2": "of float8", "_grouped_mm": "of several matrices",
+    "_weight_int8pack_mm": "of a packed weight", "_weight_int4pack_mm": "of a packed weight",
+    "_weight_int4pack_mm_for_cpu": "of a packed weight", "_mixed_dtypes_linear": "of two dtypes",
+    "_sparse_semi_structured_linear": "of a sparse weight", "_sparse_semi_structured_mm": "of a sparse weight",
+    "_sparse_semi_structured_addmm": "of a sparse weight", "_cslt_sparse_mm": "of a sparse weight",
+    "_linear_pointwise": "by oneDNN", "_mkl_linear": "by MKL", "qlinear_pointwise": "by oneDNN, quantized",
+}  # fmt: skip
+"""Products that no row of the table of operations has, most of which code generators and libraries bring."""
+
+
+LIBRARIES = frozenset(("mkldnn", "mkl", "onednn"))
+"""Whose operators have names such as `onednn.qlinear_pointwise` in a graph."""
+
+
+def product_name(operation: str) -> str:
+    """The name of a product without the mark of an in-place form; empty for other operations."""
+    library, _, name = operation.removesuffix("_").rpartition(".")
+    if library and library not in LIBRARIES:
+        return ""
+    return name if is_gemm(name) or name in OTHER_PRODUCTS else ""
