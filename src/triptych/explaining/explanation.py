@@ -227,6 +227,7 @@ class Explanation:
             ],
             "frames": [frame.to_dict() for frame in self.frames],
             "comparison": None if self.stock is None else self._figures(self.stock),
+            "profile": None if self.profile is None else self.profile.to_dict(),
         }
 
     def _figures(self, stock: Explanation) -> list[dict[str, Any]]:
@@ -265,6 +266,12 @@ class Explanation:
 
         reports = (self,) if self.stock is None else (self, self.stock)
         return write_file(path, page(*reports))
+
+    def to_trace(self, path: str | os.PathLike[str]) -> Path:
+        """Write the profiled step as a trace that perfetto (https://ui.perfetto.dev) opens. Returns its path."""
+        from .trace import trace_data
+
+        return write_file(path, json.dumps(trace_data(self)))
 
     def __getstate__(self) -> dict[str, Any]:
         """A pickle leaves out the graph modules with their weights, and the user's own passes."""

@@ -14,7 +14,7 @@ from ..ir.facts import fact
 from ..ir.text import RULE, call_text, source_line, target_name
 from ..ir.work import is_launch
 from ..passes.session import Session
-from .kernels import KernelCall, kernel_calls, kernels
+from .kernels import kernel_calls, kernels
 
 ROOT = re.compile(r"^[LG]\['(\w+)'\]")
 STEP = re.compile(r"_modules\['([^']+)'\]|\['([^']+)'\]|\[(\d+)\]|(\w+)")
@@ -48,6 +48,11 @@ class Launch:
     """The user's lines that it comes from, as `model.py:31`."""
 
     @property
+    def on_host(self) -> bool:
+        """Is it a C++ kernel, which the host itself computes?"""
+        return self.generated and self.name.startswith("cpp_")
+
+    @property
     def region(self) -> str:
         """The passes and rules that made what it computes; empty: nothing of it was rewritten."""
         passes = " + ".join(self.passes)
@@ -77,7 +82,13 @@ def launches(session: Session, graph: str) -> list[Launch]:
     for number, call in enumerate(calls):
         is_generated = call.name in generated
         own = [n for n in call.nodes if not is_generated or (call.function, n) not in of_libraries]
-        result.append(_launch(session, graph, number, call, is_generated, find.nodes(own, call.function)))
+        computed = find.nodes(own, call.function)
+        cost = group_cost(computed, set(computed)) if any(map(_is_known, computed)) else None
+        # a kernel that only prepares what a library reads has all its nodes in common with the library's call
+        origin = provenance(session, computed or find.nodes(call.nodes, call.function))
+        result.append(
+            Launch(graph, number, call.name, call.text, call.line, is_generated, call.nodes, cost, **origin)
+        )
     return result
 
 
@@ -86,16 +97,6 @@ def all_launches(sessions: Iterable[Session]) -> Iterator[Launch]:
     for session in sessions:
         for graph in list(session.kernels):
             yield from launches(session, graph)
-
-
-def _launch(
-    session: Session, graph: str, number: int, call: KernelCall, generated: bool, nodes: Sequence[Node] | None
-) -> Launch:
-    cost = None
-    if nodes is not None and any(_is_known(node) for node in nodes):
-        cost = group_cost(nodes, set(nodes))
-    origin = provenance(session, nodes or ())
-    return Launch(graph, number, call.name, call.text, call.line, generated, call.nodes, cost, **origin)
 
 
 def node_launches(session: Session, graph: str, gm: GraphModule) -> list[Launch]:
@@ -127,13 +128,12 @@ class _Nodes:
         modules = {} if gm is None else {name: m for name, m in gm.named_modules() if isinstance(m, GraphModule)}
         self.tables = {name: {node.name: node for node in m.graph.nodes} for name, m in modules.items()}
 
-    def nodes(self, names: Iterable[str], function: str) -> list[Node] | None:
-        """None: not one of them is there. First the graph that became the function is asked, then the outermost."""
+    def nodes(self, names: Iterable[str], function: str) -> list[Node]:
+        """Those that are there. First the graph that became the function is asked, then the outermost."""
         inner = next((table for name, table in self.tables.items() if name and name.split(".")[-1] == function), {})
         tables = [inner, self.tables.get("", {})]
         found = [next((table[name] for table in tables if name in table), None) for name in names]
-        nodes = [node for node in found if node is not None and node.op != "get_attr"]
-        return nodes or None
+        return [node for node in found if node is not None and node.op != "get_attr"]
 
 
 # ---- where it comes from ----

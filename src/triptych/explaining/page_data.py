@@ -45,7 +45,7 @@ from ..pipeline import STAGES
 from .frames import in_order
 from .kernels import kernels
 from .labels import input_labels
-from .launches import Launch, launches
+from .launches import launches
 from .line_table import LineTable, splices
 from .phrases import kernel_phrase, place, summary, the_rest, title, what_mattered
 
@@ -102,6 +102,7 @@ class _Report:
         self.firings: dict[int, list[Any]] = {}
         self.sources: list[dict[str, Any]] = []
         self.calls: list[dict[str, Any]] = []
+        self.measured = {} if explanation.profile is None else explanation.profile.by_place()
         # Inductor has passes of the same names
         stages = {} if explanation.backend == "inductor" else STAGES
         self.purposes = {
@@ -282,11 +283,6 @@ class _Report:
                     "program": program, "graph": graph, "name": launch.name, "text": launch.text,
                     "source": numbers.get(launch.name, -1), "nodes": list(launch.nodes),
                     **{what: None if cost is None else getattr(cost, what) for what in ESTIMATES},
-                    "measured": self._measured(program, launch),
+                    "measured": self.measured.get((program, graph, launch.number)),
                 }  # fmt: skip
             )
-
-    def _measured(self, program: int, launch: Launch) -> float | None:
-        """The seconds that a launch took in the profile; None without one."""
-        profile = self.explanation.profile
-        return None if profile is None else profile.seconds_of(program, launch.graph, launch.number)

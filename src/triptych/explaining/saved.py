@@ -52,6 +52,5 @@ def saved_session(session: Session) -> Session:
     no_hooks: dict[str, Any] = dict.fromkeys(HOOKS)
     options = replace(session.options, **no_hooks)
     lowered = {graph: SavedLaunches(tuple(launches(session, graph))) for graph in session.kernels}
-    return replace(
-        session, graphs=graphs, lowered=lowered, runnable={}, origins=None, buffers=None, options=options,
-    )  # type: ignore[arg-type]  # fmt: skip
+    text_only: dict[str, Any] = {"graphs": graphs, "lowered": lowered, "runnable": {}}
+    return replace(session, **text_only, origins=None, buffers=None, options=options)

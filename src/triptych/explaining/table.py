@@ -17,6 +17,7 @@ from ..rewrite.record import Decision
 from .comparison import figures
 from .frames import in_order
 from .phrases import CHANGED, FAILED, count, duration, nothing, place, summary, title
+from .profile_table import render_profile
 
 if TYPE_CHECKING:
     from .explanation import Explanation
@@ -35,6 +36,8 @@ def render(explanation: Explanation) -> Iterator[RenderableType]:
         yield _frames(explanation)
     if explanation.sessions:
         yield _table(explanation)
+    if explanation.profile is not None:
+        yield from render_profile(explanation.profile)
     if explanation.stock is not None:
         yield _comparison(explanation, explanation.stock)
     if explanation.timelines:
