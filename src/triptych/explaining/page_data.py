@@ -16,6 +16,9 @@
     timelines: of graphs that communicate: {program, graph, before, after}
         before, after: {seconds, computation, communication, exposed, collectives: {kind: count},
         intervals: [{lane, start, seconds, what, node, nodes, bytes}]}
+    profile: null, or measured times: {device, wall, kernels, waiting (null on a CPU), notAttributed, rounds, launches:
+        [{program, graph, name, seconds, estimate, calls, nodes, madeBy, module, sources}], regions, modules:
+        [{name, seconds, estimate, launches, total}]}
 `graphs`:
     names, types, rules: strings by number; stacks: [[file, line, function]] by number, innermost frame last
     files: {path, installed, numbers, lines}: the source lines that the report has, and whether a package has them
@@ -48,6 +51,7 @@ from .labels import input_labels
 from .launches import launches
 from .line_table import LineTable, splices
 from .phrases import kernel_phrase, place, summary, the_rest, title, what_mattered
+from .profile import Profile, estimate_of
 
 if TYPE_CHECKING:
     from .explanation import Explanation
@@ -87,6 +91,29 @@ def _sums(calls: list[dict[str, Any]]) -> dict[str, Any]:
         **{what: sum(call[what] for call in known) if known or not calls else None for what in ESTIMATES},
         "unknown": len(calls) - len(known),
         "measured": sum(measured) if measured else None,
+    }
+
+
+def profile_data(profile: Profile) -> dict[str, Any]:
+    """The measured times of the page."""
+    launches = [
+        {
+            "program": one.program, "graph": one.launch.graph, "name": one.launch.name, "seconds": one.seconds,
+            "estimate": estimate_of([one.launch]), "calls": one.calls, "nodes": list(one.launch.nodes),
+            "madeBy": one.launch.region, "module": one.launch.module, "sources": list(one.launch.sources),
+        }
+        for one in profile.launches
+    ]  # fmt: skip
+    return {
+        "device": profile.device,
+        "wall": profile.wall_seconds,
+        "kernels": profile.kernel_seconds,
+        "waiting": profile.waiting_seconds,
+        "notAttributed": profile.not_attributed,
+        "rounds": profile.rounds,
+        "launches": launches,
+        "regions": [part.to_dict() for part in profile.regions],
+        "modules": [part.to_dict() for part in profile.modules],
     }
 
 
@@ -133,6 +160,7 @@ class _Report:
             "programs": programs,
             "passes": self.passes,
             "timelines": [both.to_dict() for both in explanation.timelines],
+            "profile": None if explanation.profile is None else profile_data(explanation.profile),
         }
         graphs = {**self.table.data(), "listings": self.listings, "firings": self.firings}
         return {"core": core, "graphs": graphs, "kernels": {"sources": self.sources, "calls": self.calls}}
