@@ -2,12 +2,12 @@
 
 A report counts products in graphs that many passes have rewritten. A product has several spellings beside those of the
 table of operations: in place, by a library's own operator, quantized. Operators that compute several products at once,
-or a product and more, declare their products where they are registered.
+or a product and more, state their products where they are registered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,9 @@ from .facts import fact
 from .sizes import size_hint
 from .traits import is_gemm
 
-Product = tuple[Any, Any, Any]
-"""Rows, columns, and the terms of each sum; sizes may be symbols. A batch counts among the rows."""
+PRODUCTS = "triptych_products"
+"""The attribute of an operator of ours that has a function of its arguments, with a fact for each tensor. It gives the
+products that a call computes: rows, columns, and the terms of each sum of each. A batch counts among the rows."""
 
 WORK = "triptych_work"
 """The entry in the meta of a launch of a kernel, whose operands do not say what it computes: a `Work`."""
@@ -33,7 +34,7 @@ class Work:
     flops: float = 0.0
 
     @staticmethod
-    def of(products: Iterable[Product]) -> Work:
+    def of(products: Iterable[tuple[Any, Any, Any]]) -> Work:
         sizes = [[size_hint(size) for size in product] for product in products]
         return Work(len(sizes), sum(2.0 * rows * columns * terms for rows, columns, terms in sizes))
 
@@ -43,21 +44,12 @@ class Work:
         return [Work(gemms + (part < more), self.flops / parts) for part in range(parts)]
 
 
-_declared: dict[str, Callable[..., Iterable[Product]]] = {}
-
-
-def declare_work(operator: str, products: Callable[..., Iterable[Product]]) -> None:
-    """`products` gets the arguments of a call of the operator, such as "triptych::lce", with a fact for each tensor."""
-    _declared[operator] = products
-
-
 def declared_work(node: Node) -> Work | None:
     """What the operator of a node, or the pass that wrote the node, says that it computes; None if neither does."""
     if WORK in node.meta and is_launch(node):
         return node.meta[WORK]
-    name = getattr(node.target, "name", None)
-    products = _declared.get(name().partition(".")[0]) if node.op == "call_function" and callable(name) else None
-    if products is None:
+    products = getattr(node.target, PRODUCTS, None) if node.op == "call_function" else None
+    if products is None or any(fact(operand) is None for operand in node.all_input_nodes):
         return None
     args, kwargs = map_arg((node.args, node.kwargs), fact)
     return Work.of(products(*args, **kwargs))

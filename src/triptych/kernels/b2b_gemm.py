@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from ..ir.work import Product
 from .pointwise import Pointwise
-from .registry import check, gradients_of, on_gpu, register
+from .registry import Product, check, gradients_of, on_gpu, register
 
 Tensor = torch.Tensor
 

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..ir.work import Product
 from .parallel_linear import as_rows
-from .registry import check, on_gpu, register, rows_of
+from .registry import Product, check, on_gpu, register, rows_of
 
 Tensor = torch.Tensor
 

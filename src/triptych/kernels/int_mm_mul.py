@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from ..ir.work import Product
-from .registry import KERNEL_DTYPES, check, gradients_of, register, triton_is_there
+from .registry import KERNEL_DTYPES, Product, check, gradients_of, register, triton_is_there
 
 Tensor = torch.Tensor
 

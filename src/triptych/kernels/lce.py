@@ -8,8 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..ir.work import Product
-from .registry import check, on_gpu, register
+from .registry import Product, check, on_gpu, register
 
 Tensor = torch.Tensor
 

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..ir.work import Product
-from .registry import check, on_gpu, register, rows_of
+from .registry import Product, check, on_gpu, register, rows_of
 
 Tensor = torch.Tensor
 

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 from .. import _private
-from ..ir.work import Product, declare_work
+
+Product = tuple[Any, Any, Any]
+"""A matrix product: rows, columns, and the terms of each sum; sizes may be symbols. A batch counts among the rows."""
 
 LIBRARY = torch.library.Library("triptych", "FRAGMENT")
 
@@ -36,13 +38,13 @@ def register(
     """`anywhere` is the definition of the operator: what `cuda` computes is the same up to rounding. `products` are the
     matrix products that it computes, for reports."""
     name = schema.partition("(")[0]
-    declare_work(f"triptych::{name}", products)
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     torch.library.impl(LIBRARY, name, "CompositeExplicitAutograd")(anywhere)
     torch.library.impl(LIBRARY, name, "CUDA")(cuda)
     torch.library.register_fake(f"triptych::{name}", fake, lib=LIBRARY)
     torch.library.register_autograd(f"triptych::{name}", backward, setup_context=save, lib=LIBRARY)
     CUDA_FORMS[name] = cuda
+    getattr(torch.ops.triptych, name).default.triptych_products = products  # where reports look for it
 
 
 def check(condition: Any, message: Callable[[], str]) -> None:
