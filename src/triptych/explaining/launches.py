@@ -170,7 +170,7 @@ def module_path(node: Node) -> tuple[str, ...] | None:
     path = str(list(stack.values())[-1][0])
     root = ROOT.match(path)
     steps = [next(part for part in parts if part) for parts in STEP.findall(path[root.end() if root else 0 :])]
-    steps = [step for step in steps if step != "_modules"]
+    steps = [step for step in steps if step not in ("_modules", "__dict__")]
     return (*([] if root is None or root[1] in THE_MODEL else [root[1]]), *steps)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch.fx import Node, map_arg
 
 from .facts import fact
-from .sizes import size_hint
+from .sizes import elements
 from .traits import is_gemm
 
 PRODUCTS = "triptych_products"
@@ -35,24 +35,52 @@ class Work:
 
     @staticmethod
     def of(products: Iterable[tuple[Any, Any, Any]]) -> Work:
-        sizes = [[size_hint(size) for size in product] for product in products]
-        return Work(len(sizes), sum(2.0 * rows * columns * terms for rows, columns, terms in sizes))
+        flops = [2.0 * elements(product) for product in products]
+        return Work(sum(one > 0 for one in flops), sum(flops))
 
     def shared(self, parts: int) -> list[Work]:
         """The work of each of several launches that compute it together."""
         gemms, more = divmod(self.gemms, parts)
         return [Work(gemms + (part < more), self.flops / parts) for part in range(parts)]
 
+    def without(self, gemms: int) -> Work:
+        """What is left if so many of the products are computed elsewhere."""
+        left = max(0, self.gemms - gemms)
+        return Work(left, self.flops * left / self.gemms if self.gemms else 0.0)
+
 
 def declared_work(node: Node) -> Work | None:
     """What the operator of a node, or the pass that wrote the node, says that it computes; None if neither does."""
     if WORK in node.meta and is_launch(node):
         return node.meta[WORK]
-    products = getattr(node.target, PRODUCTS, None) if node.op == "call_function" else None
+    if node.op != "call_function":
+        return None
+    name = str(node.target)
+    products = WITH_COMMUNICATION.get(name.removesuffix(".default")) or getattr(node.target, PRODUCTS, None)
     if products is None or any(fact(operand) is None for operand in node.all_input_nodes):
         return None
     args, kwargs = map_arg((node.args, node.kwargs), fact)
+    if name.startswith("symm_mem."):
+        return Work.of(products(fact(node), *args))
     return Work.of(products(*args, **kwargs))
+
+
+def _gathered_products(result: Any, a: Any, others: Any, *rest: Any) -> Iterable[tuple[Any, Any, Any]]:
+    """Of the gathered rows with each of the matrices."""
+    return [(elements(made.shape[:-1]), *b.shape[::-1]) for made, b in zip(result[1], others)]
+
+
+def _scattered_product(result: Any, a: Any, b: Any, *rest: Any) -> Iterable[tuple[Any, Any, Any]]:
+    return [(elements(a.shape[:-1]), *b.shape[::-1])]
+
+
+WITH_COMMUNICATION: Mapping[str, Any] = {
+    "symm_mem.fused_all_gather_matmul": _gathered_products,
+    "symm_mem.fused_all_gather_scaled_matmul": _gathered_products,
+    "symm_mem.fused_matmul_reduce_scatter": _scattered_product,
+    "symm_mem.fused_scaled_matmul_reduce_scatter": _scattered_product,
+}
+"""Operators of torch that communicate while they multiply."""
 
 
 def is_launch(node: Node) -> bool:

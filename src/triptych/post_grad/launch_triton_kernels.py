@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node, map_arg
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from .. import _private
+from ..cost.estimate import operation_cost
 from ..ir.effects import node_operands
 from ..ir.facts import fact, tensor_of
 from ..ir.program import Program
@@ -110,8 +111,11 @@ class LaunchedKernel(Rule):
         m.require(launched, "no kernel for these dtypes or sizes")
         results = put(op, traced, node_operands((node.args, node.kwargs)))
         launches = [made for made in op.made if is_launch(made)]
-        for launch, work in zip(launches, (declared_work(node) or Work()).shared(len(launches))):
-            launch.meta[WORK] = work  # the operands of a launch do not say what it computes
+        # the operands of a launch do not say what it computes
+        elsewhere = sum(operation_cost(made).gemms for made in op.made if made not in launches)
+        work = (declared_work(node) or Work()).without(elsewhere)
+        for launch, share in zip(launches, work.shared(len(launches))):
+            launch.meta[WORK] = share
         if m.root.node is node:
             return results
         return tuple(results[root.node.args[1]] for root in m.roots)
