@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import pickle
 from collections import Counter
@@ -18,6 +19,7 @@ from triptych.errors import TriptychError
 from triptych.explaining import gpu_times, probe
 from triptych.explaining.comparison import figures
 from triptych.explaining.explain import run_once
+from triptych.explaining.explanation import Explanation
 from triptych.explaining.launches import Launch, launches
 from triptych.explaining.page_data import report_data
 from triptych.explaining.profile import NOT_ATTRIBUTED, Moment, Subject, profile_on_cpu, profile_on_gpu
@@ -151,7 +153,6 @@ def test_the_trace_is_one_that_perfetto_reads(run, tmp_path):
     for pid, one in ((1, explanation), (2, explanation.stock)):
         (step,) = [event for event in whole if event["pid"] == pid and event["cat"] == "step"]
         kernels = [event for event in whole if event["pid"] == pid and event["cat"] == "kernel"]
-        assert [event["name"] for event in kernels].sort() == [o.launch.name for o in one.profile.launches].sort()
         assert Counter(e["name"] for e in kernels) == Counter(o.launch.name for o in one.profile.launches)
         assert all(step["ts"] <= e["ts"] and e["ts"] + e["dur"] <= step["dur"] + 1e-3 for e in kernels)
     arguments = [event["args"] for event in whole if event["pid"] == 1 and event["cat"] == "kernel"]
@@ -220,18 +221,15 @@ def test_launches_in_a_graph_inside_the_graph_are_found_in_it():
 
 def unmatched(explanation, count):
     """The explanation as if nothing were known of its first launches."""
-    explanation = copy.copy(explanation)
-    explanation._collected = [copy.copy(session) for session in explanation.sessions]
-    (session,) = explanation._collected
+    (session,) = explanation.sessions
     notes = {graph: dict(nodes) for graph, nodes in session.kernel_nodes.items()}
     for key in list(notes["forward"])[:count]:
         notes["forward"][key] = ["of_no_graph"]
-    session.kernel_nodes = notes
-    return explanation
+    return Explanation([dataclasses.replace(session, kernel_nodes=notes)], frames=explanation.frames)
 
 
 def test_what_is_not_known_is_no_zero():
-    whole = triptych.explain(lambda x, w: (x @ w).softmax(-1) @ w, *torch.rand(2, 8, 8), stock=True)
+    whole = triptych.explain(lambda x, w: ((x @ w).sin() + 1).softmax(-1), *torch.rand(2, 8, 8), stock=True)
     kernels = whole.kernel_launches
     one = unmatched(whole, 1)
     one.stock = whole.stock
