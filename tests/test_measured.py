@@ -321,6 +321,7 @@ def test_kernels_of_a_cuda_graph_are_assigned_by_order_and_name():
 
     assert numbers("triton_poi_fused_0", "gemm", "splitK", "triton_red_fused_1") == [0, 1, 1, 2]
     assert numbers("gemm", "triton_red_fused_1", launches=ON_GPU[1:]) == [0, 1]
+    assert numbers("lce_kernel", "gemm", launches=[launch(0, "lce_kernel_4"), ON_GPU[1]]) == [0, 1]
     several = [ON_GPU[0], ON_GPU[1], launch(2, "extern_kernels.bmm", False), launch(3, "triton_red_fused_1")]
     assert numbers("triton_poi_fused_0", "a", "b", "triton_red_fused_1", launches=several) == [0, -1, -1, 3]
     started = [gpu_times.GpuWork(0, "triton_poi_fused_0", 0.0, 1.0, ""), *work("a copy")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import json
+import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +22,7 @@ STEP = "triptych step "
 ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 ON_HOST = ("cuda_runtime", "cuda_driver")
 MICROSECOND = 1e-6
+NUMBER = re.compile(r"_\d+$")
 
 
 @dataclass(frozen=True)
@@ -139,4 +141,5 @@ def by_order(work: Sequence[GpuWork], launches: Sequence[Launch]) -> list[GpuWor
 
 
 def _is_of(kernel: str, launch: Launch) -> bool:
-    return launch.generated and kernel == launch.name
+    """Of a kernel that a program launches itself, generated code adds a number to the name."""
+    return launch.generated and kernel in (launch.name, NUMBER.sub("", launch.name))

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..cost.estimate import OperationCost
+from ..errors import TriptychError
 from ..ir.facts import tensor_fact
 from ..passes.session import Session
 from .gpu_times import GpuWork, gpu_work, profiled
@@ -196,8 +197,11 @@ class Subject:
         self.rounds.append((clock.began, clock.ended, probe.taken()))
 
     def profile(self) -> Profile:
-        work = self._work_of_gpu() if self.on_gpu else []
-        return profile_on_gpu(self, work) if work else profile_on_cpu(self)
+        if not self.on_gpu:
+            return profile_on_cpu(self)
+        if not (work := self._work_of_gpu()):
+            raise TriptychError("torch's profiler recorded no kernels of the GPU, so there is nothing to measure them by")
+        return profile_on_gpu(self, work)
 
     def _work_of_gpu(self) -> list[list[GpuWork]]:
         """Of each of some steps: what the GPU did, and for which launch."""
