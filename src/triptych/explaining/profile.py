@@ -200,7 +200,7 @@ class Subject:
         if not self.on_gpu:
             return profile_on_cpu(self)
         if not (work := self._work_of_gpu()):
-            raise TriptychError("torch's profiler recorded no kernels of the GPU, so there is nothing to measure them by")
+            raise TriptychError("torch's profiler recorded no kernels of the GPU, so nothing is known of their times")
         return profile_on_gpu(self, work)
 
     def _work_of_gpu(self) -> list[list[GpuWork]]:
