@@ -37,7 +37,8 @@ Event = tuple[int, float, float]
 class Probe:
     """What notes are written to: one after the other, on the thread that runs the program."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
         self.events: list[Event] = []
         self.with_ranges = False
         """Also open a range of torch's profiler, to which it adds what the GPU does."""
@@ -48,10 +49,10 @@ class Probe:
         if self.with_ranges:
             shown = torch.profiler.record_function(f"{RANGE}{number}")
             shown.__enter__()
-        self._open.append((number, time.perf_counter(), shown))
+        self._open.append((number, self.clock(), shown))
 
     def end(self) -> None:
-        ended = time.perf_counter()
+        ended = self.clock()
         number, began, shown = self._open.pop()
         if shown is not None:
             shown.__exit__(None, None, None)

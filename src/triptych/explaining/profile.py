@@ -84,7 +84,8 @@ class Profile:
     device: str
     """"cuda" if kernels run on a GPU, otherwise "cpu"."""
     wall_seconds: float
-    """Of a step: the best of the rounds, on a CPU each part of the step at its best."""
+    """Of a step: the best of the rounds. On a CPU each part of the step at its best; and if torch uses one thread, by
+    the clock of that thread, which leaves out what other programs on the machine take."""
     kernel_seconds: float
     """In kernels: on a GPU of all that it executed, on a CPU of the launches."""
     waiting_seconds: float | None
@@ -183,14 +184,17 @@ class Subject:
     def __post_init__(self) -> None:
         self.probed = Probed(self.sessions)
         self.on_gpu = any(_is_on_gpu(session) for session in self.sessions)
+        # the time of a thread leaves out what other programs on the machine take, but also what other threads do
+        self.clock = time.thread_time if torch.get_num_threads() == 1 and not self.on_gpu else time.perf_counter
+        self.probed.probe.clock = self.clock
 
     def plain_step(self) -> None:
-        clock = _Clock(self.on_gpu)
+        clock = _Clock(self.clock, self.on_gpu)
         self.run(clock)
         self.steps.append(clock.ended - clock.began)
 
     def noted_step(self) -> None:
-        clock = _Clock(self.on_gpu)
+        clock = _Clock(self.clock, self.on_gpu)
         with self.probed.noting() as probe:
             probe.taken()
             self.run(clock)
@@ -225,7 +229,8 @@ def profile_in_turns(subjects: Sequence[Subject]) -> list[Profile]:
         if number >= LEAST_ROUNDS and time.perf_counter() - began > LONGEST * len(subjects):
             break
         for subject in subjects if number % 2 else reversed(subjects):
-            subject.plain_step()
+            if subject.on_gpu:  # where notes take the host time that the kernels do not wait for
+                subject.plain_step()
             subject.noted_step()
     return [subject.profile() for subject in subjects]
 
@@ -233,17 +238,18 @@ def profile_in_turns(subjects: Sequence[Subject]) -> list[Profile]:
 class _Clock:
     """Notes when what runs inside began and ended, on a GPU with all that it had to do."""
 
-    def __init__(self, on_gpu: bool) -> None:
+    def __init__(self, clock: Callable[[], float], on_gpu: bool) -> None:
+        self.clock = clock
         self.wait = torch.cuda.synchronize if on_gpu else lambda: None
         self.began = self.ended = 0.0
 
     def __enter__(self) -> None:
         self.wait()
-        self.began = time.perf_counter()
+        self.began = self.clock()
 
     def __exit__(self, *raised: Any) -> None:
         self.wait()
-        self.ended = time.perf_counter()
+        self.ended = self.clock()
 
 
 def _is_on_gpu(session: Session) -> bool:
@@ -262,7 +268,7 @@ def profile_on_cpu(subject: Subject) -> Profile:
     best = [min(seconds) for seconds in zip(*([end - begin for _, begin, end in events] for *_, events in rounds))]
     between = [min(seconds) for seconds in zip(*(_between(*one) for one in rounds))]
     kernels = sum(best)
-    wall = max(min(sum(between) + kernels, *subject.steps), kernels)
+    wall = sum(between) + kernels
     keys, calls = subject.probed.launches, Counter(usual)
     began, ended, events = min(rounds, key=lambda r: r[1] - r[0])
     step = [
