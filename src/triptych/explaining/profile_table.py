@@ -63,13 +63,18 @@ def _launches(profile: Profile) -> Table:
 
 def _parts(name: str, parts: list[TimedPart]) -> Table:
     table = _table(name, "measured", "estimated")
+    with_inner = any(part.total != part.seconds for part in parts)
+    if with_inner:
+        table.add_column("with inner", justify="right", no_wrap=True)
     table.add_column("launches", justify="right")
     known = [part for part in parts if part.name != NOT_ATTRIBUTED]
     for part in known[:PARTS]:
-        table.add_row(part.name, microseconds(part.seconds), microseconds(part.estimate), str(part.launches))
+        inner = [microseconds(part.total)] if with_inner else []
+        table.add_row(part.name, microseconds(part.seconds), microseconds(part.estimate), *inner, str(part.launches))
     if rest := known[PARTS:]:
         seconds, launches = sum(part.seconds for part in rest), sum(part.launches for part in rest)
-        table.add_row(f"{len(rest)} more", microseconds(seconds), "", str(launches), style="dim")
+        inner = [""] if with_inner else []
+        table.add_row(f"{len(rest)} more", microseconds(seconds), "", *inner, str(launches), style="dim")
     return table
 
 
