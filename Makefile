@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 TEST_ENV := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1 TOKENIZERS_PARALLELISM=false
 WORKERS ?= 2
 
-.PHONY: help demo report test test-fast test-all test-kernels conformance sweep fuzz releases lint docs catalogue bench bench-passes bench-gains clean
+.PHONY: help demo report test test-fast test-all test-kernels conformance sweep fuzz releases lint docs catalogue bench bench-passes bench-gains bench-compile clean
 .DEFAULT_GOAL := help
 
 help:
@@ -29,6 +29,7 @@ help:
 	@echo 'make bench   eager, Inductor and Triptych on thirty models (MODELS="bert gpt2", BENCH_ARGS=..., see bench/suite.py --help)'
 	@echo 'make bench-passes  time of the passes, ours and those of Inductor side by side'
 	@echo 'make bench-gains   what each pass gains, with it and without (BENCH_ARGS=..., see bench/gains.py --help)'
+	@echo 'make bench-compile  compile times, ours and Inductor'\''s: cold, warm, second process (BENCH_ARGS=..., see bench/compile_time.py --help)'
 	@echo 'make clean   remove .venv, caches and build output'
 
 demo: $(VENV)/.package-installed
@@ -76,8 +77,9 @@ docs: catalogue $(VENV)/.docs-installed
 	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
 	@echo 'docs/_build/html/index.html'
 
+# CATALOGUE_ARGS=--check writes nothing and fails where a page is stale
 catalogue: $(VENV)/.installed
-	$(BIN)/python docs/catalogue.py
+	$(BIN)/python docs/catalogue.py $(CATALOGUE_ARGS)
 
 report: report/node_modules/.installed
 	cd report && npm run --silent check && npm run --silent build
@@ -95,6 +97,9 @@ bench-passes: $(VENV)/.installed
 
 bench-gains: $(VENV)/.installed
 	$(BIN)/python bench/gains.py $(BENCH_ARGS)
+
+bench-compile: $(VENV)/.installed
+	$(BIN)/python bench/compile_time.py $(BENCH_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist docs/_build .pytest_cache .hypothesis .mypy_cache .ruff_cache

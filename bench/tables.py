@@ -1,6 +1,6 @@
 """What a run of the suite writes: all figures as JSON, and tables in Markdown.
 
-    python bench/tables.py   # what the README shows of bench/results/suite-cuda.json
+    python bench/tables.py   # what docs/benchmarks.md and the README show of bench/results/suite-cuda.json
 """
 
 from __future__ import annotations
@@ -120,8 +120,19 @@ def markdown(header: Mapping[str, Any], records: Sequence[Record]) -> str:
     return "\n".join(text)
 
 
-def for_readme(header: Mapping[str, Any], records: Sequence[Record]) -> str:
-    """What the README shows of a run: machine, means, the speed of every model, and every loss."""
+def headline(header: Mapping[str, Any], records: Sequence[Record]) -> str:
+    """A run in one line, for the README: the geometric means by default and with CUDA graphs."""
+    machine, figures = header["machine"].partition(";")[0], list(means(records))
+    modes = []
+    for mode in dict.fromkeys(mode for mode, *_ in figures):
+        of_mode = {title: (mean, count) for other, title, mean, count in figures if other == mode}
+        (default, count), (graphs, _) = of_mode["default"], of_mode["CUDA graphs"]
+        modes.append(f"{mode} {default:.2f}x over {count} models ({graphs:.2f}x with CUDA graphs)")
+    return f"Speed relative to Inductor on one {machine}, geometric means: {', '.join(modes)}."
+
+
+def for_docs(header: Mapping[str, Any], records: Sequence[Record]) -> str:
+    """What docs/benchmarks.md shows of a run: machine, means, the speed of every model, and every loss."""
     text = [f"{header['machine']}; {header['versions']}; sizes: {header['sizes']}; `{header['command']}`.", ""]
     text += [f"- {mode}, {title}: {mean:.2f}x over {count} models" for mode, title, mean, count in means(records)]
     slow = "; ".join(slower(records)) or "none"
@@ -189,4 +200,5 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str
 
 
 if __name__ == "__main__":
-    print(for_readme(*load(Path(__file__).with_name("results") / "suite-cuda")), end="")
+    run = load(Path(__file__).with_name("results") / "suite-cuda")
+    print(for_docs(*run), headline(*run), sep="\n")

@@ -42,7 +42,7 @@ formula, programs on which it fires and programs that it leaves alone, and the g
 `f32[4, 8]`: dtype and shape; `2 x` means two inputs of that type. Run `triptych passes NAME` to see a pass work on its
 examples, and `triptych why-not NAME FILE.py` to ask why one does not fire on a model of yours.
 
-`make docs` writes these pages from the passes. The source of a pass has the name of the pass: in `pre_grad/`, in
+`make catalogue` writes these pages from the passes. The source of a pass has the name of the pass: in `pre_grad/`, in
 `joint/` (with freezing and what runs before the partition), in `post_grad/` (with what runs after the partition and
 before code generation), or in `rules/` if several stages run it."""
 LEGEND = "Lines with `-` are gone after the pass, lines with `+` are new; `<- rule` names the rule that wrote a line."
@@ -178,7 +178,28 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-if __name__ == "__main__":
-    for path, text in pages().items():
+def stale_pages() -> dict[str, str]:
+    """The pages whose files are not what the passes say now, by path."""
+    return {path: text for path, text in pages().items() if _file_text(DOCS / path) != text}
+
+
+def _file_text(path: Path) -> str | None:
+    return path.read_text() if path.exists() else None
+
+
+def main(*arguments: str) -> int:
+    """Write the pages that have changed; with `--check` name them, and fail if there are any."""
+    stale = stale_pages()
+    if "--check" in arguments:
+        for path in stale:
+            print(f"docs/{path} is stale: run make catalogue, and commit what it writes", file=sys.stderr)
+        return 1 if stale else 0
+    for path, text in stale.items():
         (DOCS / path).parent.mkdir(exist_ok=True)
         (DOCS / path).write_text(text)
+        print(f"docs/{path} written")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -104,6 +104,97 @@ def test_wrong_use_is_named(call, message):
         call(torch.fx.symbolic_trace(Net()))
 
 
+def scaled(x, scale=1.0):
+    return x.relu() * scale
+
+
+CALLS = {
+    "explain": lambda *args, **kwargs: triptych.explain(scaled, *args, options=EAGER, **kwargs),
+    "why_not": lambda *args, **kwargs: triptych.why_not("noop_clone", scaled, *args, options=EAGER, **kwargs),
+    "bisect": lambda *args, **kwargs: triptych.bisect(scaled, *args, options=EAGER, **kwargs),
+}
+
+
+@pytest.mark.parametrize("function", CALLS)
+def test_a_misspelt_keyword_is_named(function):
+    for name, near in {"trian": "train", "sclae": "scale"}.items():
+        message = f"'{name}' is no parameter of {function}, nor of the model; did you mean '{near}'"
+        with pytest.raises(TriptychError, match=message):
+            CALLS[function](X, **{name: True})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'zzz'"):
+        CALLS[function](X, zzz=True)
+
+
+def test_a_keyword_of_the_model_is_no_mistake():
+    assert triptych.explain(lambda x, **given: x * len(given), X, trian=1, options=EAGER).passes
+    assert triptych.explain(lambda x, trains: x * trains, X, trains=2, options=EAGER).passes
+    assert triptych.why_not("noop_clone", scaled, X, dynamic=True, options=EAGER) == []
+
+
+@pytest.mark.parametrize("function", CALLS)
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_inputs_in_one_tuple_are_to_be_unpacked(function, kind):
+    with pytest.raises(TriptychError, match=f"the model got one {kind.__name__}; .* unpack it .* The call failed: "):
+        CALLS[function](kind([X]))
+
+
+def test_a_model_may_take_a_tuple():
+    assert triptych.explain(lambda pair: pair[0] + pair[1], (X, X), options=EAGER).passes
+    with pytest.raises(Exception, match="two of them"):  # what else fails is told as it is
+
+        def fails(pair):
+            raise ValueError("two of them")
+
+        triptych.explain(fails, (X, 3, "text"), options=EAGER)
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "message"),
+    [
+        ("explain", {"train": "yes"}, "explain takes train as True or False, not 'yes'"),
+        ("explain", {"dynamic": "yes"}, "explain takes dynamic as True or False, not 'yes'"),
+        ("explain", {"fullgraph": 1}, "explain takes fullgraph as True or False, not 1"),
+        ("explain", {"stock": "no"}, "explain takes stock as True or False, not 'no'"),
+        ("why_not", {"train": "no"}, "why_not takes train as True or False, not 'no'"),
+        ("bisect", {"train": "no"}, "bisect takes train as True or False, not 'no'"),
+        ("bisect", {"tolerance": "a"}, "bisect takes tolerance as a number that is not negative, not 'a'"),
+        ("bisect", {"tolerance": -1}, "bisect takes tolerance as a number that is not negative, not -1"),
+        ("bisect", {"tell": "x"}, "bisect takes as tell a function of a message, not a str"),
+        ("bisect", {"repro": 3}, "the path of a file is wanted, not 3"),
+        ("bisect", {"repro": "/"}, "the path of a file is wanted, and '/' is a folder"),
+    ],
+)
+def test_a_parameter_of_the_wrong_type(function, given, message):
+    with pytest.raises(TriptychError, match=message):
+        CALLS[function](X, **given)
+
+
+def test_a_file_that_cannot_be_written(tmp_path):
+    explanation = triptych.explain(scaled, X, options=EAGER)
+    (tmp_path / "file").write_text("")
+    for path, message in {tmp_path: "is a folder", "": "is a folder", tmp_path / "file" / "page.html": "cannot be written"}.items():
+        with pytest.raises(TriptychError, match=message):
+            explanation.to_html(path)
+    assert explanation.to_html(tmp_path / "new" / "folder" / "page.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: triptych.Options(pass_options=["a"]), "pass_options is a dict of options and their values, not list"),
+        (lambda: Options.make({"pass_options": 3}), "pass_options is a dict of options and their values, not int"),
+        (lambda: Options.make({"inductor_options": 3}), "inductor_options is a dict of options and their values, not int"),
+        (lambda: Options.make({"known_buffers_bytes": True}), "known_buffers_bytes is a number of bytes, not True"),
+        (lambda: triptych.rule(torch.relu, torch.relu, exact="no"), "rule takes exact as True or False, not 'no'"),
+        (lambda: triptych.rule(torch.relu, torch.relu, example_inputs=3), "as a list or tuple, not as an int"),
+        (lambda: triptych.FirstOf(3), r"FirstOf takes functions, as in FirstOf\(lambda: x\), not an int"),
+    ],
+)
+def test_other_wrong_types(call, message):
+    with pytest.raises(TriptychError, match=message):
+        call()
+
+
 def test_an_input_with_a_default_may_be_left_out():
     gm = torch.fx.symbolic_trace(lambda x, scale=2: x * scale)
     assert torch.equal(triptych.compile_fx(gm, [X], options={**EAGER, "on_error": "raise"})(X), X * 2)
@@ -120,9 +211,8 @@ def test_a_name_is_never_its_own_suggestion():
 
 @pytest.mark.parametrize(("name", "op"), [("t", "permute"), ("view", "reshape"), ("mm", "matmul"), ("float", "to")])
 def test_a_spelling_in_a_pattern_names_the_operation(name, op):
-    rule = triptych.rule(lambda op, x: getattr(op, name)(x), lambda op, x: x)
     with pytest.raises(UnknownName, match=f"it is read as '{op}', .* write op.{op}\\(self"):
-        triptych.find(rule, torch.fx.symbolic_trace(Net()))
+        triptych.rule(lambda op, x: getattr(op, name)(x), lambda op, x: x)
 
 
 def test_operations_are_listed():

@@ -211,3 +211,57 @@ def test_what_becomes_nan_in_eager_becomes_nan(name):
     given = [x.detach() for x in inputs(5.0)]
     assert program(*given, *rest).isnan().any()
     check(program, [*given, *rest])
+
+
+def by_logarithm(scores):
+    return torch.exp(scores - torch.logsumexp(scores, -1, keepdim=True))
+
+
+LOST = {
+    "filled": lambda s, m: s.masked_fill(m, torch.finfo(s.dtype).min),
+    "filled by less": lambda s, m: s.masked_fill(m, -5e4),
+    "chosen": lambda s, m: torch.where(m, torch.full((), -1e9), s),
+    "added": lambda s, m: s + m.to(s.dtype) * -1e9,
+    "added with a factor that is not known": lambda s, m: s + (m * s[:1, :1, :1].sign().abs()) * -1e9,
+    "filled, then viewed": lambda s, m: s.masked_fill(m, -1e9).view(1, *s.shape),
+    "cut off": lambda s, m: s.masked_fill(m, -math.inf).clamp(min=torch.finfo(s.dtype).min),
+    "shifted": lambda s, m: s + 1e7,
+}
+NOT_LOST = {
+    "as it is": lambda s, m: s * 0.35,
+    "shifted a little": lambda s, m: s + 3.0,
+    "filled with -inf": lambda s, m: s.masked_fill(m, -math.inf),
+    "each row keeps a score": lambda s, m: s.masked_fill(torch.ones(S, S).triu(1) == 1, -1e9),
+    "each row keeps a score, of those that are chosen": lambda s, m: torch.where(torch.ones(S, S).tril() == 1, s, -1e9),
+    "each row keeps a score, to which is added": lambda s, m: s + torch.where(torch.ones(S, S).tril() == 1, 0.0, -1e9),
+}
+
+
+@pytest.mark.parametrize("name", [*LOST, *NOT_LOST])
+def test_a_logarithm_that_is_lost_beside_a_fill(name):
+    """A row in which logsumexp rounds to its only number has 1 for each probability, and not 1 / n."""
+    change = {**LOST, **NOT_LOST}[name]
+    program = lambda q, k, v, m: (by_logarithm(change(q @ k.mT, m)) @ v).view(q.shape)  # noqa: E731
+    q, k, v = (torch.randn(2, S, 8, generator=torch.Generator().manual_seed(n)) for n in range(3))
+    m = torch.zeros(2, S, S, dtype=torch.bool)
+    m[0, 1] = name != "filled with -inf"
+    m[1, :, 2:] = True
+    gm, given = capture_torch(program, [q, k, v, m])
+    tally = run_pass(FuseAttention, gm)
+    assert tally.fired["fuse_attention"] == (name in NOT_LOST)
+    if name in LOST:
+        assert any("lost in logsumexp" in decline.reason for decline in tally.declines.values())
+    torch.testing.assert_close(gm(*given)[0], program(q, k, v, m))
+
+
+@pytest.mark.parametrize("dtype, number, fuses", [
+    (torch.float32, 127.0, 1), (torch.float32, 3e6, 0), (torch.float64, 3e6, 1), (torch.float64, 1e12, 0),
+    (torch.bfloat16, 3.0, 1), (torch.bfloat16, 500.0, 0),
+])  # fmt: skip
+def test_a_number_added_to_all_scores_rounds_them(dtype, number, fuses):
+    program = lambda q, k, v: (q @ k.mT - number).softmax(-1) @ v  # noqa: E731
+    q, k, v = (torch.randn(2, S, 8, generator=torch.Generator().manual_seed(n)).to(dtype) for n in range(3))
+    gm, given = capture_torch(program, [q, k, v])
+    tally = run_pass(FuseAttention, gm)
+    assert tally.fired["fuse_attention"] == fuses
+    assert fuses or any("shifted by" in decline.reason for decline in tally.declines.values())

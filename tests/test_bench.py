@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import compile_time
 import pytest
 import suite
 import tables
@@ -107,9 +108,11 @@ def _is_free(path: Path) -> bool:
         return True
 
 
-def test_the_readme_shows_the_saved_figures():
-    saved = Path(tables.__file__).with_name("results") / "suite-cuda"
-    assert tables.for_readme(*tables.load(saved)) in (Path(__file__).parent.parent / "README.md").read_text()
+def test_readme_and_documentation_show_the_saved_figures():
+    root = Path(__file__).parent.parent
+    run = tables.load(Path(tables.__file__).with_name("results") / "suite-cuda")
+    assert tables.for_docs(*run) in (root / "docs/benchmarks.md").read_text()
+    assert tables.headline(*run) in " ".join((root / "README.md").read_text().split("\n"))
 
 
 # ---- processes ----
@@ -264,3 +267,55 @@ def test_two_models_through_the_command(tmp_path):
             assert figures["ms"] > 0 and not tables.wrong(record, name)
             assert name == "eager" or figures["kernels"] > 0
             assert (figures["compile_s"] is not None) == (name in ("inductor", "triptych"))  # the others share kernels
+
+
+# ---- compile times ----
+
+
+def compile_figures(seconds: float) -> dict:
+    return {kind: {"wall": seconds, "cpu": 2 * seconds} for kind in compile_time.KINDS}
+
+
+def test_compile_times_are_medians_and_ratios():
+    figures = {"inductor": [compile_figures(s) for s in (1, 4, 2)], "triptych": [compile_figures(s) for s in (3, 9, 1)]}
+    rows = list(compile_time.table_rows("gpt-1", "inference", figures))
+    assert [row[2] for row in rows[::2]] == list(compile_time.KINDS)
+    assert rows[0] == ("gpt-1", "inference", "cold", "clock", "2.00", "3.00", "1.50")
+    assert rows[1] == ("gpt-1", "inference", "cold", "processor", "4.00", "6.00", "1.50")
+    lines = compile_time.markdown(("a", "b", "c", "d", "e"), [("1", "2", "3", "4", "5")]).splitlines()
+    assert lines == ["| a | b | c | d | e |", "| --- | --- | --- | --- | ---: |", "| 1 | 2 | 3 | 4 | 5 |"]
+
+
+def test_compilers_take_turns_with_caches_of_their_own(monkeypatch, capsys):
+    started = []
+
+    def child(arguments, caches):
+        started.append((arguments[3], arguments[-1], caches))
+        second = {"second process": {}, "after import": {}, "from cache": arguments[3] == "inductor"}
+        return second if arguments[-1] == "second" else {"cold": {}, "warm": {}}
+
+    monkeypatch.setattr(compile_time, "child", child)
+    figures = compile_time.measure("gpt-1", "training", "cpu", 2)
+    assert [one[0] for one in started[::2]] == ["inductor", "triptych", "triptych", "inductor"]
+    assert [one[1] for one in started] == ["cold", "second"] * 4
+    caches = [one[2] for one in started]
+    assert caches[::2] == caches[1::2] and len(set(caches)) == 4
+    assert set(figures["triptych"][1]) == set(compile_time.KINDS)
+    # what the second process compiles anew is said
+    assert capsys.readouterr().err.count("triptych: the second process has compiled something anew") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [INFERENCE, TRAINING])
+def test_a_compile_is_timed_cold_warm_and_in_a_second_process(mode):
+    (figures,) = compile_time.measure("gpt-1", mode, "cpu", 1)["triptych"]
+    assert figures["warm"]["cpu"] < figures["cold"]["cpu"]
+    assert 0 < figures["after import"]["cpu"] < figures["second process"]["cpu"]
+    assert figures["after import"]["wall"] < figures["second process"]["wall"]
+
+
+@pytest.mark.slow
+def test_a_second_process_loads_what_the_first_compiled(tmp_path):
+    arguments = ["gpt-1", TRAINING, "--compiler", "triptych", "--kind"]
+    assert "from cache" not in compile_time.child([*arguments, "cold"], str(tmp_path))
+    assert compile_time.child([*arguments, "second"], str(tmp_path))["from cache"]

@@ -262,6 +262,24 @@ def test_a_function_that_dynamo_has_given_up_is_compiled_to_be_explained():
     assert triptych.bisect(program, x).rewrites
 
 
+def test_explanations_do_not_use_up_the_recompiles_of_a_compiled_program():
+    """Beside the user's own compiled code ours cannot be removed from Dynamo's cache, only made invalid."""
+
+    def program(x):
+        return torch.relu(x) * 1
+
+    x, seen = torch.randn(8), []
+    torch.compile(program, backend="eager")(x)
+    for _ in range(torch._dynamo.config.recompile_limit + 1):
+        triptych.explain(program, x, options=EAGER)
+    torch.compile(program, backend=lambda gm, inputs: seen.append(gm) or gm.forward)(x)
+    assert len(seen) == 1
+    # and what the user compiles still counts
+    for _ in range(torch._dynamo.config.recompile_limit):
+        torch.compile(program, backend=lambda gm, inputs: seen.append(gm) or gm.forward)(x)
+    assert len(seen) == torch._dynamo.config.recompile_limit - 1
+
+
 def test_what_is_not_our_rewrites_is_said():
     def good(compiled):
         return False

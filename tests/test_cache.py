@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +15,7 @@ from torch._dynamo.utils import counters
 import triptych
 from triptych import backend
 from triptych.backend import compile_fx
-from triptych.cache import cache_key, pass_identity
+from triptych.cache import cache_key, digest_of_sources, pass_identity, sources_digest
 from triptych.kernels.onednn import linear_operator
 from triptych.passes.manager import run_stage
 from triptych.post_grad.products_by_onednn import _Product
@@ -278,6 +281,33 @@ def test_sources_are_part_of_the_key(monkeypatch):
     before = cache_key()
     monkeypatch.setattr("triptych.cache.sources_digest", lambda: "edited")
     assert cache_key() != before
+
+
+def test_the_digest_of_sources_is_that_of_names_and_contents(tmp_path):
+    (tmp_path / "inner").mkdir()
+    one, other = tmp_path / "one.py", tmp_path / "inner" / "other.py"
+    one.write_text("a = 1\n")
+    other.write_text("b = 2\n")
+    digests = [digest_of_sources(str(tmp_path))]
+    status = one.stat()
+    one.write_text("a = 3\n")  # as long as before
+    os.utime(one, ns=(status.st_atime_ns, status.st_mtime_ns))
+    digests.append(digest_of_sources(str(tmp_path)))
+    other.rename(tmp_path / "inner" / "another.py")
+    digests.append(digest_of_sources(str(tmp_path)))
+    (tmp_path / "empty.py").touch()
+    digests.append(digest_of_sources(str(tmp_path)))
+    assert len(set(digests)) == len(digests)
+    (tmp_path / "notes.txt").write_text("no source")
+    assert digest_of_sources(str(tmp_path)) == digests[-1]
+    copy = shutil.copytree(tmp_path, tmp_path.with_name("copy"))  # the same sources in another folder
+    assert digest_of_sources(str(copy)) == digests[-1]
+
+
+def test_the_key_is_that_of_all_our_sources():
+    package = Path(triptych.__file__).parent
+    assert sources_digest() == digest_of_sources(str(package))
+    assert len(list(package.rglob("*.py"))) > 400
 
 
 class TimesProduct(torch.autograd.Function):

@@ -131,6 +131,24 @@ def test_training(codegen):
     assert fired(sessions, "grouped_gemm") >= 1
 
 
+@pytest.mark.parametrize("leading", [(), (512,), (8, 64)])
+def test_linear_layers_of_an_exported_program(leading):
+    """Export leaves `linear` whole, whose activation has any number of dims."""
+    class Layers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(256, 4) for _ in range(8))
+
+        def forward(self, x):
+            return sum(layer(x).relu().sum(-1) for layer in self.layers)
+
+    model, x = Layers(), torch.randn(*leading, 256)
+    gm = torch.export.export(model, (x,)).module()
+    tally = run_pass(GroupedGemmPass, gm)
+    assert tally.fired["grouped_gemm"] == 1
+    torch.testing.assert_close(gm(x), model(x))
+
+
 def test_a_view_after_the_first_product_is_taken_before_it():
     def program(x, w, v):
         first = (x @ w).relu().sum()
@@ -408,7 +426,7 @@ def test_what_is_timed_runs(once, monkeypatch, tmp_path):
     monkeypatch.setattr(measure, "HOST_BYTES", 1 << 20)
     x = Layout.of(torch.empty(4, 64))
 
-    def results(operation, multiply, dtype, *operands):
+    def results(operation, multiply, dtype, *operands, x=x):
         site = JoinedOnCpu(operation, multiply, x, dtype, operands, (64, 128), (True, False), once)
         before, after = site.timed()
         assert 0 < before < 1 and 0 < after < 1
@@ -421,6 +439,8 @@ def test_what_is_timed_runs(once, monkeypatch, tmp_path):
         shapes = [(4, 64), (4, 128)]
         assert results("products", grouped_gemm_pass._multiply, torch.float32, weights) == shapes
         assert results("products", grouped_gemm_pass._multiply, torch.float32, weights, biases) == shapes
+        deep = Layout.of(torch.empty(2, 2, 64))
+        assert results("products", grouped_gemm_pass._multiply, torch.float32, weights, biases, x=deep) == shapes
         (w, s), (v, t) = packed(64, 64), packed(128, 64)
         int4 = Operand.of([w, v], dim=0), Operand.of([s, t], dim=1)
         multiply = lambda x, operands: INT4_MM(x, operands[0], 32, operands[1])  # noqa: E731

@@ -48,6 +48,42 @@ def test_bias_is_not_read_at_beta_zero(sizes, codegen):
         torch.testing.assert_close(got, want)
 
 
+def with_factors_of_zero(nothing):
+    """Products of operands that contain NaN or infinity, times zero, in sizes for which eager has other kernels."""
+    factors = [{"alpha": 0}, {"beta": 0}, {"alpha": 0, "beta": 2}, {"alpha": 0.0, "beta": 0.0}]
+
+    def function(flat, matrix, row, column, batch, beside):
+        sides = (row, 1), (1, column), (row, column), (1, 1)
+        results = []
+        for each in factors:
+            full = (beside[:m, :n] * (math.nan if each.get("beta") == 0 else 1) for m, n in sides)
+            results += [torch.addmm(b, matrix[: len(b)] * nothing, matrix.t()[:, : b.shape[1]], **each) for b in full]
+            if each == {"alpha": 0.0, "beta": 0.0} and flat.dtype is torch.bfloat16:
+                pass  # of large matrices, eager returns uninitialised memory
+            elif "alpha" in each:
+                results.append(torch.addmv(beside[:, 0] if each.get("beta") != 0 else beside[:, 0] * math.nan,
+                                           matrix * nothing, flat, **each))  # fmt: skip
+            results.append(torch.baddbmm(beside.expand(2, -1, -1), batch * nothing, batch.mT, **each))
+            results.append(torch.addbmm(beside, batch * nothing, batch.mT, **each))
+            results.append(torch.addr(beside, flat * nothing, flat, **each))
+        return results
+
+    return function
+
+
+@pytest.mark.parametrize("codegen", CODEGENS)
+@pytest.mark.parametrize("nothing, size", [(math.nan, 5), (math.nan, 70), (math.inf, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_what_is_multiplied_by_zero_is_read_where_eager_reads_it(dtype, size, nothing, codegen):
+    flat, matrix, batch = torch.rand(size), torch.rand(size, size), torch.rand(2, size, size)
+    given = [x.to(dtype) for x in (flat, matrix)], size - 1, size - 2, *(x.to(dtype) for x in (batch, matrix))
+    (flat, matrix), *rest = given
+    function = with_factors_of_zero(nothing)
+    wanted = function(flat, matrix, *rest)
+    for number, (want, got) in enumerate(zip(wanted, compiled(function, codegen)(flat, matrix, *rest), strict=True)):
+        torch.testing.assert_close(got, want, equal_nan=True, rtol=0.05, atol=0.05, msg=lambda m, n=number: f"{n}: {m}")
+
+
 def pointwise_of_two_layouts(x, y):
     """Of operands in different layouts; the last two are also broadcast."""
     cross_entropy = torch.nn.functional.binary_cross_entropy
@@ -217,6 +253,35 @@ def test_interpolation_of_16_bit_numbers_is_rounded_once(dtype, codegen):
 
 
 @pytest.mark.parametrize("codegen", CODEGENS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("weights", [0.3, 1.7, 3, [0.3, 1.7], [3, -0.7]], ids=str)
+def test_interpolation_of_lists_is_rounded_once(weights, dtype, codegen):
+    starts, ends = ([x.to(dtype) for x in torch.rand(2, 300) + 0.3] for _ in range(2))
+
+    def function(starts, ends):
+        return torch._foreach_lerp(starts, ends, weights)
+
+    for got, want in zip(compiled(function, codegen)(starts, ends), function(starts, ends)):
+        if codegen == "eager":
+            assert torch.equal(got, want)
+        torch.testing.assert_close(got, want, rtol=torch.finfo(dtype).eps, atol=1e-6)
+
+
+@pytest.mark.parametrize("number", [0.3, 3], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "pow", "maximum", "minimum", "clamp_min", "clamp_max"])
+def test_numbers_beside_lists_of_tensors_are_not_rounded(name, dtype, number):
+    values = [x.to(dtype) for x in torch.rand(2, 300) + 0.3]
+    operator = getattr(torch, f"_foreach_{name}")
+
+    def function(values):
+        return [*operator(values, number), *operator(values, [number, number + 0.1])]
+
+    for got, want in zip(compiled(function, "eager")(values), function(values), strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("codegen", CODEGENS)
 @pytest.mark.parametrize("dtypes", [(torch.float16, torch.float32), (torch.float32, torch.bfloat16)], ids=str)
 def test_gradient_of_a_softmax_has_the_dtype_of_eager(dtypes, codegen):
     def function(grad, output):
@@ -281,7 +346,8 @@ def test_torchs_own_table_stays_as_it_is():
     table = corrected(before)
     changed = {op for op in before if table[op] is not before[op]}
     assert {op for op in changed if "batch_norm" not in op._schema.name} == {
-        aten.addmm.default, aten.add.Tensor, aten.addr.default, aten.index_select.default, aten.index_add.default,
+        aten.addmm.default, aten.addmv.default, aten.add.Tensor, aten.addr.default, aten.clamp.default,
+        aten._foreach_lerp.ScalarList, aten.index_select.default, aten.index_add.default,
         aten.max_unpool2d.default, aten.round.decimals,
         aten.soft_margin_loss_backward.default, aten.native_dropout.default, aten.index_fill.int_Scalar,
         aten.index_fill.int_Tensor, aten.cat.default, aten.lerp.Scalar, aten.lerp.Tensor,

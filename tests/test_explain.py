@@ -50,6 +50,13 @@ def test_table_shows_what_changed_and_counts_the_rest():
     assert "\x1b" not in text
 
 
+def test_the_passes_that_changed_something():
+    explanation = Explanation([make_session(), make_session()])
+    assert [record.name for record in explanation.changed] == ["drop_zero", "drop_zero"]
+    assert "- a: f32[4] = add(x, 0)" in explanation.changed[0].diff
+    assert Explanation([]).changed == []
+
+
 def test_a_failed_pass_is_marked_and_its_warning_printed():
     session = make_session(warnings=["merge_pass raised ValueError: no"])
     session.records[1].error = "Traceback ...\nValueError: no"
@@ -345,6 +352,31 @@ def test_the_settings_of_torch_compile():
 
     with pytest.raises(torch._dynamo.exc.Unsupported, match="graph_break"):
         triptych.explain(broken, x, options=EAGER, fullgraph=True)
+
+
+class Half(nn.Module):
+    def forward(self, x):
+        return (x * 0.5).relu()
+
+
+class TwoSizes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = Half()
+
+    @torch.compiler.disable(recursive=False)
+    def forward(self, x):
+        return self.layer(x), self.layer(x[:2])
+
+
+def test_what_the_program_compiled_before_makes_no_recompile():
+    x = torch.randn(4, requires_grad=True)
+    torch.compile(half := Half(), backend="triptych", options=EAGER)(x)
+    explanation = triptych.explain(half, x, options=EAGER)  # without gradients, so that Dynamo's guards fail
+    assert len(explanation.frames) == 1 and not explanation.recompiles
+    assert "again" not in str(explanation) and "recompile" not in str(explanation)
+    again = triptych.explain(TwoSizes(), x, options=EAGER)
+    assert [frame.is_recompile for frame in again.frames] == [False, True] and "size mismatch" in again.frames[1].reason
 
 
 @pytest.mark.parametrize("how", ["module", "in place", "function", "our function"])

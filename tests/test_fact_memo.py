@@ -103,6 +103,32 @@ def test_views_and_writes_are_computed(recalled):
     assert not recalled and len({storage(v.fact) for v in (x, *views)}) == 1
 
 
+def test_views_are_recalled_in_the_memory_of_what_they_view(monkeypatch):
+    recalled = []
+    recall = FactMemo.recall_views
+    monkeypatch.setattr(FactMemo, "recall_views", lambda *a: recalled.append(recall(*a)) or recalled[-1])
+    program, op = emitted(lambda x, y: (x + y, x - y), torch.randn(4, 8), torch.randn(4, 8))
+    x, y = nodes(program)
+    makers = [
+        lambda v: op.permute(v, [1, 0]), lambda v: op.reshape(v, [2, 16]), lambda v: op.select(v, 0, 2),
+        lambda v: op.getitem(op.split(v, [4, 4], dim=1), 1),
+    ]  # fmt: skip
+    for make in makers:
+        recalled.clear()
+        first, second = make(x), make(y)
+        assert any(fact is not None for fact in recalled)
+        assert storage(second.fact) == storage(y.fact) != storage(first.fact)
+        assert same_strides(first.fact, second.fact) and difference(first.fact, second.fact) is None
+        assert first.fact.storage_offset() == second.fact.storage_offset()
+
+
+def test_a_view_of_what_requires_a_gradient_does_too():
+    program, op = emitted(lambda x: x + 1, torch.randn(4, 8, requires_grad=True))
+    y = program.value(next(n for n in program.graph.nodes if n.op == "call_function"))
+    facts = [op.permute(y, [1, 0]).fact for _ in range(2)]
+    assert facts[0].requires_grad == facts[1].requires_grad
+
+
 def test_a_view_where_there_was_a_copy(recalled):
     """`reshape` copies here and is a view there, by the strides of the operand."""
     program, op = emitted(lambda x: x + 1, torch.randn(4, 8))

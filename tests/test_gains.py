@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import gain_measure
@@ -13,6 +12,7 @@ import gains
 import one_gain
 import pytest
 import torch
+from catalogue import MeasuredGains, pages
 from gain_subjects import NotLarger, candidates, every_size, fired, first_size, names, switch
 from gain_workloads import WORKLOADS, Machine, Work
 
@@ -190,10 +190,7 @@ def measured(**figures):
     return {**header, "gains": {name: {**FIGURES, **quartiles, **other} for name, other in figures.items()}}
 
 
-def test_the_catalogue_shows_gains_where_there_are_any(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "docs"))
-    from catalogue import MeasuredGains, pages
-
+def test_the_catalogue_shows_gains_where_there_are_any(tmp_path):
     file = tmp_path / "gains-cuda.json"
     data = measured(pad_mm={}, group_batch_fusion_passes={"ratio": 3.0}, mm_plus_mm={"quartiles_ms": {"on": [0.9, 2.0], "off": [1.9, 2.1]}})
     data["gains"]["auto_chunker"] = {"skipped": "does not fire on this workload here"}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import triptych
 
 
-def run(program: str) -> str:
-    return subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+def run(program: str, environment: dict[str, str] | None = None) -> str:
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
 
 
 def test_the_import_alone_loads_nothing():
@@ -52,3 +54,34 @@ assert sum(len(subject.examples) for subject in subjects()) > 1000
 assert torch.equal(before, torch.get_rng_state()), "by the examples"
 """
     run(program)
+
+
+def test_a_program_from_the_cache_loads_the_passes_of_stage_1_alone(tmp_path):
+    """The other stages do not run over it, so a second process need not import their passes."""
+    program = """
+import sys, torch
+f = torch.compile(lambda x: (x + 1).relu(), backend="triptych")
+assert torch.equal(f(torch.zeros(8)), torch.ones(8))
+print(*[name for name in sys.modules if name.startswith("triptych.")])
+"""
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    first, second = (set(run(program, environment).split()) for _ in range(2))
+    assert {"triptych.pre_grad.fuse_attention", "triptych.pipeline.joint", "triptych.pipeline.post_grad"} <= first
+    assert "triptych.pre_grad.fuse_attention" in second
+    assert not [name for name in second if name.startswith(("triptych.joint", "triptych.post_grad", "triptych.chunking"))]
+    assert not {"triptych.pipeline.joint", "triptych.pipeline.post_grad", "triptych.explaining", "rich", "click"} & second
+
+
+def test_stages_are_listed_before_their_passes_are_imported():
+    program = """
+import sys
+from triptych.pipeline import STAGES, stage_entries
+print(*STAGES)
+assert not [name for name in sys.modules if name.startswith(("triptych.pre_grad", "triptych.joint", "triptych.post_grad"))]
+assert "joint" in STAGES and "no stage" not in STAGES
+assert "triptych.post_grad" not in sys.modules
+from triptych.pipeline import FAMILIES, POST_GRAD
+assert stage_entries("post_grad") == tuple(POST_GRAD) and set(FAMILIES["POST_GRAD_FUSIONS"]) <= set(POST_GRAD)
+"""
+    stages = "pre_grad freeze joint before_partition after_partition post_grad before_codegen"
+    assert run(program).strip() == stages

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ from click.testing import CliRunner
 import triptych
 from triptych.cli import main
 from triptych.explaining.source import load
+from triptych.repro.python_source import python_source
 from triptych.repro.write import repro_of, write_repro
 
 
@@ -106,6 +109,59 @@ def test_what_cannot_be_written_is_said(tmp_path):
     gm = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 4)))
     path = write_repro(gm, [torch.randn(2, 4)], None, "it failed", tmp_path)
     assert path is not None and "cannot be written as Python: the module 0 is called whole" in path.read_text()
+
+
+UNUSUAL = (
+    "torch", "inputs", "main", "triptych", "class", "print", "options", "args", "model", "program", "with_weights", "sys",
+    "math", "operator", "run_repro", "train", "dynamic", "None", "int", "annotations", "match", "__name__", "self", "_",
+)  # fmt: skip
+
+
+def test_values_may_be_named_as_anything_that_the_file_uses(tmp_path):
+    def program(x, y):
+        for _ in range(len(UNUSUAL)):
+            x = torch.relu(x + y)
+        return x
+
+    gm = torch.fx.symbolic_trace(program)
+    for node, name in zip(gm.graph.nodes, UNUSUAL):
+        node.name = name
+    given = [torch.randn(3), torch.randn(3)]
+    path = write_repro(gm, given, {"codegen": "eager"}, "it failed", tmp_path)
+    subject = load(str(path))
+    torch.testing.assert_close(subject.model(*given), program(*given))
+    done = run_file(path)
+    assert done.returncode == 0 and "compiled and eager agree" in done.stdout, done.stderr
+
+
+def test_a_value_does_not_hide_the_module_that_is_called_after_it():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("statistics")
+    mean = graph.call_function(statistics.fmean, ([1.0, 3.0],))
+    graph.output(graph.call_function(operator.mul, (x, mean)))
+    source = python_source(torch.fx.GraphModule(torch.nn.Module(), graph))
+    assert source.parameters == ["statistics_1"]
+    assert torch.equal(source.function()(torch.ones(3)), torch.full((3,), 2.0))
+
+
+def options(graph):
+    """A user's pass with a name that the file uses itself."""
+
+
+RELU_OF_SUM = "relu"
+
+
+def uses_other_names(graph):
+    args = RELU_OF_SUM  # its own
+    return None if args else options(graph)
+
+
+def test_a_pass_does_not_replace_what_the_file_uses(tmp_path):
+    for given in (options, uses_other_names):
+        path = written(tmp_path, torch.relu, torch.randn(3), options={"pre_grad_custom_pass": given, "codegen": "eager"})
+        text = path.read_text()
+        assert "option left out, pre_grad_custom_pass: options is a name that the file uses itself" in text
+        assert run_file(path).returncode == 0
 
 
 def test_it_never_raises(tmp_path):

@@ -316,6 +316,9 @@ def test_folding_random_programs(seed):
     ("softmax", lambda x: x.softmax(-1)[:1], True),
     ("negative", lambda x: x.clamp(-1, 3), False),
     ("written", lambda x: x.relu().sub_(1), False),
+    ("infinite, then an integer", lambda x: (1 / x.relu()).relu().to(torch.int64), False),
+    ("an integer that wraps around", lambda x: x.to(torch.int64).relu().to(torch.int8), False),
+    ("an integer in a wider dtype", lambda x: x.to(torch.int64).clamp(0, 300).to(torch.int16).float(), True),
     ("beyond the operand", lambda x: torch.as_strided(torch.arange(-4, 4)[4:], (8,), (1,), 0) + x[0, 0].long(), False),
 ])  # fmt: skip
 def test_never_negative(name, program, wanted):

@@ -60,6 +60,9 @@ export interface Pass {
   change: { gemms?: number; bytes?: number; seconds?: number };
 }
 
+/** A part of the time of a compile; the parts do not overlap, and together they are the whole. */
+export type Phase = [name: string, title: string, seconds: number];
+
 export interface Frame {
   id: string;
   what: string;
@@ -70,6 +73,8 @@ export interface Frame {
   seconds: number;
   backward: number;
   programs: number[];
+  times: Phase[];
+  backwardTimes: Phase[];
 }
 
 export type Figure = [

@@ -1,5 +1,6 @@
 // What Dynamo compiled in a run: every function, why it was compiled again, where its graph breaks, and its programs.
 
+import { compileTimes, hasTimes } from "./compiletimes";
 import type { Core, Frame } from "./data";
 import { h, replace } from "./dom";
 import { plural, time } from "./format";
@@ -9,9 +10,9 @@ export class Frames {
 
   constructor(private go: (program: number) => void) {}
 
-  /** Is there more to say than that one function was compiled once? */
+  /** Is there more to say than that one function was compiled? */
   static has(core: Core): boolean {
-    return core.recorded ? core.frames.length > 0 : core.frames.some((frame) => frame.reason || frame.failure || frame.breaks.length);
+    return core.recorded ? core.frames.length > 0 : core.frames.some((frame) => frame.reason || frame.failure || frame.breaks.length || hasTimes(frame));
   }
 
   show(core: Core): void {
@@ -49,6 +50,7 @@ export class Frames {
           h("details", { class: "break" }, h("summary", {}, h("i", {}, "graph break"), source && ` at ${source}`, ": ", reason), h("pre", {}, explanation)),
         ),
         frame.failure && h("p", { class: "failure" }, h("i", {}, "runs in Python: "), frame.failure),
+        compileTimes(frame),
       ),
       h(
         "td",

@@ -16,6 +16,10 @@ const steps = {
     assert.ok(rows.some((row) => /compiled again: .*size mismatch/.test(row)), rows.join("\n"));
     assert.ok(rows.some((row) => /graph break at \w+\.py:\d+/.test(row)), rows.join("\n"));
     assert.ok(rows.some((row) => /joint_graph_passes called at/.test(row)), rows.join("\n"));
+    const phases = await page.locator(".compile-times .phases").first().getAttribute("aria-label");
+    assert.match(phases, /Dynamo .* %; .*AOTAutograd/);
+    const widths = await page.locator(".compile-times .phases").evaluateAll((all) => all.map((one) => one.scrollWidth <= one.clientWidth + 1));
+    assert.ok(widths.length && widths.every(Boolean), "the phases of a compile are wider than their bar");
     assert.ok(!(await page.locator(".break pre").first().isVisible()));
     await page.locator(".break summary").first().click();
     assert.match(await page.locator(".break pre").first().textContent(), /Hint/);

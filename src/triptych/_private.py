@@ -80,10 +80,9 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "prepare_softmax_online": "torch._inductor.inductor_prims:prepare_softmax_online",
         # where Inductor keeps kernels between processes
         "inductor_cache_dir": "torch._inductor.runtime.cache_dir_utils:cache_dir",
-        # the modules of generated code, and a Triton kernel in one
+        # the modules of generated code, a Triton kernel in one, and a compiled one that torch launches without Triton
         "PyCodeCache": "torch._inductor.codecache:PyCodeCache",
         "CachingAutotuner": "torch._inductor.runtime.triton_heuristics:CachingAutotuner",
-        # a compiled kernel that torch launches without Triton
         "StaticTritonCompileResult": "torch._inductor.runtime.triton_heuristics:StaticTritonCompileResult",
         # compares the layouts of many tensors with those of earlier ones in one call
         "TensorGuards": "torch._C._dynamo.guards:TensorGuards",
@@ -145,9 +144,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "StorageWeakRef": "torch.multiprocessing.reductions:StorageWeakRef",
         # an attribute of a value that Dynamo guards
         "AttrSource": "torch._dynamo.source:AttrSource",
-        # the fake mode of given inputs
+        # the fake mode of given inputs, and one where nobody brought one
         "detect_fake_mode": "torch._guards:detect_fake_mode",
-        # a fake mode where nobody brought one
         "FakeTensorMode": "torch._subclasses:FakeTensorMode",
         # Inductor's current-state object: its passes and lowerings ask it for the fake mode
         "virtualized": "torch._inductor.virtualized:V",
@@ -170,9 +168,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "InputMutationAOTOutput": "torch._functorch._aot_autograd.descriptors:InputMutationAOTOutput",
         # a function of positional arguments as one of a list
         "make_boxed_func": "torch._functorch._aot_autograd.utils:make_boxed_func",
-        # Inductor's settings
+        # Inductor's settings, and torch.compile's mode names as such settings
         "inductor_config": "torch._inductor.config",
-        # torch.compile's mode names as Inductor's settings
         "list_mode_options": "torch._inductor:list_mode_options",
         # one ATen graph -> kernels
         "compile_fx_inner": "torch._inductor.compile_fx:compile_fx_inner",
@@ -192,6 +189,9 @@ NAMES: Mapping[str, str] = MappingProxyType(
         # kernel compilation in worker processes, woken up early
         "AsyncCompile": "torch._inductor.async_compile:AsyncCompile",
         "reset_cudagraph_trees": "torch._inductor.cudagraph_trees:reset_cudagraph_trees",
+        # computes with integers that depend on sizes and indices alone, and the bounds of such an expression
+        "IndexPropagation": "torch._inductor.index_propagation:IndexPropagation",
+        "bound_sympy": "torch.utils._sympy.value_ranges:bound_sympy",
         # in Inductor: a call of an operator, a value, a node of the scheduler, and other nodes that must run before it
         "FallbackKernel": "torch._inductor.ir:FallbackKernel",
         "TensorBox": "torch._inductor.ir:TensorBox",
@@ -220,8 +220,9 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "compile_lock": "torch._dynamo.convert_frame:compile_lock",
         # why graphs were broken, in order; Dynamo appends to it
         "graph_break_reasons": "torch._dynamo.utils:graph_break_reasons",
-        # figures of the last compiles: which function, why again, why it failed, how long it took
+        # figures of the last compiles: which function, why again, why it failed, how long; where their steps are logged
         "get_compilation_metrics": "torch._dynamo.utils:get_compilation_metrics",
+        "dynamo_utils": "torch._dynamo.utils",
         # what torch.compile makes of a model: settings, and the backend inside its wrappers
         "DynamoContext": "torch._dynamo.eval_frame:_TorchDynamoContext",
         "innermost_backend": "torch._dynamo.eval_frame:innermost_backend",
@@ -300,8 +301,7 @@ def autograd_cache_arguments(shared: Any) -> dict[str, Any]:
 @contextlib.contextmanager
 def plain_torch() -> Iterator[None]:
     """Inside, tensors are real and on the CPU unless a device is named, whatever modes the caller has on."""
-    modes = (__getattr__("without_torch_function"), __getattr__("without_dispatch_modes"))
-    with modes[0](), modes[1](), torch.inference_mode(False):
+    with __getattr__("without_torch_function")(), __getattr__("without_dispatch_modes")(), torch.inference_mode(False):
         yield
 
 

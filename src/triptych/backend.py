@@ -29,7 +29,7 @@ from .partition import partition
 from .passes.custom_passes import name_of
 from .passes.manager import run_stage
 from .passes.session import Session, open_session
-from .passes.torch_tools import log_graph, provenance
+from .passes.torch_tools import log_compiled, log_graph, log_loaded, provenance, timed_stage
 from .spmd_check import require_same_collectives
 from .weak_references import dropping_references
 
@@ -200,7 +200,8 @@ def compile_flow(
         joint = run_stage("before_partition", joint, session, graph="joint", example_inputs=inputs)
         given = [fact(n) for n in joint.graph.find_nodes(op="placeholder") if not is_tangent(n)]
         session.activity = "partitioning the joint graph"
-        forward, backward = partition(joint, inputs, **facts)
+        with timed_stage("partition"):
+            forward, backward = partition(joint, inputs, **facts)
         forward.meta[BACKWARD] = Backward(backward, facts["num_fwd_outputs"])
         run_stage("after_partition", forward, session, graph="forward")
         del forward.meta[BACKWARD]
@@ -216,9 +217,9 @@ def compile_flow(
         # what the stage computes from weights alone
         frozen = freeze(gm, inputs, session, again=True) if options.freeze and is_inference else None
         session.keep("backward" if graph == "backward" else "forward", gm)
-        if frozen is None:
-            return emit(gm, inputs, graph)
-        return frozen.call(emit(gm, frozen.inputs, graph))
+        compiled = emit(gm, inputs if frozen is None else frozen.inputs, graph)
+        log_compiled(session, graph)
+        return compiled if frozen is None else frozen.call(compiled)
 
     def emit(gm: GraphModule, inputs: Sequence[Any], graph: str) -> Compiled:
         before_codegen(gm, graph, session)
@@ -292,6 +293,8 @@ def compile_flow(
         with provenance() as note_provenance:
             note_provenance(gm)
             compiled = with_identities(autograd(gm, example_inputs))
+    if cache.used and all(record.stage == "pre_grad" for record in session.records):
+        log_loaded(session)
     session.graph_compiled()
     return compiled
 

@@ -18,7 +18,6 @@ from . import _private
 from .errors import TriptychError
 from .options import Options
 from .passes.session import Session
-from .repro.write import write_repro
 
 log = logging.getLogger("triptych")
 
@@ -70,6 +69,8 @@ def is_deliberate(error: Exception) -> bool:
 
 def reproduction(gm: GraphModule, example_inputs: Sequence[Any], options: Options, error: Exception) -> str:
     """Write the captured program as a runnable file, and say how to run it."""
+    from .repro.write import write_repro  # needed only for a failure
+
     directory = Path(tempfile.gettempdir()) / "triptych-repro"
     path = write_repro(gm, example_inputs, options, error, directory)
     return f"To reproduce it: python {path}" if path is not None else "No reproduction could be written"

@@ -20,6 +20,8 @@ TUNE = ("off", "unsure", "all")
 LINKS = ("auto", "nvlink", "pcie", "infiniband", "ethernet", "memory")
 ON_ERROR_VARIABLE = "TRIPTYCH_ON_ERROR"
 ADD_RULES = "add_rules"
+STAGES_OF_RULES = ("pre_grad", "joint", "post_grad")
+"""The stages in which the user's rules run."""
 HOOKS = (
     ADD_RULES, "pre_grad_custom_pre_pass", "pre_grad_custom_pass", "joint_custom_pre_pass", "joint_custom_post_pass",
     "post_grad_custom_pre_pass", "post_grad_custom_post_pass",
@@ -118,7 +120,9 @@ class Options:
             _require_kind(switch, getattr(self, switch), False)
         if self.fallback_random is not None:
             _require_kind("fallback_random", self.fallback_random, False)
-        if not isinstance(self.known_buffers_bytes, int) or self.known_buffers_bytes < 0:
+        for mapping in ("pass_options", "inductor_options"):
+            _require_mapping(mapping, getattr(self, mapping))
+        if type(self.known_buffers_bytes) is not int or self.known_buffers_bytes < 0:
             raise TriptychError(f"known_buffers_bytes is a number of bytes, not {self.known_buffers_bytes!r}")
         if isinstance(self.spmd_check, bool) or not isinstance(self.spmd_check, (int, float)) or self.spmd_check < 0:
             raise TriptychError(f"spmd_check is a number of seconds, not {self.spmd_check!r}")
@@ -166,28 +170,31 @@ class Options:
                 raise _unknown_option(name)
         if mode is not None:
             plain["mode"] = mode
-        dotted.update(plain.pop("pass_options", {}))
-        inductor.update(plain.pop("inductor_options", {}))
+        dotted.update(_require_mapping("pass_options", plain.pop("pass_options", {})))
+        inductor.update(_require_mapping("inductor_options", plain.pop("inductor_options", {})))
         made = Options(**plain, pass_options=dotted, inductor_options=inductor)
         made.check_names()
         return made
 
     def check_names(self) -> None:
         """Names of passes and rules, and the options of passes, must exist."""
-        passes, own = NAMES["passes"](), {one.rule_name() for one in self.custom_passes(ADD_RULES)}
-        _require_known("pass", self.add_passes, passes | NAMES["rules that run"]())
+        own = {one.rule_name() for one in self.custom_passes(ADD_RULES)}
+        # each list of names is asked for only if it is needed: it is read from the passes, all of which are imported
+        if self.add_passes:
+            _require_known("pass", self.add_passes, NAMES["passes"]() | NAMES["rules that run"]())
         for one in self.custom_passes(ADD_RULES):
-            _require_known(f"stage for the rule {one.rule_name()}", one.stages, NAMES["stages of rules"]())
-        _require_known("pass or rule", self.remove_passes, passes | NAMES["rules"]() | own)
+            _require_known(f"stage for the rule {one.rule_name()}", one.stages, STAGES_OF_RULES)
+        if self.remove_passes:
+            _require_known("pass or rule", self.remove_passes, NAMES["passes"]() | NAMES["rules"]() | own)
         for name in self.remove_passes:
             if name in NAMES["required"]():
                 raise TriptychError(f"{name} cannot be removed: what follows it cannot do without it")
-        defaults = NAMES["pass options"]()
-        for name in self.pass_options:
-            if name not in defaults:
-                raise _unknown_option(name)
-        for name, value in self.pass_options.items():
-            _require_kind(name, value, defaults[name])
+        if self.pass_options:
+            defaults = NAMES["pass options"]()
+            for name, value in self.pass_options.items():
+                if name not in defaults:
+                    raise _unknown_option(name)
+                _require_kind(name, value, defaults[name])
         if self.inductor_options:  # only then: the names are in a module of Inductor's
             settings = NAMES["Inductor's settings"]()
             _require_known("option of Inductor", self.inductor_options, settings)
@@ -210,6 +217,8 @@ class Options:
             if not (callable(one) or hasattr(one, "rewrite") or hasattr(one, "rules")):
                 what = "a callable, a Rule, a Pass or a list of them"
                 raise TriptychError(f"{hook} takes {what}, not {type(one).__name__}")
+            if hasattr(one, "require_complete"):
+                one.require_complete()
         return passes
 
 
@@ -257,6 +266,12 @@ def _require_kind(name: str, value: Any, default: Any) -> None:
         raise TriptychError(f"{name} is {kind}, not {value!r}")
     if isinstance(default, (int, float)) and isinstance(value, (int, float)) and default >= 0 > value:
         raise TriptychError(f"{name} cannot be negative: {value!r}")
+
+
+def _require_mapping(name: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TriptychError(f"{name} is a dict of options and their values, not {_shown(value)}")
+    return value
 
 
 def _one_of(kind: str, value: Any, known: Sequence[str]) -> None:

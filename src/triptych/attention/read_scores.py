@@ -22,6 +22,7 @@ from ..ir.values import knowledge
 from ..rewrite.refusal import Refused
 from .blame import blaming
 from .contraction import Contraction
+from .large_numbers import is_large
 from .layout import VIEWS, Layout, viewed
 from .masks import MASKS, is_number
 from .sinks import joined_with_sink
@@ -125,6 +126,8 @@ class ScoreReader:
         if not isinstance(other, Node):
             if not is_number(other) or not math.isfinite(other) or not math.isfinite(times):
                 raise Refused(f"{other} is added to the scores")
+            if is_large(other * times, result.dtype):
+                raise Refused(f"the scores are shifted by {other * times:.4g}, beside which they are rounded")
             self.terms.append(Shift(self.type, self.node, result.dtype))
         elif is_number(other):
             self.terms.append(Shift(self.type, self.node, result.dtype))

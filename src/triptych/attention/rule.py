@@ -51,7 +51,8 @@ class InDecomposedGraph(AttentionRule, ABC):
 
     def softmax(self, program: Program, node: Node) -> SoftmaxForm | None:
         form = named_softmax(program, node) or written_softmax(program, node) or scaled_softmax(program, node)
-        return form if form is not None and form.sign == 1 and form.values is None else None
+        is_plain = form is not None and form.sign == 1 and form.values is None and form.problem is None
+        return form if is_plain else None
 
 
 def is_decomposed(program: Program) -> bool:

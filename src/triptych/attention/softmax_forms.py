@@ -13,8 +13,10 @@ from ..ir.calls import Call
 from ..ir.facts import tensor_fact
 from ..ir.gradients import gradient_reaches
 from ..ir.program import Program
+from ..ir.refusal import Refusal
 from ..ir.traits import is_view
 from .contraction import contraction_of
+from .large_numbers import lost_logarithm
 from .layout import VIEWS
 
 SHIFTS = ("amax", "max")
@@ -35,6 +37,8 @@ class SoftmaxForm:
     """The dtype to which the scores are cast first."""
     scale: float = 1.0
     """The number by which the scores are multiplied first."""
+    problem: Refusal | None = None
+    """Why its results may be other than those of a softmax by more than rounding."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +204,8 @@ def _exp_of_log(program: Program, node: Node) -> SoftmaxForm | None:
         scores, shift = inner.args["self"], inner.args["other"]
         total = reduction(program, shift, ("logsumexp",))
         if total is not None and total.operand is scores and _goes_into_products(program, node):
-            return SoftmaxForm(scores, total.dim, [inner_node, *total.nodes])
+            nodes = [inner_node, *total.nodes]
+            return SoftmaxForm(scores, total.dim, nodes, problem=lost_logarithm(program, scores, total.dim))
     return None
 
 

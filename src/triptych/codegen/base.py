@@ -65,6 +65,9 @@ def portable_decompositions() -> Decompositions:
     table.pop(aten.add.Tensor, None)
     # in half precision the operator's own kernel rounds more often than the decomposition
     table.pop(aten.round.decimals, None)
+    # in half precision the steps of the decompositions are rounded, each by itself
+    table.pop(aten._foreach_lerp.Scalar, None)
+    table.pop(aten._foreach_lerp.ScalarList, None)
     # in half precision the decomposition rounds the coordinates that it reads from
     table.pop(aten.grid_sampler_2d.default, None)
     hardsigmoid_backward = aten.hardsigmoid_backward.default

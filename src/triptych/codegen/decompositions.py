@@ -23,12 +23,15 @@ def corrected(table: Decompositions) -> Decompositions:
     """A copy of `table` with the corrections for the operators that it decomposes."""
     aten = torch.ops.aten
     corrections: dict[Any, Callable[[Decomposition], Decomposition]] = {
-        aten.addmm.default: bias_unread_at_beta_zero,
+        aten.addmm.default: nothing_read_at_factor_zero,
+        aten.addmv.default: nothing_read_at_factor_zero,
         aten.addr.default: outer_product_in_layout_of_bias,
         aten.add.Tensor: complex_add_of_nothing,
         aten.bernoulli.default: bernoulli_in_stream_of_eager,
         aten.binary_cross_entropy.default: lambda how: in_layout_of_operands(probabilities_checked_on_cpus(how)),
         aten.cat.default: repetition_in_memory_format,
+        aten.clamp.default: clamp_in_dtype_of_bounds,
+        aten._foreach_lerp.ScalarList: foreach_lerp_in_float32,
         aten.fmax.default: in_layout_of_operands,
         aten.fmin.default: in_layout_of_operands,
         aten.index_add.default: index_add_of_matching_shapes,
@@ -88,15 +91,30 @@ def bernoulli_in_stream_of_eager(decomposition: Decomposition) -> Decomposition:
     return bernoulli
 
 
-def bias_unread_at_beta_zero(decomposition: Decomposition) -> Decomposition:
-    """With beta=0 the operator does not read its bias, which may be uninitialised; the decomposition multiplies it by
-    0, and NaN stays NaN."""
+def nothing_read_at_factor_zero(decomposition: Decomposition) -> Decomposition:
+    """With beta=0 the operator does not read its bias, which may be uninitialised, and with alpha=0 most kernels do not
+    read the product: which of them do depends on dtype and size. The decomposition multiplies by 0, and NaN stays."""
 
     @functools.wraps(decomposition)
-    def addmm(*args: Any, beta: Any = 1, **kwargs: Any) -> Any:
-        return NotImplemented if beta == 0 else decomposition(*args, beta=beta, **kwargs)
+    def product(*args: Any, beta: Any = 1, alpha: Any = 1, **kwargs: Any) -> Any:
+        return NotImplemented if beta == 0 or alpha == 0 else decomposition(*args, beta=beta, alpha=alpha, **kwargs)
 
-    return addmm
+    return product
+
+
+def clamp_in_dtype_of_bounds(decomposition: Decomposition) -> Decomposition:
+    """A bound may widen the dtype, as a float does beside integers, and an integer beside booleans; the decomposition
+    converts the result back where the bound is a symbol."""
+
+    @functools.wraps(decomposition)
+    def clamp(x: torch.Tensor, min: Any = None, max: Any = None) -> Any:
+        symbols: dict[type, Any] = {torch.SymInt: 1, torch.SymFloat: 1.0}
+        for bound in (min, max):
+            if type(bound) in symbols:
+                x = x.to(torch.result_type(x, symbols[type(bound)]))
+        return decomposition(x, min, max)
+
+    return clamp
 
 
 def complex_add_of_nothing(decomposition: Decomposition) -> Decomposition:
@@ -231,6 +249,19 @@ def lerp_in_float32(decomposition: Decomposition) -> Decomposition:
             return decomposition(start, end, weight)
         wide = weight.float() if isinstance(weight, torch.Tensor) else weight
         return decomposition(start.float(), end.float(), wide).to(start.dtype)
+
+    return lerp
+
+
+def foreach_lerp_in_float32(decomposition: Decomposition) -> Decomposition:
+    """As `lerp_in_float32`. With one weight for all tensors, Inductor computes the decomposition in one kernel, and so
+    in float32; with a weight for each, every step is a kernel of its own."""
+
+    @functools.wraps(decomposition)
+    def lerp(starts: Sequence[torch.Tensor], ends: Sequence[torch.Tensor], weights: Sequence[Any]) -> Any:
+        if all(start.dtype not in (torch.float16, torch.bfloat16) for start in starts):
+            return decomposition(starts, ends, weights)
+        return [torch.lerp(start, end, weight) for start, end, weight in zip(starts, ends, weights)]
 
     return lerp
 

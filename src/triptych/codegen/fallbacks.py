@@ -27,6 +27,7 @@ from torch.fx import GraphModule
 
 from .. import _private
 from ..kernels.onednn import linear_operator
+from .narrow_indices import only_what_fits
 
 
 def call_what_has_no_kernel(gm: GraphModule) -> None:
@@ -56,7 +57,8 @@ _OURS = ContextVar("_OURS", default=False)
 @contextlib.contextmanager
 def own_lowerings() -> Iterator[None]:
     """Within it, Inductor calls oneDNN's linear layer with any weight, of which its own lowering takes only those that
-    it has packed; and the offset of a view is the traced one."""
+    it has packed; the offset of a view is the traced one; and integers computed from indices are those of their dtype.
+    """
     _install()
     token = _OURS.set(True)
     try:
@@ -73,6 +75,9 @@ def _install() -> None:
         lowerings[operator] = _unless_ours(usual, _private.fallback_handler(operator, add_to_fallback_set=False))
     usual = lowerings.get(OFFSET, _private.fallback_handler(OFFSET, add_to_fallback_set=False))
     lowerings[OFFSET] = _unless_ours(usual, _traced_offset)
+    indices = _private.IndexPropagation
+    propagate = indices.propagate_sympy
+    indices.propagate_sympy = _unless_ours(propagate, functools.partial(only_what_fits, propagate))
 
 
 OFFSET = torch.ops.aten.sym_storage_offset.default

@@ -30,6 +30,8 @@ def without_faulty_kernels(table: Decompositions) -> Decompositions:
             *(aten.amin.default, aten.amax.default, aten.min.default, aten.max.default),
             *(aten.argmin.default, aten.argmax.default, aten.min.dim, aten.max.dim, aten.aminmax.default),
         ),
+        padding_with_symbols: (aten.constant_pad_nd.default,),
+        scatter_of_symbols: (aten.scatter.value,),
         scalar_of_default_dtype: (aten.scalar_tensor.default,),
         truncated_quotients_of_integers: (aten.div.Tensor_mode, aten.div.Scalar_mode),
         shortened_windows: (aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default),
@@ -120,6 +122,32 @@ def _in_range(value: Any, dtype: torch.dtype) -> Any:
         return value.to(dtype)
     least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
     return (value - least) % (most - least + 1) + least
+
+
+SYMBOLS = (torch.SymInt, torch.SymFloat)
+
+
+def padding_with_symbols(otherwise: Decomposition) -> Decomposition:
+    """The kernel takes no symbol for the number that it pads with."""
+
+    def constant_pad_nd(op: Any, x: torch.Tensor, pad: Any, value: Any = 0) -> Any:
+        if not isinstance(value, SYMBOLS):
+            return otherwise(x, pad, value)
+        is_inside = op(torch.ones_like(x, dtype=torch.bool), pad, False)
+        return torch.where(is_inside, op(x, pad, 0), x.new_full((), value))  # type: ignore[arg-type]
+
+    return constant_pad_nd
+
+
+def scatter_of_symbols(otherwise: Decomposition) -> Decomposition:
+    """As `padding_with_symbols`: the kernel takes a tensor."""
+
+    def scatter(op: Any, x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> Any:
+        if not isinstance(value, SYMBOLS):
+            return otherwise(x, dim, index, value)
+        return torch.scatter(x, dim, index, x.new_full(index.shape, value))  # type: ignore[arg-type]
+
+    return scatter
 
 
 def scalar_of_default_dtype(otherwise: Decomposition) -> Decomposition:

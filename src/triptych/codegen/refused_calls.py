@@ -83,10 +83,13 @@ def _is_asked_about(overload: Any) -> bool:
     schema = overload._schema
     if overload.namespace != "aten" or schema.is_mutable or overload.is_view or VALUES_MATTER & set(overload.tags):
         return False
-    operands = [argument for argument in schema.arguments if "Tensor" in str(argument.type)]
-    returns_tensors = bool(schema.returns) and all(str(r.type) == "Tensor" for r in schema.returns)
-    is_listed = _any_error_counts(overload) or overload in (*_factories(), *_products())
-    return returns_tensors and (is_listed or len(operands) == 1)
+    returns = schema.returns
+    if not returns or any(str(result.type) != "Tensor" for result in returns):
+        return False
+    if _any_error_counts(overload) or overload in _listed():
+        return True
+    # the types are written as text last: that takes longest, and every operator with a kernel is asked about
+    return sum("Tensor" in str(argument.type) for argument in schema.arguments) == 1
 
 
 @functools.cache
@@ -101,6 +104,11 @@ def _products() -> tuple[Any, ...]:
     aten = torch.ops.aten
     matrices = aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default
     return *matrices, aten.mv.default, aten.addmv.default, aten.dot.default, aten.vdot.default
+
+
+@functools.cache
+def _listed() -> frozenset[Any]:
+    return frozenset((*_factories(), *_products()))
 
 
 def _place_of_size(overload: Any) -> int | None:

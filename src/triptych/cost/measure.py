@@ -8,6 +8,7 @@ import itertools
 import logging
 import math
 import platform
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,23 @@ HOST_BYTES = 1 << 30
 
 MEASURED = "measured.json"
 
+MEASURING = "triptych.tuning"
+"""The step of a compile, in torch's trace, in which something is measured."""
+
 Times = tuple[float, ...]
 """Seconds of each piece of work that was timed together."""
 
 _known: dict[str, Times] = {}
+
+
+class _Questions(threading.local):
+    """Of this thread: how many questions were asked, and how many of them were answered by an earlier measurement."""
+
+    asked = 0
+    answered = 0
+
+
+questions = _Questions()
 
 
 def measuring_allowed() -> bool:
@@ -78,18 +92,21 @@ def measured_in_turns(device: torch.device, *questions: tuple[str, Callable[[], 
     return known if len(known) == len(times) else None
 
 
-def _times(device: torch.device, questions: Sequence[str], measure: Callable[[], Sequence[float]]) -> Times | None:
+def _times(device: torch.device, names: Sequence[str], measure: Callable[[], Sequence[float]]) -> Times | None:
     """The answers to questions that are asked together."""
-    key = f"{_name(device)} | torch {torch.__version__} | {' / '.join(questions)}"
-    if len(_known.get(key, ())) != len(questions):
+    key = f"{_name(device)} | torch {torch.__version__} | {' / '.join(names)}"
+    questions.asked += len(names)
+    if len(_known.get(key, ())) != len(names):
         for stored, times in _read().items():
             _known.setdefault(stored, times)  # what this process has used once, it goes on using
-    if len(_known.get(key, ())) != len(questions):
+    if len(_known.get(key, ())) == len(names):
+        questions.answered += len(names)
+    else:
         try:
-            with apart_from_the_program(device):
+            with _private.dynamo_timed(MEASURING), apart_from_the_program(device):
                 _known[key] = tuple(measure())
         except Exception as error:  # no memory after all, no such kernel, or one that Triton does not compile
-            log.info("not measured: %s: %s", questions[0], error)
+            log.info("not measured: %s: %s", names[0], error)
             return None
         add_to_store(MEASURED, key, _known[key])
     return _known[key]

@@ -14,7 +14,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..arguments import require_callable, require_model
+from ..arguments import (
+    hint_to_unpack,
+    require_callable,
+    require_file,
+    require_keywords,
+    require_model,
+    require_switches,
+    require_tolerance,
+)
 from ..errors import TriptychError
 from ..options import Options
 from ..passes.culprit import Rewrite, first_bad, last_rewrite
@@ -148,8 +156,15 @@ def bisect(
     require_model(model, "bisect")
     if check is not None:
         require_callable(check, "bisect", "as check a function of the compiled model")
+    require_switches("bisect", train=train, dynamic=dynamic)
+    require_tolerance(tolerance, "bisect")
+    require_callable(tell, "bisect", "as tell a function of a message")
+    if repro is not None:
+        require_file(repro)
+    require_keywords(bisect, model, kwargs)
     checked_options = options_for_checks(options)
-    subject = Subject(model, args, kwargs, train=train, dynamic=dynamic, tolerance=tolerance, verdict=check)
+    with hint_to_unpack(model, args):
+        subject = Subject(model, args, kwargs, train=train, dynamic=dynamic, tolerance=tolerance, verdict=check)
     bisection = search(lambda limit: _attempt(subject, checked_options, limit), tell)
     if bisection.verdict == NOT_OURS:
         _try_other_options(subject, checked_options, bisection, tell)

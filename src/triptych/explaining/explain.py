@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from .. import _private
-from ..arguments import require_model
+from ..arguments import hint_to_unpack, require_keywords, require_model, require_switches
 from ..backend import compile_fx
 from ..errors import TriptychError, UnknownName
 from ..options import Options
@@ -56,21 +56,36 @@ def explain(
     not given here are taken from that call of `torch.compile`: `dynamic` and `fullgraph`, and, if the backend is the
     same, also `mode` and `options`.
     """
+    require_model(model, "explain")
+    require_switches("explain", train=train, stock=stock, profile=profile, dynamic=dynamic, fullgraph=fullgraph)
+    require_keywords(explain, model, kwargs)
     wanted = [CompileSettings(backend, options, mode, dynamic, fullgraph)]
     if stock:
         # `mode` is torch.compile's, so Inductor's as well; `options` are not
         wanted.append(CompileSettings("inductor", None, mode, dynamic, fullgraph))
-    if not profile:
-        explanations = [observed_run(model, args, kwargs, train=train, settings=one).explanation for one in wanted]
-    else:
-        with contextlib.ExitStack() as stack:
-            runs = [stack.enter_context(observed(model, args, kwargs, train=train, settings=one)) for one in wanted]
-            explanations = [run.explanation for run in runs]
-            subjects = [Subject(run.again, run.explanation.sessions) for run in runs]
-            for explanation, measured in zip(explanations, profile_in_turns(subjects)):
-                explanation.profile = measured
+    with hint_to_unpack(model, args):
+        explanations = (profiled_runs if profile else plain_runs)(model, args, kwargs, train, wanted)
     explanations[0].stock = explanations[1] if stock else None
     return explanations[0]
+
+
+def plain_runs(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, wanted: Sequence[CompileSettings]
+) -> list[Explanation]:
+    """The explanation of each way to compile the model."""
+    return [observed_run(model, args, kwargs, train=train, settings=one).explanation for one in wanted]
+
+
+def profiled_runs(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, wanted: Sequence[CompileSettings]
+) -> list[Explanation]:
+    """The same with measured times, for which all of them take turns."""
+    with contextlib.ExitStack() as stack:
+        runs = [stack.enter_context(observed(model, args, kwargs, train=train, settings=one)) for one in wanted]
+        subjects = [Subject(run.again, run.explanation.sessions) for run in runs]
+        for run, measured in zip(runs, profile_in_turns(subjects)):
+            run.explanation.profile = measured
+    return [run.explanation for run in runs]
 
 
 @dataclass

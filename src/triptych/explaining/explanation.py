@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch.fx import GraphModule
 
+from ..arguments import require_file
 from ..communication.timeline import Timeline
 from ..errors import TriptychError, UnknownName
 from ..passes.record import PassRecord
@@ -120,6 +121,11 @@ class Explanation:
     def passes(self) -> list[PassRecord]:
         """All records in the order in which the passes ran, one captured program after the other."""
         return [record for session in self.sessions for record in session.records]
+
+    @property
+    def changed(self) -> list[PassRecord]:
+        """The records of the passes that changed something: `exp.changed[0].diff` is the first change."""
+        return [record for record in self.passes if record.changed]
 
     @property
     def graphs(self) -> dict[str, GraphModule]:
@@ -326,11 +332,12 @@ def _last_attempts(sessions: list[Session]) -> list[Session]:
 
 def write_file(path: str | os.PathLike[str], text: str) -> Path:
     """Write a text file, and the folders it is in."""
-    if not isinstance(path, (str, os.PathLike)):
-        raise TriptychError(f"the path of a file is wanted, not {path!r}")
-    file = Path(path)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8")
+    file = require_file(path)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise TriptychError(f"{file} cannot be written: {error}") from error
     return file
 
 

@@ -7,6 +7,7 @@ program, or none if it has no tensor operation.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import threading
 import time
@@ -19,6 +20,7 @@ from typing import Any
 from .. import _private
 from ..errors import dynamo_reason
 from ..passes.session import Session, is_watched
+from .compile_times import CompileTimes, PhaseClock, added
 
 RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)$")
 TORCH = str(Path(_private.torch.__file__).parent)
@@ -59,6 +61,11 @@ class Frame:
     backward_seconds: float = 0.0
     """For the backward, which is compiled when it first runs."""
 
+    times: CompileTimes = CompileTimes()
+    """Where `seconds` went, by phase."""
+    backward_times: CompileTimes = CompileTimes()
+    """Where `backward_seconds` went."""
+
     finished: float = field(default_factory=time.perf_counter)
 
     @property
@@ -73,7 +80,8 @@ class Frame:
 
     def to_dict(self) -> dict[str, Any]:
         fields = {name: value for name, value in vars(self).items() if name != "finished"}
-        return {**fields, "breaks": [vars(one) for one in self.breaks]}
+        times = {name: vars(fields[name]) for name in ("times", "backward_times")}
+        return {**fields, **times, "breaks": [vars(one) for one in self.breaks]}
 
     @property
     def is_recompile(self) -> bool:
@@ -92,6 +100,7 @@ class FrameLog:
         self._threads: dict[str, str] = {}
         """The name of the thread that compiles a frame, by compile id; empty for a frame that is not to be collected,
         because it is another thread's or an explanation's."""
+        self._clock = PhaseClock()
         self._hook: Any = None
         self._lock = threading.RLock()
         """Never held while waiting for Dynamo's own lock, which Dynamo holds when it calls us."""
@@ -100,6 +109,7 @@ class FrameLog:
         with self._lock:
             self._breaks_seen = list(_private.graph_break_reasons)
             self._new_figures()
+        self._clock.start()
         _private.compile_callbacks.register_start_callback(self._frame_begins)
         self._hook = _private.register_bytecode_hook(self._frame_compiled)
 
@@ -112,6 +122,7 @@ class FrameLog:
         """Remove the callbacks from Dynamo."""
         self._hook.remove()
         self._hook = None
+        self._clock.stop()
         with contextlib.suppress(ValueError):  # a reset of Dynamo has removed it
             _private.compile_callbacks.remove_start_callback(self._frame_begins)
 
@@ -179,9 +190,12 @@ class FrameLog:
         if not thread or getattr(figures, "is_runtime", False):
             return
         frame = next((one for one in reversed(self._frames) if one.compile_id == compile_id), None)
-        if figures.is_forward is False:
+        is_backward = figures.is_forward is False
+        times = self._clock.take(compile_id, is_backward)
+        if is_backward:
             if frame is not None:
                 frame.backward_seconds += (figures.duration_us or 0) / 1e6
+                frame.backward_times = added(frame.backward_times, times or CompileTimes())
             return
         if frame is None or frame.seconds:  # not compiled at all; after a reset, ids begin anew
             if not figures.fail_type:
@@ -190,11 +204,19 @@ class FrameLog:
             frame = Frame(compile_id, figures.co_name or "", source, thread)
             self._frames.append(frame)
         frame.seconds = figures.entire_frame_compile_time_s or 0.0
-        frame.reason = guard_failure(figures.recompile_reason or "")
+        frame.times = times or CompileTimes()
+        if self._own_thread is None or self._was_compiled_before(frame):
+            frame.reason = guard_failure(figures.recompile_reason or "")
         if figures.fail_type:
             where = source_of(figures.fail_user_frame_filename or "", figures.fail_user_frame_lineno or 0)
             failure = in_one_line(figures.fail_reason or figures.fail_type)
             frame.failure = f"{where}: {failure}" if where else failure
+
+
+    def _was_compiled_before(self, frame: Frame) -> bool:
+        """Was the same frame compiled earlier in this log? What the user's program compiled before does not count."""
+        earlier = itertools.takewhile(lambda one: one is not frame, self._frames)
+        return frame.compile_id.partition("/")[0] in {one.compile_id.partition("/")[0] for one in earlier}
 
 
 def frames_of(sessions: Sequence[Session], frames: Sequence[Frame]) -> list[Frame | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -64,8 +65,15 @@ def forgotten(backend: Callable[..., Any]) -> Iterator[None]:
                     _private.reset_code(code)
                     continue
                 for entry in ours:
-                    deleted = _private.DeletedGuardManagerWrapper("compiled only to be explained")
-                    entry.guard_manager.extra_state.invalidate(entry, deleted)
+                    entry.guard_manager.extra_state.invalidate(entry, _no_guards())
+
+
+def _no_guards() -> Any:
+    """Guards that hold for no call. Beside entries of the user's own compiles ours cannot be removed; and Dynamo counts
+    the invalidated one against the limit unless its guards are about another object than the frame at hand."""
+    deleted = _private.DeletedGuardManagerWrapper("compiled only to be explained")
+    deleted.id_matched_objs = {"explained": weakref.ref(deleted)}
+    return deleted
 
 
 def another_thread_compiles() -> bool:

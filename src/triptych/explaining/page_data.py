@@ -3,7 +3,8 @@
 `core`, which the page opens with:
     title, model, backend, train, torch; summary (one line) and parts of it: mattered, rest, launches; warnings
     frames: what Dynamo compiled: {id, what, thread, reason (of a recompile), breaks: [[reason, source, explanation]],
-        failure, seconds, backward (seconds), programs: [numbers]}; a direct call of a stage function is one, too
+        failure, seconds, backward (seconds), programs: [numbers], times and backwardTimes: [[phase, title, seconds]]};
+        a direct call of a stage function is one, too
     programs: one for each captured program: {label, flow: [box]}
         box: {key, label, side, listing, version, passes: [numbers], nodes, gemms, bytes, seconds}; kernels instead of
         listing and version for generated code, and unknown: how many launches the estimates leave out, and measured:
@@ -11,7 +12,7 @@
     passes: {program, stage, graph, place, name, purpose, effect, changed, error, note, rewrites, tried, matched,
         before, after (node counts), seconds, stop, fired: [[rule, count, formula, effect]],
         declines: [{rule, reason, count, sites: [[node, source line]]}],
-        decisions: [{rule, node, before, after (seconds), source}], listing, versions: [from, to],
+        decisions: [{rule, node, before, after (seconds), source}], those that matter, listing, versions: [from, to],
         change: {gemms, bytes, seconds}, what it changed in the estimates}
     timelines: of graphs that communicate: {program, graph, before, after}
         before, after: {seconds, computation, communication, exposed, collectives: {kind: count},
@@ -45,6 +46,7 @@ from ..passes.effects import effect_of, main_effect
 from ..passes.record import Listing, PassRecord
 from ..passes.session import Session
 from ..pipeline import STAGES
+from .compile_times import TITLES, CompileTimes
 from .frames import in_order
 from .kernels import kernels
 from .labels import input_labels
@@ -72,14 +74,14 @@ def _frames(explanation: Explanation, sessions: list[Session]) -> Iterator[dict[
             seconds = sum(record.seconds for record in compiled.records)
             yield {
                 "id": "", "what": compiled.caller, "thread": compiled.thread, "reason": "", "breaks": [], "failure": "",
-                "seconds": seconds, "backward": 0, "programs": programs,
+                "seconds": seconds, "backward": 0, "programs": programs, "times": [], "backwardTimes": [],
             }  # fmt: skip
             continue
         yield {
             "id": compiled.compile_id, "what": str(compiled), "thread": compiled.thread, "reason": compiled.reason,
             "breaks": [[one.reason, one.source, one.explanation] for one in compiled.breaks],
             "failure": compiled.failure, "seconds": compiled.seconds, "backward": compiled.backward_seconds,
-            "programs": programs,
+            "programs": programs, "times": _times(compiled.times), "backwardTimes": _times(compiled.backward_times),
         }  # fmt: skip
 
 
@@ -115,6 +117,11 @@ def profile_data(profile: Profile) -> dict[str, Any]:
         "regions": [part.to_dict() for part in profile.regions],
         "modules": [part.to_dict() for part in profile.modules],
     }
+
+
+def _times(times: CompileTimes) -> list[tuple[str, str, float]]:
+    """The phases of a compile that took any time: name, title, seconds."""
+    return [(name, TITLES[name], seconds) for name, seconds in times.phases().items() if seconds]
 
 
 class _Report:
@@ -276,6 +283,7 @@ class _Report:
                     "source": ", ".join([decision.source, *decision.reasons]),
                 }
                 for decision in record.decisions
+                if decision.matters
             ],
             "listing": listing,
             "versions": list(record.versions),

@@ -39,11 +39,10 @@ def title(explanation: Explanation) -> str:
 def summary(explanation: Explanation) -> str:
     """One line: how much was captured and what became of it."""
     passes = explanation.passes
-    changed = sum(record.changed for record in passes)
     parts = [
         *([compiled] if (compiled := frames_phrase(explanation)) else []),
         count(len(explanation.sessions), "captured program"),
-        f"{changed} of {count(len(passes), 'pass', 'passes')} changed something",
+        f"{len(explanation.changed)} of {count(len(passes), 'pass', 'passes')} changed something",
     ]
     if explanation.backend != "inductor":
         parts.append(what_mattered(explanation) or "nothing to improve")

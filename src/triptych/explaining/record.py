@@ -70,7 +70,7 @@ def _unchanged(run: RecordedRun) -> RecordedRun:
 
 @contextlib.contextmanager
 def record() -> Iterator[Recording]:
-    """Record every compile of the process, in all threads, until the block ends.
+    """Record every compile of the process, in all threads, until the block ends::
 
         with triptych.record() as exp:
             train()

@@ -15,6 +15,7 @@ from ..passes.record import PassRecord
 from ..passes.session import Session
 from ..rewrite.record import Decision
 from .comparison import figures
+from .compile_times import compile_lines
 from .frames import in_order
 from .phrases import CHANGED, FAILED, count, duration, nothing, place, summary, title
 from .profile_table import render_profile
@@ -36,6 +37,8 @@ def render(explanation: Explanation) -> Iterator[RenderableType]:
         yield _frames(explanation)
     if explanation.sessions:
         yield _table(explanation)
+    for line in compile_lines(frames):
+        yield Text(line, style="dim")
     if explanation.profile is not None:
         yield from render_profile(explanation.profile)
     if explanation.stock is not None:
@@ -45,7 +48,7 @@ def render(explanation: Explanation) -> Iterator[RenderableType]:
         yield _communication(explanation)
     for warning in explanation.warnings:
         yield Text(f"! {warning}", style="yellow")
-    decided = [decision for record in explanation.passes for decision in record.decisions]
+    decided = [decision for record in explanation.passes for decision in record.decisions if decision.matters]
     if decided:
         yield Text("\nCosts of what was done", style="bold")
         yield _decisions(decided)
@@ -104,7 +107,7 @@ def _table(explanation: Explanation) -> Table:
         table.add_column("declined", str(explanation.declined), justify="right")
     else:
         # Inductor does not say how many rewrites a pass made, only the graphs do
-        table.add_column("changed", str(sum(r.changed for r in explanation.passes)), justify="right")
+        table.add_column("changed", str(len(explanation.changed)), justify="right")
     table.add_column("nodes", justify="right", no_wrap=True)
     table.add_column("time", duration(explanation.seconds), justify="right", no_wrap=True)
 

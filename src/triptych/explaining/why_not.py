@@ -9,7 +9,8 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from ..arguments import require_graph, require_model
+from ..arguments import require_graph, require_keywords, require_model, require_switches
+from ..errors import RuleError
 from ..ir.facts import fact
 from ..ir.program import Program
 from ..ir.text import source_line
@@ -17,6 +18,7 @@ from ..match.matcher import Matcher
 from ..options import ADD_RULES, HOOKS, Options
 from ..passes.catalogue import all_rules, own_rules, rules_of, stages_of
 from ..pipeline import required_names
+from ..rewrite.driver import is_wrong_use
 from ..rewrite.passes import Pass
 from ..rewrite.record import Decline, Firing
 from ..rewrite.refusal import NotConcerned, Refused
@@ -39,6 +41,9 @@ class Stopped:
     def covers(self, site: Firing | Decline) -> bool:
         return site.graph == self.graph and site.rule in self.rules
 
+
+PASSED_ON = frozenset(("stock", "dynamic", "fullgraph", "mode", "backend"))
+"""Keywords that `why_not` passes on to `explain`."""
 
 Wanted = Rule | type[Rule] | Pass | type[Pass] | str
 
@@ -138,6 +143,8 @@ def why_not(
     user_options = Options.make(options)
     rules = rules_of(rule, user_options)
     require_model(model_or_gm, "why_not")
+    require_switches("why_not", train=train)
+    require_keywords(why_not, model_or_gm, {name: kwargs[name] for name in kwargs.keys() - PASSED_ON})
     fires: list[Firing] = []
     misses: list[Decline] = []
     stopped: list[Stopped] = []
@@ -148,9 +155,8 @@ def why_not(
         known = all_rules()
         given = {one.name for hook in HOOKS for one in own_rules(user_options, hook)}
         own = [one for one in rules if one.name not in known and one.name not in given]
-        seen = _explained(
-            model_or_gm, args, kwargs, train, user_options, add_rules=[*user_options.custom_passes(ADD_RULES), *own]
-        )
+        added = [*user_options.custom_passes(ADD_RULES), *own]
+        seen = _explained(model_or_gm, args, kwargs, train, user_options, add_rules=added)
         fires, misses = _seen(rules, seen)
         stopped = _stopped(rules, seen)
         removable = known.keys() - required_names()
@@ -279,6 +285,8 @@ def _refusal(program: Program, rule: CompiledRule, match: Match) -> Refused | No
     except Refused as refused:
         return refused
     except Exception as error:
+        if is_wrong_use(rule.rule, error):
+            raise RuleError(f"rule {rule.name}: {error}") from error
         return Refused(f"raised {type(error).__name__}: {error}")
     finally:
         op.discard()

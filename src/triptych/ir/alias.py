@@ -10,7 +10,7 @@ from operator import getitem
 from torch.fx import Graph, Node
 
 from .calls import Call, read
-from .effects import Effects, effects, node_operands
+from .effects import PURE, Effects, effects, node_operands
 from .facts import fact, storage
 from .positions import Positions
 
@@ -53,6 +53,9 @@ class Aliasing:
         seen = effects(node, self._call)
         self._effects[node] = seen
         self._parent.setdefault(node, node)
+        if seen is PURE and node.op == "call_function" and "val" in node.meta and node.target is not getitem:
+            self._fresh.add(node)  # most nodes of an ATen graph: a new value in memory of its own
+            return
         shared = self._shared_with(node, seen)
         if not shared and not seen.writes and node.op not in ("placeholder", "get_attr"):
             self._fresh.add(node)

@@ -100,8 +100,9 @@ def _read(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | N
 
 def _settled_arguments(node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments, where nodes whose symbols tracing has specialised are replaced by their numbers."""
-    if any(settled(n) is not n for n in node.all_input_nodes):
-        return torch.fx.map_arg((node.args, node.kwargs), settled)
+    for operand in node.all_input_nodes:
+        if settled(operand) is not operand:
+            return torch.fx.map_arg((node.args, node.kwargs), settled)
     return node.args, node.kwargs
 
 
@@ -262,8 +263,10 @@ def _with_fixed_numbers(name: str, args: dict[str, Any]) -> dict[str, Any] | Non
     None if one of these numbers is not known: then the call is not read at all, so rules can rely on a dim being an
     int.
     """
-    fixed = {key: args[key] for key in fixed_parameters(name) if _has_node(args.get(key))}
-    numbers = {key: fixed_number(value) for key, value in fixed.items()}
+    wanted = fixed_parameters(name)
+    if wanted.isdisjoint(args):
+        return args
+    numbers = {key: fixed_number(args[key]) for key in wanted if _has_node(args.get(key))}
     if not numbers:
         return args
     if any(map(_has_node, numbers.values())):
@@ -279,7 +282,10 @@ def _with_lists_of_sizes(name: str, args: dict[str, Any]) -> dict[str, Any]:
     `x.expand(y.size())` reads as `expand(self=x, size=[s0, 3])`, so rules can rely on a list of sizes being a list. A
     node of which nothing is known stays, since it may also be a single number.
     """
-    sizes = {key: fact(args[key]) for key in list_parameters(name) if isinstance(args.get(key), Node)}
+    wanted = list_parameters(name)
+    if wanted.isdisjoint(args):
+        return args
+    sizes = {key: fact(args[key]) for key in wanted if isinstance(args.get(key), Node)}
     lists = {key: list(value) for key, value in sizes.items() if isinstance(value, (list, tuple))}
     return {**args, **lists} if lists else args
 

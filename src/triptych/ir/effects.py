@@ -80,14 +80,14 @@ def node_operands(value: Any) -> Iterator[Node]:
     """All nodes inside an argument."""
     if isinstance(value, Node):
         yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
+        return
+    if isinstance(value, slice):
+        value = (value.start, value.stop, value.step)
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ():
+        if isinstance(item, Node):
+            yield item
+        elif isinstance(item, (list, tuple, dict, slice)):  # no iterator for each number
             yield from node_operands(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from node_operands(item)
-    elif isinstance(value, slice):
-        yield from node_operands((value.start, value.stop, value.step))
 
 
 @dataclass(frozen=True)

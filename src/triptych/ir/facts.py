@@ -24,7 +24,8 @@ def fact(node: Node) -> Any:
 def tensor_fact(node: Any) -> torch.Tensor | None:
     if not isinstance(node, Node):
         return None
-    value = fact(node)
+    meta = node.meta
+    value = meta["val"] if "val" in meta else meta.get("example_value")  # as `fact`, which is called too often
     return value if isinstance(value, torch.Tensor) else None
 
 
@@ -92,6 +93,8 @@ def number(value: Any) -> Any:
 def settled(value: Any) -> Any:
     """The constant to which tracing has specialised a symbol (with a guard); anything else is returned unchanged."""
     symbol = fact(value) if isinstance(value, Node) else value
+    if isinstance(symbol, torch.Tensor):  # most often
+        return value
     constant = None
     if isinstance(symbol, torch.SymInt):
         constant = symbol.node.maybe_as_int()

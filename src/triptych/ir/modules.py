@@ -34,6 +34,14 @@ def attribute(gm: nn.Module, path: Any) -> Any:
     return getattr(gm.get_submodule(owner), name)
 
 
+def add_constant(gm: GraphModule, name: str, value: torch.Tensor) -> None:
+    """Make a tensor that is known at compile time a buffer of the graph's module."""
+    gm.register_buffer(name, value, persistent=False)
+    sources = getattr(gm, "_param_name_to_source", None)
+    if sources is not None:  # a graph from Dynamo: AOTAutograd needs the origin of every buffer
+        sources[name] = _private.ConstantSource(name)
+
+
 def called_module(node: Node) -> nn.Module | None:
     """The module a `call_module` node calls, if the graph knows its owner."""
     owner = node.graph.owning_module

@@ -7,12 +7,12 @@ stands for all, and a pattern cannot use the others: `canonical.py` converts cal
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .. import _private
-from ..errors import UnknownName
+from ..errors import TriptychError, UnknownName
 from .calls import op_parameters
 from .canonical import CANONICAL, SPELLING_OF
 from .operations import OPERATIONS, operation
@@ -69,6 +69,12 @@ def _info(name: str) -> OperationInfo:
     spellings = sorted(one for one, op in SPELLING_OF.items() if op == name and one not in (name, "getattr"))
     all_traits = {*traits(name), *operation(name).traits.split()}
     return OperationInfo(name, op_parameters(name), tuple(spellings), tuple(sorted(all_traits)))
+
+
+def require_count(name: str, args: Sequence[Any], parameters: Sequence[str]) -> None:
+    """Raise an error if a call of an operation has more positional arguments than it takes."""
+    if len(args) > len(parameters):
+        raise TriptychError(f"{name} takes {', '.join(parameters)}; {len(args)} arguments were given by position")
 
 
 def unknown_operation(name: str) -> UnknownName:

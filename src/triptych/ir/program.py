@@ -89,6 +89,8 @@ class Program:
         self.constant_numbers = itertools.count()
         """Numbers for the names of tensors that are added to the graph's module."""
         self._calls: dict[Node, Call | None] = {}
+        self._by_op: dict[str, list[Node]] | None = None
+        """The calls of the graph by operation, each list in graph order; None after a change of the graph."""
         self.notes: dict[Node, Any] = {}
         """Cached results that depend on a single node; an entry is dropped when its node changes."""
         self._aliasing: Aliasing | None = None
@@ -114,6 +116,24 @@ class Program:
         except KeyError:
             call = self._calls[node] = read(node)
             return call
+
+    def nodes_by_op(self) -> dict[str, list[Node]]:
+        """The calls of the graph by operation, each list in graph order. It is built once for all passes that follow,
+        until one of them changes the graph."""
+        if self._by_op is None:
+            self._by_op = {}
+            for node in self.graph.nodes:
+                if (call := self.call(node)) is not None:
+                    self._by_op.setdefault(call.op, []).append(node)
+        return self._by_op
+
+    def calls_of(self, *ops: str) -> list[Node]:
+        """The calls of these operations, in graph order, as the graph is now."""
+        by_op = self.nodes_by_op()
+        found = [by_op[op] for op in ops if op in by_op]
+        if len(found) < 2:
+            return list(found[0]) if found else []
+        return sorted(node for nodes in found for node in nodes)
 
     @property
     def aliasing(self) -> Aliasing:
@@ -150,6 +170,7 @@ class Program:
 
     def changed(self, node: Node) -> None:
         """Drop what is cached about a node whose arguments have changed."""
+        self._by_op = None
         self._calls.pop(node, None)
         self.notes.pop(node, None)
 
@@ -187,11 +208,13 @@ class Program:
                     self._sizes.setdefault(size.node.expr, []).append((node, dim))
 
     def added(self, node: Node) -> None:
+        self._by_op = None
         self._note_sizes(node)
         if self._aliasing is not None:
             self._aliasing.add(node)
 
     def erased(self, node: Node) -> None:
+        self._by_op = None
         self._calls.pop(node, None)
         self.notes.pop(node, None)
         if is_bound(node):
@@ -202,6 +225,7 @@ class Program:
     @contextlib.contextmanager
     def moving(self, node: Node) -> Iterator[None]:
         """Context in which a node is moved to another position."""
+        self._by_op = None
         if is_bound(node):
             self.__dict__.pop("autocast_regions", None)  # recomputed on the next use
         with contextlib.nullcontext() if self._aliasing is None else self._aliasing.moving(node):
@@ -239,8 +263,11 @@ class Program:
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), known_value)
         if unknown:
             return None
-        key = self.fact_memo.key(node.target, args, kwargs, self.autocast_around(at or node))
-        value = self.fact_memo.recall(key)
+        memo = self.fact_memo
+        key = memo.key(node.target, args, kwargs, self.autocast_around(at or node))
+        value = memo.recall(key)
+        if value is None:
+            value = memo.recall_views(key, args, kwargs)
         if value is not None:
             return value
         with self.computing(at or node):
@@ -248,7 +275,7 @@ class Program:
                 value = getattr(args[0], str(node.target))(*args[1:], **kwargs)
             else:
                 value = node.target(*args, **kwargs)  # type: ignore[operator]
-        self.fact_memo.remember(key, value, args, kwargs)
+        memo.remember(key, value, args, kwargs)
         return value
 
     @contextlib.contextmanager

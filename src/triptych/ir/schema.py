@@ -64,6 +64,12 @@ class Param:
                 return isinstance(value, str)
         return not isinstance(value, (torch.dtype, torch.device, str)) or self.kind == "any"
 
+    def may_be_left_out(self, value: Any) -> bool:
+        """Does a call mean the same without this argument?"""
+        if value is None and self.optional and self.default is REQUIRED:
+            return True
+        return same_constant(value, self.default)
+
     def plain(self, value: Any) -> Any:
         """The value with lists in one form: single numbers expanded to the wanted length, tuples converted to lists."""
         if self.grows and _is_int(value):
@@ -128,12 +134,14 @@ class Signature:
         self.name = schema.name.removeprefix("aten::").replace("::", ".")
         self.params = tuple(_param(a) for a in schema.arguments)
         self.by_name = {p.name: p for p in self.params}
+        self._positional = [p for p in self.params if not p.keyword_only]
+        self._required = [p.name for p in self.params if p.default is REQUIRED]
         self.mutates = schema.is_mutable
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any], check: bool = True) -> dict[str, Any] | None:
         """Arguments by parameter name, defaults left out; None if the call does not fit."""
         bound: dict[str, Any] = {}
-        positional = [p for p in self.params if not p.keyword_only]
+        positional = self._positional
         if len(args) > len(positional):
             gathered = self._gather_trailing(args, positional)
             if gathered is None:
@@ -146,23 +154,41 @@ class Signature:
             if key is None or key in bound:
                 return None
             bound[key] = value
+        if not check:
+            return self._without_defaults(bound)
         for param in self.params:
             if param.name not in bound:
                 if param.default is REQUIRED:
                     return None
                 continue
             value = bound[param.name]
-            if check and not param.accepts(value):
+            if not param.accepts(value):
                 gathered = self._whole_tail(param, positional, args)
                 if gathered is None:
                     return None
                 bound[param.name] = gathered
                 return bound if len(bound) == len(positional) else None
             bound[param.name] = value = param.plain(value)
-            left_out = value is None and param.optional and param.default is REQUIRED
-            if left_out or same_constant(value, param.default):
+            if param.may_be_left_out(value):
                 del bound[param.name]
         return bound
+
+    def _without_defaults(self, bound: dict[str, Any]) -> dict[str, Any] | None:
+        """The arguments in their plain form, without those that equal a default; None if a required one is missing."""
+        for name in self._required:
+            if name not in bound:
+                return None
+        by_name = self.by_name
+        kept = {}
+        for name, value in bound.items():
+            param = by_name[name]
+            if isinstance(value, Node) and not param.grows:  # plain already, and equal to no default
+                kept[name] = value
+                continue
+            value = param.plain(value)
+            if not param.may_be_left_out(value):
+                kept[name] = value
+        return kept
 
     def _parameter_called(self, name: str) -> str | None:
         if name in self.by_name:
@@ -203,6 +229,8 @@ def argument_key(value: Any) -> Any:
     """A hashable key that is equal for the same arguments; 1, 1.0 and True get three different keys."""
     if isinstance(value, (Node, torch.dtype, torch.device)):
         return value
+    if type(value) in (int, bool, str):
+        return (type(value), value)
     if isinstance(value, (list, tuple)):
         return tuple(argument_key(v) for v in value)
     if isinstance(value, dict):

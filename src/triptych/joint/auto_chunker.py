@@ -83,7 +83,7 @@ class ChunkRows(Rule):
 
     def sites(self, program: Program) -> Iterator[Match]:
         backward: set[Node] | None = None
-        for node in list(program.graph.nodes):
+        for node in program.calls_of("matmul", "addmm"):
             if node._erased or not _is_large(program, node, self.least_bytes):
                 continue
             backward = tangent_dependents(program) if backward is None else backward

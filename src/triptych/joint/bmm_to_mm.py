@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch.fx import Node
 
-from ..ir.facts import known
-from ..ir.program import Value
+from ..ir.calls import Call
+from ..ir.facts import known, tensor_fact
+from ..ir.program import Program, Value
 from ..match.pattern import Tensor
 from ..rewrite.emit import Emitter
 from ..rewrite.examples import declines, fires
@@ -25,6 +27,10 @@ class BmmToMm(Rule):
 
     def pattern(self, op, a: Tensor, b: Tensor):
         return op.matmul(a, b)
+
+    def concerns(self, program: Program, node: Node, call: Call) -> bool:
+        left = tensor_fact(call.args.get("self"))
+        return left is None or (left.dim() == 3 and known(left.shape[0] == 1))
 
     def check(self, m, a, b):
         m.applies(a.rank == 3 and b.rank == 3 and known(a.shape[0] == 1) and known(b.shape[0] == 1))

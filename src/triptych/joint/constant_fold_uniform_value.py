@@ -11,13 +11,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.fx import Node
 
+from ..ir.calls import Call
 from ..ir.facts import known_equal
 from ..ir.operations import with_trait
 from ..ir.program import Program
-from ..ir.traits import is_view
+from ..ir.traits import is_reduction, is_view
 from ..ir.values.affine import Affine
-from ..ir.values.knowledge import as_number
+from ..ir.values.knowledge import as_number, knowledge
 from ..ir.values.transfer import TRANSFER
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
@@ -75,6 +77,9 @@ class FoldToFull(Rule):
     def pattern(self, op):
         return op.call_of(*KNOWN)
 
+    def concerns(self, program: Program, node: Node, call: Call) -> bool:
+        return is_reduction(call.op) or knowledge(program).elements(node) is not None
+
     def check(self, m):
         _require_number(m)
 
@@ -113,7 +118,7 @@ class FoldViewToFull(Rule):
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
-        for node in list(program.graph.nodes):
+        for node in program.calls_of(*filter(_is_view, program.nodes_by_op())):
             call = None if node._erased else program.call(node)
             if call is not None and node.users and _is_view(call.op):
                 yield Match.at(program, node)

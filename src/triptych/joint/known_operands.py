@@ -158,6 +158,17 @@ class Site:
         return not self.result.dtype.is_floating_point
 
 
+def _may_be_number(program: Program, call: Call, number: Any) -> bool:
+    """Is an operand this number, also as a boolean, or a tensor whose elements follow a pattern?"""
+    for operand in (call.args.get("other"), call.args.get("self")):
+        if isinstance(operand, Node):
+            if knowledge(program).elements(operand) is not None:
+                return True
+        elif operand == number or operand == bool(number):
+            return True
+    return False
+
+
 class NeutralNumber(DecidedOperation):
     """x + 0, x - 0, x * 1, x / 1, x & true, x | false, x ^ 0 -> x, where a tensor holds that number everywhere
 
@@ -165,6 +176,9 @@ class NeutralNumber(DecidedOperation):
     """
 
     ops = frozenset(name for name, row in OPERATIONS.items() if row.neutral is not None)
+
+    def concerns(self, program: Program, node: Node, call: Call) -> bool:
+        return _may_be_number(program, call, operation(call.op).neutral)
 
     def decide(self, site: Site) -> Build | None:
         operand, number = site.with_number()
@@ -196,6 +210,9 @@ class Absorb(DecidedOperation):
     """x * 0, x & 0, x | -1, x % 1 -> full(shape, number), of integers; x & false, x | true of booleans"""
 
     ops = frozenset(name for name, row in OPERATIONS.items() if row.absorbing is not None) | {"remainder"}
+
+    def concerns(self, program: Program, node: Node, call: Call) -> bool:
+        return call.op == "remainder" or _may_be_number(program, call, operation(call.op).absorbing)
 
     def decide(self, site: Site) -> Build | None:
         dtype = site.result.dtype
@@ -232,6 +249,9 @@ class WithItself(DecidedOperation):
     """x - x, x ^ x -> 0; x & x, x | x -> x; x == x -> true; x != x -> false, of integers and booleans"""
 
     ops = frozenset(WITH_ITSELF)
+
+    def concerns(self, program: Program, node: Node, call: Call) -> bool:
+        return call.args.get("self") is call.args.get("other")
 
     def decide(self, site: Site) -> Build | None:
         operand: Any = site.call.args.get("self")

@@ -19,9 +19,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.fx import Node
 
-from ..ir.facts import known, known_equal
-from ..ir.program import Value
+from ..ir.calls import Call
+from ..ir.facts import known, known_equal, tensor_fact
+from ..ir.program import Program, Value
 from ..match.pattern import Tensor
 from ..rewrite.emit import Emitter
 from ..rewrite.examples import declines, fires
@@ -50,6 +52,10 @@ class PadMm(Rule):
             op.addmm(c, a, b, beta=beta, alpha=alpha),
             op.baddbmm(c, a, b, beta=beta, alpha=alpha),
         )
+
+    def concerns(self, program: Program, node: Node, call: Call) -> bool:
+        result = tensor_fact(node)
+        return self.always or (result is not None and result.device.type == "cuda")
 
     def check(self, m, a, b, c):
         m.applies(m.root.known and a.known and b.known and a.rank == b.rank and a.rank in (2, 3))

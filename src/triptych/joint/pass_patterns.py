@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
+from ..ir.calls import Call
 from ..ir.dtypes import lossless
-from ..ir.program import Value
+from ..ir.program import Program, Value
 from ..match.matcher import equal
 from ..match.pattern import Dtype, Tensor
 from ..rewrite.examples import declines, fires
@@ -107,6 +108,10 @@ class RemoveRedundantViews(Rule):
             op.reshape(x, a), op.permute(x, a), op.expand(x, a, implicit=b), op.squeeze(x, dim=a),
             op.unsqueeze(x, a), op.slice(x, a, b, c, d), op.select(x, a, b),
         )  # fmt: skip
+
+    def concerns(self, program: Program, node: Node, call: Call) -> bool:
+        viewed = call.args.get("self")
+        return not isinstance(viewed, Node) or len(viewed.users) > 1
 
     def check(self, m, x):
         earlier = self._equal_view(m, x)

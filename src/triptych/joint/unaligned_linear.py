@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.fx import Node
 
 from ..cost import device_model
-from ..ir.facts import known, known_equal
+from ..ir.calls import Call
+from ..ir.facts import known, known_equal, tensor_fact
+from ..ir.program import Program
 from ..kernels import parallel_linear
 from ..kernels.capture import is_launched
 from ..kernels.registry import triton_is_there
@@ -44,6 +47,10 @@ class UnalignedLinear(Rule):
 
     def pattern(self, op, x: Tensor, w: Tensor, b: Tensor):
         return op.any_of(op.matmul(x, w), op.addmm(b, x, w))
+
+    def concerns(self, program: Program, node: Node, call: Call) -> bool:
+        result = tensor_fact(node)
+        return result is not None and result.dtype in HALF
 
     def check(self, m, x, w, b):
         m.applies(m.root.known and x.known and w.known and x.rank == w.rank == 2 and x.dtype in HALF)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -17,6 +18,9 @@ Product = tuple[Any, Any, Any]
 """A matrix product: rows, columns, and the terms of each sum; sizes may be symbols. A batch counts among the rows."""
 
 LIBRARY = torch.library.Library("triptych", "FRAGMENT")
+
+# torch notes the line of each registration. To find it, `inspect` would search all modules for the one of this file
+getattr(inspect, "modulesbyfile", {}).setdefault(__file__, __name__)
 
 CUDA_FORMS: dict[str, Callable[..., Any]] = {}
 """The CUDA implementations, by the name of the operator."""

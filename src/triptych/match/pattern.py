@@ -23,7 +23,7 @@ from ..errors import TriptychError, UnknownName
 from ..ir.calls import op_parameters
 from ..ir.canonical import SPELLING_OF
 from ..ir.facts import fact, tensor_fact
-from ..ir.operation_names import is_operation, unknown_operation
+from ..ir.operation_names import is_operation, require_count, unknown_operation
 
 
 @dataclass(frozen=True)
@@ -247,6 +247,7 @@ class PatternBuilder:
 
         def build(*args: Any, **kwargs: Any) -> Pattern:
             names = list(params)
+            require_count(name, args, names)
             bound = dict(zip(names, args))
             for key, value in kwargs.items():
                 if key not in params:

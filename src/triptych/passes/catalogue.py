@@ -175,5 +175,5 @@ def rules_of(wanted: Rule | type[Rule] | Pass | type[Pass] | str, options: Optio
     kind = wanted if isinstance(wanted, type) else type(wanted)
     if not issubclass(kind, (Rule, Pass)):
         raise TriptychError(f"a rule, a pass or the name of one is wanted, not {kind.__name__}")
-    one = wanted() if isinstance(wanted, type) else wanted
+    one = instance_of(wanted)
     return [one] if isinstance(one, Rule) else list(one.rules())

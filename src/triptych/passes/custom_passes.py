@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, get_args
 
-from torch.fx import Graph, GraphModule
+from torch.fx import GraphModule
 
+from .. import _private
 from ..errors import TriptychError
 from ..options import ADD_RULES, Options
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
+from .returned_graphs import take_over
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,14 @@ def custom_steps(options: Options, hook: str, stage: str) -> list[Pass | Callabl
 
 def instance_of(custom: Any) -> Any:
     """An instance of a rule or a pass that is given as its class. Another class is called as a function is."""
-    return custom() if isinstance(custom, type) and issubclass(custom, (Rule, Pass)) else custom
+    if not (isinstance(custom, type) and issubclass(custom, (Rule, Pass))):
+        return custom
+    try:
+        inspect.signature(custom.__init__).bind(None)
+    except TypeError as error:
+        message = f"{custom.__name__} cannot be created ({error}): give an instance, not the class"
+        raise TriptychError(message) from error
+    return custom()
 
 
 def name_of(custom: Any) -> str:
@@ -60,7 +69,8 @@ def call_custom(custom: Callable[..., Any], gm: GraphModule, is_inference: bool)
     asks = "is_inference" in inspect.signature(custom).parameters
     subject = gm if wants_module(custom) else gm.graph
     try:
-        result = custom(subject, **({"is_inference": is_inference} if asks else {}))
+        with _private.without_dispatch_modes():  # a tensor that the function creates is a real one
+            take_over(gm, custom(subject, **({"is_inference": is_inference} if asks else {})))
     except AttributeError as error:
         if error.obj is not gm.graph or not hasattr(gm, str(error.name)):
             raise
@@ -68,10 +78,6 @@ def call_custom(custom: Callable[..., Any], gm: GraphModule, is_inference: bool)
             f"it asked the graph for {error.name!r}, which only the module has; a function gets the torch.fx.Graph, "
             "or the module if its first parameter is annotated as torch.fx.GraphModule"
         ) from error
-    if isinstance(result, GraphModule) and result is not gm:
-        gm.graph = result.graph
-    elif isinstance(result, Graph) and result is not gm.graph:
-        gm.graph = result
 
 
 def wants_module(custom: Callable[..., Any]) -> bool:

@@ -8,12 +8,11 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.fx import GraphModule
 
 from .. import _private
-from ..communication.timeline import Timeline, timeline
 from ..errors import RuleError, TriptychError, VerificationError
 from ..ir.fingerprint import fingerprint
 from ..ir.graph_copies import GraphState
@@ -21,20 +20,24 @@ from ..ir.origins import given_tensor
 from ..ir.program import Program
 from ..ir.text import text
 from ..pipeline import Hook, steps
-from ..rewrite.driver import Tally, run_rules
+from ..rewrite.driver import Tally, refusals, run_rules
 from ..rewrite.passes import Pass, pass_with_options
 from ..rewrite.record import Decline
 from ..rewrite.rewriter import Rewriter
 from ..rules.stable_topological_sort import StableTopologicalSort
-from ..verify.numerics import NumericCheck
 from ..verify.structure import Contract, contract, interface, require_interface, verify
 from .culprit import Rewrite, first_bad, last_rewrite
 from .custom_passes import call_custom, custom_steps, name_of
 from .node_lines import node_lines
 from .record import Listing, PassRecord
-from .session import Session
+from .returned_graphs import WrongResult
+from .session import Session, is_watched
 from .torch_bisector import disabled_by_bisector
 from .torch_tools import timed_pass, timed_stage
+
+if TYPE_CHECKING:
+    from ..communication.timeline import Timeline
+    from ..verify.numerics import NumericCheck
 
 log = logging.getLogger("triptych")
 
@@ -151,9 +154,12 @@ class _StageRunner:
         self.session.count.stopped |= rewriter.stopped
         if tally.endless:
             self.session.warnings.append(f"pass {record.name} of stage {self.stage} was stopped at the {tally.stop}")
-        for problem in tally.errors:
-            record.error = problem
-            self.session.warnings.append(f"{record.name}: {problem.partition(chr(10))[0]}")
+        if tally.failures:
+            record.error = "\n".join(f"{failure}\n{failure.trace}" for failure in tally.failures.values())
+            self.session.warnings += [f"{record.name}: {failure}" for failure in tally.failures.values()]
+        if tally.refused and not is_watched():
+            for line in refusals(tally, self.graph):
+                log.warning("%s: %s", record.name, line)
         self._close(record, before, backup, pass_)
 
     def run_custom(self, hook: str, custom: Callable[..., Any], before: Contract | None) -> None:
@@ -174,6 +180,8 @@ class _StageRunner:
             self.gm.graph.lint()
         except Exception as error:
             self.gm.graph = backup.graph()
+            if isinstance(error, WrongResult):
+                raise RuleError(f"{hook}: {name} {error}") from error
             if self.session.options.verify == "each":
                 raise RuleError(f"{hook}: {name} raised {type(error).__name__}: {error}") from error
             self._failed(record, f"{hook}: {name}", error)
@@ -192,9 +200,13 @@ class _StageRunner:
         return program
 
     def new_timeline(self) -> Timeline | None:
+        from ..communication.timeline import timeline  # needed only if the compile is observed
+
         return timeline(self.gm.graph, self.session.options.link)
 
     def open_numbers(self) -> NumericCheck:
+        from ..verify.numerics import NumericCheck  # needed only with the option `verify`
+
         origins = self.session.origins
         return NumericCheck(self.gm, self.inputs, given_tensor if origins is None else origins.tensor)
 

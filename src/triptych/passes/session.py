@@ -11,18 +11,20 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.fx import GraphModule
 
 from .. import _private
-from ..communication.timeline import Timeline
 from ..ir.graph_copies import snapshot
 from ..ir.origins import Origins
 from ..ir.values.buffers import KnownBuffers
 from ..options import Options
 from .record import Listing, PassRecord
 from .rewrite_limit import RewriteCount, count_of_process, limit_of_process, report, report_compile, reporting
+
+if TYPE_CHECKING:
+    from ..communication.timeline import Timeline
 
 PACKAGE = str(Path(__file__).parent.parent)
 
@@ -59,6 +61,8 @@ class Session:
     buffers: KnownBuffers | None = None
     """What the buffers of the program hold, if they may be read."""
     records: list[PassRecord] = field(default_factory=list)
+    logged: int = 0
+    """How many of the records the log has summed up."""
     graphs: dict[str, GraphModule] = field(default_factory=dict)
     kernels: dict[str, str] = field(default_factory=dict)
     kernel_nodes: dict[str, dict[str, list[str]]] = field(default_factory=dict)

@@ -10,6 +10,9 @@ from typing import Any
 from torch.fx import GraphModule, traceback
 
 from .. import _private
+from .session import Session
+
+log = logging.getLogger("triptych")
 
 
 def log_graph(kind: str, title: str, gm: GraphModule) -> None:
@@ -18,6 +21,30 @@ def log_graph(kind: str, title: str, gm: GraphModule) -> None:
     if log.isEnabledFor(logging.DEBUG):
         graph = _private.lazy_format_graph_code(title, gm, include_stride=True, include_device=True, colored=True)
         log.debug("%s", graph)
+
+
+def log_compiled(session: Session, graph: str) -> None:
+    """One line for a graph that was compiled: what the passes did since the last such line of the program."""
+    if log.isEnabledFor(logging.INFO):
+        log.info("the %s graph was compiled: %s", graph, _what_passes_did(session))
+
+
+def log_loaded(session: Session) -> None:
+    """One line for a program that AOTAutograd has loaded: only stage 1 ran over it."""
+    if log.isEnabledFor(logging.INFO):
+        cache = "loaded from AOTAutograd's cache, so stages 2 and 3 did not run"
+        log.info("the program was %s: %s", cache, _what_passes_did(session))
+
+
+def _what_passes_did(session: Session) -> str:
+    records = session.records[session.logged :]
+    session.logged = len(session.records)
+    changed = len({(record.stage, record.name) for record in records if record.changed})
+    declined, seconds = (sum(r.declined for r in records), sum(r.seconds for r in records))
+    ran = len({(record.stage, record.name) for record in records})
+    rewrites = sum(record.rewrites for record in records)
+    counts = f"{changed} of {ran} passes changed something, {rewrites} rewrites, {declined} declined"
+    return f"{counts}, {seconds:.2f} s in passes"
 
 
 def timed_stage(stage: str) -> contextlib.AbstractContextManager[Any]:

@@ -52,7 +52,7 @@ class FusedProducts(Rule):
     exact = False
 
     def sites(self, program: Program) -> Iterator[Match]:
-        for node in list(program.graph.nodes):
+        for node in program.calls_of("matmul", "addmm"):
             if node._erased or not (self.always or is_on_gpu(node)):
                 continue
             if (found := TwoProducts.read(program, node)) is not None:

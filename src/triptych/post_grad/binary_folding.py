@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from ..ir.calls import Call, op_parameters
 from ..ir.facts import known_equal
-from ..ir.program import Value
+from ..ir.program import Program, Value
 from ..match.pattern import Tensor
 from ..rewrite.emit import Emitter
 from ..rewrite.examples import declines, fires, others_are_weights
@@ -39,6 +39,9 @@ class BinaryFolding(Rule):
 
     def pattern(self, op, y: Tensor, c):
         return op.one_of(("add", "sub", "mul", "div"), y, c)
+
+    def concerns(self, program: Program, node: Node, call: Call) -> bool:
+        return program.options.freeze
 
     def check(self, m, y, c):
         m.applies(m.program.options.freeze and m.root.known)

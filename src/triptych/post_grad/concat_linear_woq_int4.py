@@ -100,7 +100,8 @@ class ConcatLinearWoqInt4(Rule):
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
-        for run in runs_with_one_key(program, _read, _key):
+        nodes = program.graph.find_nodes(op="call_function", target=INT4_MM)
+        for run in runs_with_one_key(program, _read, _key, nodes):
             if len(run.members) < 2:
                 problem = Refusal("the input or a weight is written between the layers", at=run.disturbed_by)
                 yield from (Match.at(program, m.node, problem=problem) for m in run.members)

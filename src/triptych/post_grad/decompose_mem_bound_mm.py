@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.fx import Node
 
 from .. import _private
 from ..cost import DeviceModel, bytes_of, device_model, size_hint
 from ..cost.timed import timed
-from ..ir.facts import known_equal, tensor_of
-from ..ir.program import Value
+from ..ir.calls import Call
+from ..ir.facts import known_equal, tensor_fact, tensor_of
+from ..ir.program import Program, Value
 from ..match.pattern import Tensor
 from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Match, Rule
@@ -45,6 +47,11 @@ class DecomposeMemBoundMm(Rule):
 
     def pattern(self, op, a: Tensor, b: Tensor, c: Tensor):
         return op.matmul(a, b) | op.addmm(c, a, b)
+
+    def concerns(self, program: Program, node: Node, call: Call) -> bool:
+        left = tensor_fact(call.args.get("mat1", call.args.get("self")))
+        inner = left.shape[-1] if left is not None and left.dim() else None
+        return isinstance(inner, int) and 0 < inner < _private.inductor_config.unroll_reductions_threshold
 
     def check(self, m, a, b, c):
         m.applies(m.root.known and a.known and b.known and a.rank == b.rank and a.rank in (2, 3) and a.is_float)

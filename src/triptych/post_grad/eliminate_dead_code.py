@@ -56,6 +56,8 @@ class DropUnused(Rule):
 
     def sites(self, program: Program) -> Iterator[Match]:
         for node in reversed(list(program.graph.nodes)):
+            if node.users:
+                continue
             if program.aliasing.is_dead(node):
                 yield Match.at(program, node)
             elif program.aliasing.is_dead(node, draws_may_go=True):

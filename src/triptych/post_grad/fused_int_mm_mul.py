@@ -172,13 +172,13 @@ class FusedIntMmMul(Rule):
     """On every device, whatever it costs: for tests of the rewrite itself."""
 
     def sites(self, program: Program) -> Iterator[Match]:
-        for node in list(program.graph.nodes):
+        for node in program.calls_of("_int_mm"):
             call = None if node._erased else program.call(node)
             if call is None or call.op != "_int_mm" or call.mutates:
                 continue
             chain = Chain.read(program, node)
             if chain is not None:
-                about = {"problem": chain.problem, "about": node}
+                about: dict[str, Any] = {"problem": chain.problem, "about": node}
                 root = node if chain.problem else chain.nodes[-1]
                 a, b = call.args["self"], call.args["mat2"]
                 yield Match.at(program, root, covers=chain.nodes, **about, a=a, b=b, chain=chain)

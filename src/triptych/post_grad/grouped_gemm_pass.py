@@ -79,9 +79,8 @@ class GroupedGemm(JoinedWeights):
     """
 
     def read(self, program: Program, node: Node) -> Product | None:
-        result = tensor_fact(node)
-        product = product_of(program, node) if result is not None and result.device.type == "cpu" else None
-        if product is None:
+        product, result = product_of(program, node), tensor_fact(node)
+        if product is None or result is None or result.device.type != "cpu":
             return None
         chains = [_views(program, n) for n in (product.weight, product.bias) if n is not None]
         inner = (*product.inner, *(view for chain in chains for view in chain[:-1]))
@@ -180,14 +179,16 @@ def _site(program: Program, group: ProductGroup, copied: Sequence[bool]) -> Join
 
 def _multiply(x: torch.Tensor, operands: Sequence[torch.Tensor]) -> torch.Tensor:
     weight, *biases = operands
+    x = x.reshape(-1, x.shape[-1])
     return torch.addmm(biases[0], x, weight) if biases else torch.mm(x, weight)
 
 
 def _seconds(x: Node, outs: Iterable[Any]) -> float:
-    """Seconds for the products of x (rows, k) with weights of these many columns, one after the other."""
+    """Seconds for the products of x (..., k) with weights of these many columns, one after the other."""
     known = tensor_of(x)
     model = device_model(known.device)
-    rows, inner = (size_hint(size) for size in known.shape)
+    *leading, inner = (size_hint(size) for size in known.shape)
+    rows = math.prod(leading)
     lanes = LANES if known.dtype == torch.float32 else 1
     columns = (lanes * math.ceil(size_hint(out) / lanes) for out in outs)
     return sum(model.gemm(rows, count, inner, known.dtype) for count in columns)

@@ -6,6 +6,7 @@ The model of a CPU has the rates of a usual core. One with instructions for bflo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,7 +95,7 @@ class JoinedOnCpu:
         """Seconds of the products apart, and of the joined one with all that is copied for it; None where they cannot
         be timed."""
         cpu = torch.device("cpu")
-        result = self.x.shape[0] * sum(self.sizes) * self.dtype.itemsize
+        result = math.prod(self.x.shape[:-1]) * sum(self.sizes) * self.dtype.itemsize
         needed = self.x.bytes(self.dtype) + 2 * sum(operand.bytes for operand in self.operands) + 3 * result
         if not can_measure(cpu, needed):
             return None

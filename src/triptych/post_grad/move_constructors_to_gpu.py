@@ -97,15 +97,20 @@ def _groups(program: Program) -> list[_Group]:
     """The groups, in one walk: a value that depends on several groups merges them."""
     belongs: dict[Node, _Group] = {}
     for node in program.graph.nodes:
-        result, call = tensor_fact(node), program.call(node)
-        if result is None or call is None or call.mutates or result.device.type != "cpu":
+        call = program.call(node)
+        if call is None or call.mutates:
             continue
-        operands = node.all_input_nodes
-        if call.op in CONSTRUCTORS:
+        operands, is_constructor = node.all_input_nodes, call.op in CONSTRUCTORS
+        if not is_constructor and (not belongs or belongs.keys().isdisjoint(operands)):
+            continue
+        result = tensor_fact(node)
+        if result is None or result.device.type != "cpu":
+            continue
+        if is_constructor:
             if all(tensor_fact(o) is None for o in operands):
                 unlike = unlike_elsewhere(call, result)
                 belongs[node] = _Group([node], problem=None if unlike is None else Refusal(unlike, at=node))
-        elif any(o in belongs for o in operands) and computes_alike(program, node, call, result):
+        elif computes_alike(program, node, call, result):
             if all(o in belongs or tensor_fact(o) is None for o in operands):
                 group = _joined(belongs, [o for o in operands if o in belongs])
                 group.nodes.append(node)

@@ -140,7 +140,7 @@ that it does for itself and others may still need."""
 def norm_backwards(program: Program, device: str) -> Iterator[Found]:
     """All of them on devices of this type, in the order of the graph."""
     matcher = Matcher(program)
-    for node in list(program.graph.nodes):
+    for node in program.calls_of("mul"):
         call = None if node._erased else program.call(node)
         result = tensor_fact(node)  # None for a product of sizes
         if call is None or call.op != "mul" or result is None or result.device.type != device:

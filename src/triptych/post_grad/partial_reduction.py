@@ -41,7 +41,7 @@ class PartialReduction(Rule):
 
     def sites(self, program: Program) -> Iterator[Match]:
         reductions: dict[Any, list[_Reduction]] = {}
-        for node in list(program.graph.nodes):
+        for node in program.calls_of(*ONE_DIM_OF):
             reduction = _read(program, node)
             if reduction is not None:
                 kind = node.all_input_nodes[0], reduction.name, tensor_of(node).dtype

@@ -89,7 +89,7 @@ class SpreadAdditions(Rule):
     exact = False
 
     def sites(self, program: Program) -> Iterator[Match]:
-        for node in list(program.graph.nodes):
+        for node in program.calls_of("index_put", MASKED):
             if not node._erased and (additions := _read(program, node)) is not None and self._may_wait(program, node):
                 yield Match.at(program, node, additions=additions)
 

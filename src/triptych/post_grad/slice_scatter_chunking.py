@@ -99,7 +99,7 @@ class FilledSliceBySlice(Rule):
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
-        for node in list(program.graph.nodes):
+        for node in program.calls_of("slice_scatter", "select_scatter"):
             last = None if node._erased else Write.read(program, node)
             if last is None or any(_continues(program, last, user) for user in node.users):
                 continue

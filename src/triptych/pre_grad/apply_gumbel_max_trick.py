@@ -46,7 +46,7 @@ class GumbelMax(Rule):
         return name in (self.name, "shape_of_logits")
 
     def sites(self, program: Program) -> Iterator[Match]:
-        for node in list(program.graph.nodes):
+        for node in program.calls_of("argmax"):
             call = None if node._erased else program.call(node)
             if call is None or call.op != "argmax":
                 continue

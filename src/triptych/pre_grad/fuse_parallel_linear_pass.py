@@ -22,6 +22,7 @@ from ..rewrite.examples import declines, fires, lazily
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
 from .joined_products import (
+    PRODUCTS,
     Product,
     copied_pieces,
     emit_linear,
@@ -98,7 +99,7 @@ class OwnPointers(Rule):
         self.own_pointers = own_pointers
 
     def sites(self, program: Program) -> Iterator[Match]:
-        for run in runs_with_one_key(program, product_of, _key):
+        for run in runs_with_one_key(program, product_of, _key, program.calls_of(*PRODUCTS)):
             members = run.members
             if len(members) > 1 and self._kernel_runs(program, members[0]):
                 group = placed(members)
@@ -164,7 +165,7 @@ class JoinedWeights(Rule):
         return product_of(program, node)
 
     def sites(self, program: Program) -> Iterator[Match]:
-        for run in runs_with_one_key(program, self.read, _key):
+        for run in runs_with_one_key(program, self.read, _key, program.calls_of(*PRODUCTS)):
             members = run.members
             if len(members) < 2:
                 problem = Refusal("a write or a region boundary separates the layers", at=run.disturbed_by)

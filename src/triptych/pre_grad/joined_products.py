@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 
 from ..cost import DeviceModel, size_hint
-from ..ir.facts import tensor_fact, tensor_of
+from ..ir.facts import is_static, tensor_fact, tensor_of
 from ..ir.program import ATEN, Program
 from ..ir.sizes import bytes_of, elements
 from ..rewrite.clones import copied_as
@@ -49,6 +49,10 @@ class Product:
     @property
     def operands(self) -> list[Node]:
         return [n for n in (self.x, self.weight, self.bias) if n is not None]
+
+
+PRODUCTS = ("linear", "matmul", "addmm")
+"""The operations that `product_of` reads."""
 
 
 def product_of(program: Program, node: Node) -> Product | None:
@@ -135,14 +139,17 @@ class Run:
     """The node that separates this run from the one before it (from the one after it, for the first run)."""
 
 
-def runs_with_one_key(program: Program, read: Read, key: Callable[[Program, Product], Any]) -> Iterator[Run]:
-    """Products with equal keys, cut into the runs that `undisturbed` gives. A product whose key is None is left out.
+def runs_with_one_key(
+    program: Program, read: Read, key: Callable[[Program, Product], Any], among: Iterable[Node]
+) -> Iterator[Run]:
+    """Products among some nodes, in graph order, with equal keys, cut into the runs that `undisturbed` gives. A product
+    whose key is None is left out.
 
     The graph may be rewritten between one run and the next, so members are read again when their turn comes: an input
     or a weight may be the result of layers that have been joined meanwhile.
     """
     nodes: dict[Any, list[Node]] = {}
-    for node in program.graph.nodes:
+    for node in among:
         member = read(program, node)
         common = key(program, member) if member is not None else None
         if common is not None:
@@ -205,9 +212,12 @@ def placed(members: Sequence[Product]) -> ProductGroup | None:
 def copied_pieces(program: Program, group: ProductGroup, shape: Sequence[Any], dim: int) -> list[bool]:
     """For each member: must its piece of the joined result be copied, because its memory or strides are visible?"""
     example = tensor_of(group.members[0].node)
-    with program.computing(group.anchor):
-        whole = example.new_empty(list(shape))
-        pieces = whole.split(group.sizes, dim)
+    memo, key = program.fact_memo, ("pieces", example.dtype, example.device, tuple(shape), tuple(group.sizes), dim)
+    pieces = memo.examples.get(key) if is_static(shape) else None
+    if pieces is None:
+        with program.computing(group.anchor):
+            whole = example.new_empty(list(shape))
+            pieces = memo.examples[key] = whole.split(group.sizes, dim)
     return [_is_seen(program, m.node, piece) for m, piece in zip(group.members, pieces)]
 
 

@@ -326,7 +326,7 @@ class FusedLce(Rule):
     exact = False
 
     def sites(self, program: Program) -> Iterator[Match]:
-        for run in runs_with_one_key(program, _member, _key):
+        for run in runs_with_one_key(program, _member, _key, program.calls_of("permute")):
             members = run.members
             group = placed(members) if len(members) > 1 else None
             if group is not None:

@@ -64,7 +64,7 @@ class CatHeldByAnother(Rule):
     """cat([a, b, c]) and cat([b, c]) -> the second is a slice of the first"""
 
     def sites(self, program: Program) -> Iterator[Match]:
-        for node in list(program.graph.nodes):
+        for node in program.calls_of("cat"):
             call = None if node._erased else program.call(node)
             dim = call.get("dim") if call is not None and call.op == "cat" else None
             operands = None if dim is None else joined_operands(program, node, "cat", dim)

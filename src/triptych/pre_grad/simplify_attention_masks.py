@@ -311,7 +311,7 @@ class LayOutMask(Rule):
     takes_random = True  # dropout stays what it was, in the same place
 
     def sites(self, program: Program) -> Iterator[Match]:
-        for node in list(program.graph.nodes):
+        for node in program.calls_of(ATTENTION):
             call = None if node._erased else program.call(node)
             if call is None or call.op != ATTENTION:
                 continue

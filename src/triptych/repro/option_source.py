@@ -17,7 +17,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from ..options import INDUCTOR_PREFIX, Options
-from .python_source import NotPython, literal
+from .python_source import OF_THE_FILE, NotPython, literal
 
 
 class OptionSource:
@@ -74,6 +74,7 @@ class OptionSource:
             raise NotPython(f"two different things are called {name}")
         if name in self._names:
             return name
+        _require_free(name)
         self._names[name] = value
         if _importable(value):
             alias = "" if value.__name__ == name else f" as {name}"
@@ -91,6 +92,8 @@ class OptionSource:
         if name in self._names and self._names[name] is value:
             return
         if isinstance(value, ModuleType):
+            if getattr(sys.modules.get(name), "__name__", "") != value.__name__:  # else `import torch`, which is there
+                _require_free(name)
             self._names[name] = value
             if not _is_installed(value.__name__):
                 raise NotPython(f"the module {value.__name__} is not installed")
@@ -98,8 +101,14 @@ class OptionSource:
         elif inspect.isclass(value) or callable(value) and hasattr(value, "__name__"):
             self._named(name, value)
         else:
+            _require_free(name)
             self._names[name] = value
             self.definitions.append(f"{name} = {self.value(value)}")
+
+
+def _require_free(name: str) -> None:
+    if name in OF_THE_FILE:
+        raise NotPython(f"{name} is a name that the file uses itself")
 
 
 def _definition(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import importlib
 import json
 import keyword
@@ -32,7 +33,11 @@ INDENT = "    "
 WIDTH = 100
 AUTOCAST = ("device_type", "dtype", "enabled", "cache_enabled")
 LOADED_WITH_TORCH = ("torch.nn", "torch._C", "torch.special", "torch.linalg", "torch.fft", "torch.functional")
-RESERVED = {"torch", "operator", "math", "sys", "model", "args", "options", "train", "self", "run_repro"}
+OF_THE_FILE = frozenset(
+    ("torch", "sys", "model", "program", "args", "options", "train", "dynamic", "run_repro", "with_weights")
+)
+"""The names that a written file uses outside its functions."""
+RESERVED = {*OF_THE_FILE, "operator", "math", "self"}
 
 
 class NotPython(Exception):
@@ -90,11 +95,21 @@ class _Writer:
 
     def write(self, name: str) -> Source:
         nodes = self.gm.graph.nodes
+        self.reserve_modules()
         parameters = [self.name(node) for node in nodes if node.op == "placeholder"]
         for node in nodes:
             if node.op != "placeholder":
                 self.node(node)
         return Source(name, parameters, self.lines, self.modules, self.tensors)
+
+    def reserve_modules(self) -> None:
+        """No value may have the name of a module that this function, or one nested in it, calls."""
+        for gm in self.gm.modules():
+            if isinstance(gm, GraphModule):
+                for node in (n for n in gm.graph.nodes if n.op == "call_function"):
+                    with contextlib.suppress(NotPython):
+                        self.callee(node.target)
+        self.taken |= {module.partition(".")[0] for module in self.modules}
 
     # ---- lines ----
 
@@ -185,6 +200,8 @@ class _Writer:
         if not module or _resolve(path) is not target:
             raise NotPython(f"{path} cannot be imported")
         if not module.startswith(LOADED_WITH_TORCH):
+            if module != "torch" and module.partition(".")[0] in OF_THE_FILE - {"torch", "sys"}:
+                raise NotPython(f"the module {module} has a name that the file uses itself")
             self.modules.add(module)
         return path
 

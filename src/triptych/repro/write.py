@@ -18,7 +18,7 @@ from .. import _private
 from ..ir.origins import given_tensor
 from ..ir.text import text as listing
 from ..ir.weights import is_weight
-from ..options import Options
+from ..pipeline import Options  # which knows the names that options may have
 from .input_source import Input, inputs_like, make_inputs
 from .option_source import OptionSource
 from .python_source import NotPython, Source, python_source

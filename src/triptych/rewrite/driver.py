@@ -11,16 +11,32 @@ from dataclasses import dataclass, field, replace
 
 from torch.fx import Node
 
-from ..errors import RuleError
+from ..errors import RuleError, TriptychError
+from ..ir.program import Program
 from ..ir.refusal import Refusal
 from ..ir.text import line, source_line
 from ..match.matcher import Matcher
 from .record import Decision, Decline, Firing
-from .refusal import NotConcerned, Refused
+from .refusal import Declined, NotConcerned, Refused
 from .rewriter import Rewriter
 from .rule import CompiledRule, Match, Rule, compiled
 
 log = logging.getLogger("triptych")
+
+
+@dataclass
+class Failure:
+    """What a rule raised the first time, and how often it raised. Where it did, the declines say."""
+
+    rule: str
+    error: str
+    where: str
+    trace: str
+    count: int = 1
+
+    def __str__(self) -> str:
+        again = "" if self.count == 1 else f", and {self.count - 1} more time{'s' if self.count > 2 else ''}"
+        return f"rule {self.rule} raised {self.error}{self.where}{again}"
 
 
 @dataclass
@@ -35,7 +51,10 @@ class Tally:
     decisions: list[Decision] = field(default_factory=list)
     sites: list[Firing] | None = None
     """Where rules fired; None if that is not recorded."""
-    errors: list[str] = field(default_factory=list)
+    refused: dict[tuple[str, str], str] = field(default_factory=dict)
+    """By rule and node: why the rewriter refused what a rule of the user's built."""
+    failures: dict[str, Failure] = field(default_factory=dict)
+    """The rules that raised, by name."""
     stop: str = "nothing to do"
     endless: tuple[str, ...] = ()
     """The rules whose results were rewritten again and again, until the run was stopped."""
@@ -48,6 +67,7 @@ class RuleSet:
         self.by_op: dict[str, list[CompiledRule]] = {}
         self.anywhere: list[CompiledRule] = []
         self.reach = 1
+        self._at: dict[str, Sequence[CompiledRule]] = {}
         for rule in rules:
             ready = compiled(rule)
             self.reach = max(self.reach, ready.depth)
@@ -57,8 +77,10 @@ class RuleSet:
                 self.anywhere.append(ready)
 
     def at(self, op: str) -> Sequence[CompiledRule]:
-        rules = self.by_op.get(op)
-        return self.anywhere if rules is None else [*rules, *self.anywhere]
+        rules = self._at.get(op)
+        if rules is None:
+            rules = self._at[op] = [*self.by_op.get(op, ()), *self.anywhere]
+        return rules
 
 
 def run_rules(rewriter: Rewriter, rules: Sequence[Rule], *, strict: bool = False, tally: Tally | None = None) -> Tally:
@@ -66,6 +88,18 @@ def run_rules(rewriter: Rewriter, rules: Sequence[Rule], *, strict: bool = False
     that overrides `sites` runs alone, once over its sites. `strict`: a rule that raises is an error, not a skipped
     rewrite."""
     tally = tally or Tally()
+    try:
+        _run_all(rewriter, rules, strict, tally)
+    finally:
+        for failure in tally.failures.values():
+            left_out = "that rewrite was" if failure.count == 1 else "those rewrites were"
+            log.warning("%s: %s; %s left out", rewriter.pass_name, failure, left_out)
+    if rewriter.stopped:
+        tally.stop = "limit of rewrites"
+    return tally
+
+
+def _run_all(rewriter: Rewriter, rules: Sequence[Rule], strict: bool, tally: Tally) -> None:
     ready = [rule for rule in rules if _can_be_compiled(rewriter, rule, strict, tally)]
     for alone, group in itertools.groupby(ready, lambda rule: compiled(rule).finds_itself):
         if not alone:
@@ -73,9 +107,6 @@ def run_rules(rewriter: Rewriter, rules: Sequence[Rule], *, strict: bool = False
             continue
         for rule in group:
             _run_sites(rewriter, compiled(rule), strict, tally)
-    if rewriter.stopped:
-        tally.stop = "limit of rewrites"
-    return tally
 
 
 def _can_be_compiled(rewriter: Rewriter, rule: Rule, strict: bool, tally: Tally) -> bool:
@@ -83,10 +114,10 @@ def _can_be_compiled(rewriter: Rewriter, rule: Rule, strict: bool, tally: Tally)
     try:
         compiled(rule)
     except Exception as error:
-        if strict:
+        if strict or is_wrong_use(rule, error):
             message = f"{type(error).__name__}: {error}"
             raise RuleError(f"pass {rewriter.pass_name}, pattern of rule {rule.name}: {message}") from error
-        _report_failure(rewriter, rule, " while its pattern was built", error, tally)
+        _note_failure(rule, " while its pattern was built", error, tally)
         return False
     return True
 
@@ -97,10 +128,10 @@ def _run_sites(rewriter: Rewriter, rule: CompiledRule, strict: bool, tally: Tall
         try:
             match = next(sites, None)
         except Exception as error:
-            if strict:
+            if strict or is_wrong_use(rule.rule, error):
                 message = f"{type(error).__name__}: {error}"
                 raise RuleError(f"pass {rewriter.pass_name}, sites of rule {rule.name}: {message}") from error
-            _report_failure(rewriter, rule, " while it looked for sites", error, tally)
+            _note_failure(rule, " while it looked for sites", error, tally)
             return
         if match is None:
             break
@@ -118,6 +149,8 @@ def _run_sites(rewriter: Rewriter, rule: CompiledRule, strict: bool, tally: Tall
 def _run_patterns(rewriter: Rewriter, rules: Sequence[Rule], strict: bool, tally: Tally) -> None:
     ruleset = RuleSet(rules)
     program = rewriter.program
+    if not ruleset.anywhere and program.nodes_by_op().keys().isdisjoint(ruleset.by_op):
+        return  # no rule could fire
     matcher = Matcher(program)
     work = deque(program.graph.nodes)
     waiting = set(work)
@@ -138,10 +171,19 @@ def _run_patterns(rewriter: Rewriter, rules: Sequence[Rule], strict: bool, tally
             log.warning("%s: %s", rewriter.pass_name, tally.stop)
             return
         call = program.call(node)
-        if call is None:
+        ready = () if call is None else ruleset.at(call.op)
+        if call is None or not ready:
             continue
-        for rule in ruleset.at(call.op):
+        operand_ops: list[str] | None = None
+        for rule in ready:
             tally.tried += 1
+            if rule.needs is not None:
+                if operand_ops is None:
+                    operand_ops = _operand_ops(program, node)
+                if not rule.may_match(call.op, operand_ops):
+                    continue
+            if rule.looks_first and not rule.concerns(program, node, call):
+                continue
             if _apply(rewriter, matcher, rule, node, tally, strict):
                 if node not in captured:
                     of_results[rule.name] += 1
@@ -152,6 +194,11 @@ def _run_patterns(rewriter: Rewriter, rules: Sequence[Rule], strict: bool, tally
                 break
     if tally.fired and not tally.endless:
         tally.stop = "fixpoint"
+
+
+def _operand_ops(program: Program, node: Node) -> list[str]:
+    """The operations that compute the operands of a node."""
+    return [call.op for operand in node.all_input_nodes if (call := program.call(operand)) is not None]
 
 
 def _endless(of_results: Counter[str]) -> tuple[str, ...]:
@@ -203,19 +250,23 @@ def _try(
     tally.matched += 1
     names = (rule.name,) if match.names is None else match.names
     what = next(iter(names), rule.name)
+    checked = False
     try:
         rule.check(match)
+        checked = True
         created = _rewrite(rewriter, rule, match)
     except NotConcerned:
         tally.matched -= 1
         return False
     except Refused as refused:
+        if checked and rule.rule.of_user and not isinstance(refused, Declined):
+            tally.refused[what, node.name] = refused.reason
         return Decline.of(refused.refusal, what, node, len(match.nodes))
     except Exception as error:
         message = f"{type(error).__name__}: {error}"
-        if strict:
+        if strict or is_wrong_use(rule.rule, error):
             raise RuleError(f"pass {rewriter.pass_name}, rule {rule.name}: {message}\n  at {line(node)}") from error
-        _report_failure(rewriter, rule, f" at {node.name}", error, tally)
+        _note_failure(rule, f" at {node.name}", error, tally)
         return Decline.of(Refusal(f"raised {message}"), what, node, len(match.nodes), raised=True)
     for name in names:
         tally.fired[name] += 1
@@ -227,7 +278,27 @@ def _try(
     if match.decision is not None:
         tally.decisions.append(replace(match.decision, rule=what, node=node.name))
     tally.declines.pop((what, node.name), None)
+    tally.refused.pop((what, node.name), None)
     return True
+
+
+def is_wrong_use(rule: Rule, error: Exception) -> bool:
+    """A user's rule that names what does not exist will never do what it should: the compile does not go on."""
+    return rule.of_user and isinstance(error, TriptychError)
+
+
+def refusals(tally: Tally, graph: str) -> list[str]:
+    """For each rule of the user's whose rewrites the rewriter refused: how many sites of the graph, and why."""
+    by_rule: dict[str, list[str]] = {}
+    for (rule, _), reason in tally.refused.items():
+        by_rule.setdefault(rule, []).append(reason)
+    lines = []
+    for rule, reasons in by_rule.items():
+        matched = tally.fired[rule] + len(reasons)
+        some = f" at {len(reasons)} of them" if tally.fired[rule] else ""
+        sites = f"{matched} site{'s' * (matched != 1)} of the {graph} graph"
+        lines.append(f"{rule} matched {sites}, refused{some}: {reasons[0]}; see triptych.why_not")
+    return lines
 
 
 def _rewrite(rewriter: Rewriter, rule: CompiledRule, match: Match) -> list[Node]:
@@ -243,10 +314,10 @@ def _rewrite(rewriter: Rewriter, rule: CompiledRule, match: Match) -> list[Node]
     return op.made
 
 
-def _report_failure(
-    rewriter: Rewriter, rule: CompiledRule | Rule, where: str, error: Exception, tally: Tally
-) -> None:
-    message = f"rule {rule.name} raised {type(error).__name__}: {error}{where}"
-    log.warning("%s: %s; that rewrite was left out", rewriter.pass_name, message)
-    log.debug("%s", traceback.format_exc())
-    tally.errors.append(f"{message}\n{traceback.format_exc()}")
+def _note_failure(rule: CompiledRule | Rule, where: str, error: Exception, tally: Tally) -> None:
+    if (failure := tally.failures.get(rule.name)) is not None:
+        failure.count += 1
+        return
+    trace = traceback.format_exc()
+    tally.failures[rule.name] = Failure(rule.name, f"{type(error).__name__}: {error}", where, trace)
+    log.debug("%s", trace)

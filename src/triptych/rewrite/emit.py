@@ -21,7 +21,8 @@ from .. import _private
 from ..errors import UnknownName
 from ..ir.calls import op_parameters
 from ..ir.facts import set_fact
-from ..ir.operation_names import unknown_operation
+from ..ir.modules import add_constant
+from ..ir.operation_names import require_count, unknown_operation
 from ..ir.operations import operation, with_trait
 from ..ir.program import ATEN, Program, Value
 from ..ir.schema import REQUIRED, keyword_only, overloads
@@ -72,6 +73,7 @@ class Emitter:
             raise unknown_operation(name)
 
         def build(*args: Any, **kwargs: Any) -> Value:
+            require_count(name, args, list(params))
             bound = {**dict(zip(params, args)), **kwargs}
             for key in kwargs:
                 if key not in params:
@@ -100,10 +102,7 @@ class Emitter:
         its device only once."""
         names = (f"constant_{number}" for number in self.program.constant_numbers)
         name = next(n for n in names if not hasattr(self.program.gm, n))
-        self.program.gm.register_buffer(name, value, persistent=False)
-        sources = getattr(self.program.gm, "_param_name_to_source", None)
-        if sources is not None:  # a graph from Dynamo: AOTAutograd needs the origin of every buffer
-            sources[name] = _private.ConstantSource(name)
+        add_constant(self.program.gm, name, value)
         return self.attribute(name)
 
     def again(self, node: Node, operands: Mapping[Node, Node]) -> Value:

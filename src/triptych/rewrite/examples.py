@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..errors import UnknownName
 from ..ir.facts import tensor_of
 from ..ir.partitioned import mark_gradients
 from ..ir.text import DTYPES, type_of
@@ -135,7 +136,9 @@ def make_input(spec: Any, generator: torch.Generator) -> Any:
     time. Other values are returned unchanged."""
     if not isinstance(spec, str) or not (parsed := re.fullmatch(r"(\w+)\[([\d, ]*)\]", spec)):
         return spec
-    dtype = DTYPE_OF[parsed.group(1)]
+    if (name := parsed.group(1)) not in DTYPE_OF:
+        raise UnknownName("dtype of an example", name, DTYPE_OF)
+    dtype = DTYPE_OF[name]
     shape = [int(s) for s in parsed.group(2).replace(" ", "").split(",") if s]
     if dtype == torch.bool:
         return torch.rand(shape, generator=generator) > 0.5

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 from torch.fx import GraphModule, Node, map_arg, symbolic_trace
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ..arguments import require_callable
-from ..errors import TriptychError
+from ..arguments import require_callable, require_sequence, require_switches
+from ..errors import TriptychError, UnknownName
 from ..ir.calls import read
 from ..ir.computed_facts import compute_facts
 from ..ir.facts import fact
@@ -50,6 +51,8 @@ def rule(
     """
     for function in (pattern, replacement):
         require_callable(function, "rule", "two functions, a pattern and a replacement")
+    require_sequence(example_inputs, "rule")
+    require_switches("rule", exact=exact)
     wanted = _parameters(pattern)
     if wanted != _parameters(replacement):
         actual = _parameters(replacement)
@@ -57,8 +60,8 @@ def rule(
     body: dict[str, Any] = {
         "__doc__": f"{_text(pattern)} -> {_text(replacement)}",
         "exact": exact,
-        "stages": tuple(stages),
-        "examples": list(examples),
+        "stages": stages if isinstance(stages, str) else tuple(stages),  # a string is refused, not taken apart
+        "examples": examples if isinstance(examples, str) else list(examples),
         "functions": (pattern, replacement, check),
         "pattern": _pattern_method(pattern, example_inputs),
         "rewrite": _rewrite_method(replacement),
@@ -66,14 +69,37 @@ def rule(
     }
     if check is not None:
         body["check"] = _check_method(check)
-    rule_class = type("FunctionRule", (Rule,), body)
     shown = name or _own_name(pattern)
-    rule_class.rule_name = classmethod(lambda cls: shown)  # type: ignore[attr-defined]
+    for method in ("pattern", "check", "rewrite"):
+        if method in body:
+            body[method].__qualname__ = f"{method} of rule {shown}"
+    body["rule_name"] = classmethod(lambda cls: shown)
+    rule_class: type[Rule] = type("FunctionRule", (Rule,), body)
+    rule_class.of_user = True
+    _require_names(replacement)
     return rule_class()
 
 
+def _require_names(replacement: Function) -> None:
+    """An attribute that a module does not have, such as `torch.sofmax`, is an error now. Whatever else cannot be traced
+    without operands may do with them."""
+    if next(iter(inspect.signature(replacement).parameters), "") == "op":
+        return
+    try:
+        symbolic_trace(replacement)
+    except AttributeError as error:
+        if type(getattr(error, "obj", None)) is ModuleType:
+            raise _untraceable(replacement, error) from error
+    except Exception:
+        return
+
+
 def _parameters(function: Function) -> list[str]:
-    names = list(inspect.signature(function).parameters)
+    try:
+        names = list(inspect.signature(function).parameters)
+    except ValueError as error:
+        own = getattr(function, "__name__", str(function))
+        raise TriptychError(f"{own} has no parameters that can be read: say lambda x: {own}(x)") from error
     return names[1:] if names[:1] == ["op"] else names
 
 
@@ -150,8 +176,16 @@ def _traced(function: Function) -> GraphModule:
     try:
         return symbolic_trace(function)
     except Exception as error:
-        own = getattr(function, "__name__", str(function))
-        raise TriptychError(f"{own} could not be traced for a rule: {error}") from error
+        raise _untraceable(function, error) from error
+
+
+def _untraceable(function: Function, error: Exception) -> TriptychError:
+    near: list[str] = []
+    if isinstance(error, AttributeError) and isinstance(getattr(error, "obj", None), ModuleType):
+        near = UnknownName("name", str(error.name), dir(error.obj)).near
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    own = getattr(function, "__name__", str(function))
+    return TriptychError(f"{own} could not be traced for a rule: {error}{hint}")
 
 
 def _rewrite_method(replacement: Function) -> Any:

@@ -145,7 +145,15 @@ class Decision:
         sentence = f"would cost {{found}} instead of {_microseconds(self.before)}{unsure}, {self.source}"
         return Refusal(sentence, wanted=f"less than {_microseconds(self.most)}", found=_microseconds(self.after))
 
+    @property
+    def matters(self) -> bool:
+        """A slower form that was used because both are so short is nothing to report."""
+        return self.after < self.before or not self.negligible
+
     def __str__(self) -> str:
+        if not self.matters:
+            costs = f"{_microseconds(self.before)} before, {_microseconds(self.after)} after"
+            return f"too short to matter: {costs}, {self.source}"
         told = f"{_microseconds(self.after)} instead of {_microseconds(self.before)}"
         return ", ".join([told, *self.reasons, self.source])
 
@@ -153,8 +161,6 @@ class Decision:
     def reasons(self) -> list[str]:
         """Why the new form may be used although it is not faster."""
         reasons = [f"saves {self.saves / 2**20:.0f} MiB"] if self.saves else []
-        if self.negligible:
-            reasons.append("too short to matter")
         if self.by_name and self.after >= self.most:
             reasons.append("used because it was added by name")
         return reasons

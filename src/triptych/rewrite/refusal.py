@@ -34,5 +34,9 @@ class Refused(Exception):
         return self.reason
 
 
+class Declined(Refused):
+    """A refusal by a condition of the rule itself, not by the rewriter."""
+
+
 class NotConcerned(Refused):
     """The rule does not apply to the site: a miss, as if the pattern had not matched, which reports do not list."""

@@ -11,22 +11,35 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from abc import ABCMeta
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch.fx import Node
 
+from ..arguments import what
 from ..errors import TriptychError
+from ..ir.calls import Call
 from ..ir.facts import tensor_fact
 from ..ir.gradients import gradient_wanted
 from ..ir.program import Program, Value
 from ..ir.refusal import Refusal
 from ..ir.text import line
 from ..match.matcher import Matcher, PatternMatch
-from ..match.pattern import Pattern, build_pattern
+from ..match.pattern import Either, Operation, Pattern
 from .emit import Emitter
 from .record import MODEL_ERROR, Decision, decide
-from .refusal import NotConcerned, Refused
+from .refusal import Declined, NotConcerned, Refused
+from .rule_checks import (
+    captures_of,
+    check_class,
+    check_instance,
+    not_given,
+    pattern_of,
+    require_captures,
+    require_pattern,
+    require_rewrite,
+)
 
 _Accepted = TypeVar("_Accepted")
 
@@ -109,7 +122,7 @@ class Match:
         three. No text is formatted if the condition holds.
         """
         if not condition:
-            raise Refused(reason, at=at, wanted=wanted, found=found)
+            raise Declined(reason, at=at, wanted=wanted, found=found)
 
     def require_no_other_user(
         self,
@@ -163,7 +176,7 @@ class Match:
         """Leave this site alone unless the decision says that the new form is faster."""
         self.decision = decision
         if not decision.pays:
-            raise Refused(decision.refusal)
+            raise Declined(decision.refusal)
 
     def cover(self, nodes: Iterable[Node]) -> None:
         """Add nodes whose work the rewrite does: those that `check` has found beyond the pattern."""
@@ -195,10 +208,23 @@ class FirstOf:
     """
 
     def __init__(self, *ways: Callable[[], Any], first_reason: bool = False) -> None:
+        for way in ways:
+            if not callable(way):
+                raise TriptychError(f"FirstOf takes functions, as in FirstOf(lambda: x), not {what(way)}")
         self.ways, self.first_reason = ways, first_reason
 
 
-class Rule:
+class RuleType(ABCMeta):
+    """Creates the rules: what is wrong with one of the user's is an error then, not while a graph is compiled."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        rule = super().__call__(*args, **kwargs)
+        if rule.of_user:
+            check_instance(rule, CompiledRule)
+        return rule
+
+
+class Rule(metaclass=RuleType):
     """Subclass this, with a docstring whose first paragraph is the formula.
 
     `pattern(self, op, x, ...)` names operations; `check(self, m, x, ...)` says what must hold with `m.require`;
@@ -223,6 +249,19 @@ class Rule:
     only_explains: ClassVar[bool] = False
     """The rule rewrites nothing: where something looks like a site of the pass, it says why nothing can be done."""
     examples: ClassVar[list[Any]] = []
+    of_user: ClassVar[bool] = True
+    """The rule is the user's own, not one of this package."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.of_user = cls.__module__.partition(".")[0] != __name__.partition(".")[0]
+        check_class(cls)
+
+    @classmethod
+    def require_complete(cls) -> None:
+        """Raise an error unless the rule can be run. `find` and `why_not` look for a pattern without a rewrite too."""
+        require_pattern(cls)
+        require_rewrite(cls)
 
     @classmethod
     def rule_name(cls) -> str:
@@ -253,6 +292,11 @@ class Rule:
             if call is not None and (not ready.root_ops or call.op in ready.root_ops):
                 yield from (Match(program, pattern_match) for pattern_match in matcher.find(ready.roots, node))
 
+    def concerns(self, program: Program, node: Node, call: Call) -> bool:
+        """A quick look at a call before the pattern is matched there, for rules over operations that every graph is
+        full of. False only where `check` would say, by `m.applies`, that the rule does not apply."""
+        return True
+
     if TYPE_CHECKING:  # the parameters are the captures of each rule
         pattern: Callable[..., Any]
         check: Callable[..., None]
@@ -277,26 +321,54 @@ class CompiledRule:
         self.name = rule.name
         self.finds_itself = type(rule).sites is not Rule.sites
         """The rule has no pattern: it overrides `sites`."""
-        self.roots: tuple[Pattern, ...] = () if self.finds_itself else build_pattern(rule.pattern)
+        self.roots: tuple[Pattern, ...] = () if self.finds_itself else pattern_of(rule.pattern, self.name)
         self.root_ops = self.roots[0].root_ops() if self.roots else frozenset()
+        self.looks_first = type(rule).concerns is not Rule.concerns
+        self.needs = _operand_ops(self.roots[0]) if self.roots else None
         self.depth = max((r.depth() for r in self.roots), default=1)
-        known = None if self.finds_itself else set[str]().union(*(r.captures() for r in self.roots))
-        self._check = _wanted(rule.check, known)
-        self._rewrite = _wanted(rule.rewrite, known)
+        known = None if self.finds_itself else captures_of(self.roots)
+        self._check = require_captures(rule.check, known)
+        self._rewrite = require_captures(rule.rewrite, known)
+
+    def may_match(self, op: str, operand_ops: Collection[str]) -> bool:
+        """Can the pattern match a call of this operation whose operands are results of those operations? Most cannot,
+        and the matcher need not be asked."""
+        if self.needs is None:
+            return True
+        for root, needed in self.needs:
+            if op in root and all(not ops.isdisjoint(operand_ops) for ops in needed):
+                return True
+        return False
+
+    def concerns(self, program: Program, node: Node, call: Call) -> bool:
+        try:
+            return self.rule.concerns(program, node, call)
+        except Exception:  # `check` fails in the same way, and is reported
+            return True
 
     def check(self, match: Match) -> None:
         if match.problem:
             raise Refused(match.problem)
         if not self.finds_itself:
             self._default_checks(match)
-        self.rule.check(match, **{name: match[name] for name in self._check})
+        check: Callable[..., Any] = self.rule.check
+        answer = check(match, **self._arguments(check, self._check, match))
+        if self.rule.of_user and isinstance(answer, bool):
+            hint = "a check declines by m.require(condition, reason)"
+            raise TriptychError(f"{check.__qualname__} returned {answer}: {hint}")
         if self.rule.without_gradient and gradient_wanted(match.program):
             raise Refused("a gradient may be needed, and would not be the same")
 
     def rewrite(self, op: Any, match: Match, accept: Callable[[Any], _Accepted]) -> _Accepted:
         """Build the replacement and pass it to `accept`, which raises Refused where it is not sound."""
-        arguments = {name: match if name == "m" else match[name] for name in self._rewrite}
+        arguments = self._arguments(self.rule.rewrite, self._rewrite, match)
         return self._accepted(op, self.rule.rewrite(op, **arguments), accept)
+
+    def _arguments(self, method: Callable[..., Any], names: frozenset[str], match: Match) -> dict[str, Any]:
+        if self.finds_itself and self.rule.of_user:
+            for name in names - match.bindings.keys() - {"m"}:
+                raise not_given(method, name, match.bindings, "the site does not give")
+        return {name: match if name == "m" else match[name] for name in names}
 
     def _accepted(self, op: Any, result: Any, accept: Callable[[Any], _Accepted]) -> _Accepted:
         if not isinstance(result, FirstOf):
@@ -331,17 +403,15 @@ class CompiledRule:
                 raise Refused(sentence, at=node, wanted=first.device, found=other.device)
 
 
-def _wanted(method: Callable[..., Any], known: set[str] | None) -> frozenset[str]:
-    """The captures that a method takes as parameters. A parameter that is no capture of the pattern is an error, which
-    is raised before the rule runs.
-
-    `known` is None for a rule that overrides `sites`: the names that its sites provide are not known in advance.
-    """
-    names = list(inspect.signature(method).parameters)[1:]
-    for name in names:
-        if known is not None and name not in known and name != "m":
-            raise TriptychError(f"{method.__qualname__} asks for {name!r}, which the pattern does not capture")
-    return frozenset(names)
+def _operand_ops(root: Pattern) -> list[tuple[frozenset[str], list[frozenset[str]]]] | None:
+    """For each alternative of a pattern: the operations that its root can call, and, for each operand of which the
+    pattern says what computes it, the operations that can. None if operands do not tell whether the pattern matches."""
+    needs = []
+    for option in root.options if isinstance(root, Either) else (root,):
+        if not isinstance(option, Operation):
+            return None
+        needs.append((option.root_ops(), [ops for c in option.children() if (ops := c.root_ops())]))
+    return needs if any(operands for _, operands in needs) else None
 
 
 _COMPILED: dict[Any, CompiledRule] = {}
@@ -349,7 +419,9 @@ _COMPILED: dict[Any, CompiledRule] = {}
 
 def compiled(rule: Rule) -> CompiledRule:
     """The prepared rule; it is prepared once per class, or once per instance if the instance has attributes."""
-    key = rule if vars(rule) else type(rule)
+    key: Any = type(rule)
+    if vars(rule):
+        key = rule if type(rule).__hash__ is not None else id(rule)  # the prepared rule keeps it alive
     if key not in _COMPILED:
         _COMPILED[key] = CompiledRule(rule)
     return _COMPILED[key]

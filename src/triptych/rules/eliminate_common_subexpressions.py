@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -85,13 +86,14 @@ def _only_computes(program: Program, node: Node) -> bool:
     if node.op != "call_function" or not node.all_input_nodes or gives_symbols(node):
         return False
     target = node.target
-    if isinstance(target, _private.OpOverload):
-        name = target._schema.name.partition("::")[2]
-        if target.namespace not in NAMESPACES or name.startswith(CONSTRUCTORS):
-            return False
-    elif target not in PLAIN_FUNCTIONS:
-        return False
-    return program.aliasing.effects(node).pure
+    is_known = _is_plain(target) if isinstance(target, _private.OpOverload) else target in PLAIN_FUNCTIONS
+    return is_known and program.aliasing.effects(node).pure
+
+
+@functools.cache
+def _is_plain(target: _private.OpOverload) -> bool:
+    """Is it an operator of torch's or ours, and not one that builds a tensor from numbers alone?"""
+    return target.namespace in NAMESPACES and not target._schema.name.partition("::")[2].startswith(CONSTRUCTORS)
 
 
 def _problem(program: Program, earlier: Node, later: Node) -> Refusal | None:

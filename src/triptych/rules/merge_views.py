@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.fx import Node
 
 from ..ir.calls import Call
 from ..ir.facts import known, known_equal, tensor_fact
+from ..ir.program import Program
 from ..match.pattern import Ints, Tensor
 from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Rule
@@ -36,6 +38,10 @@ class MergeReshapes(Rule):
         return op.any_of(
             op.reshape(inner, shape), op.unsqueeze(inner, how), op.squeeze(inner, dim=how), op.permute(inner, how)
         )
+
+    def concerns(self, program: Program, node: Node, call: Call) -> bool:
+        inner = call.args.get("self")
+        return keeps_order(call) and isinstance(inner, Node) and keeps_order(program.call(inner))
 
     def check(self, m, x):
         outer, inner = m.root.call, m.program.call(m.nodes[1])

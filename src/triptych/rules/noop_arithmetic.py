@@ -7,8 +7,10 @@ from abc import ABC, abstractmethod
 from typing import Annotated, Any
 
 import torch
+from torch.fx import Node
 
-from ..ir.program import ATEN
+from ..ir.calls import Call
+from ..ir.program import ATEN, Program
 from ..ir.values.ranges import of_dtype
 from ..match.pattern import Is, Tensor
 from ..rewrite.examples import declines, fires
@@ -29,6 +31,9 @@ class NeutralOperand(Noop, ABC):
 
     @abstractmethod
     def pattern(self, op: Any) -> Any: ...
+
+    def concerns(self, program: Program, node: Node, call: Call) -> bool:
+        return isinstance(call.args.get("other"), (int, float)) or isinstance(call.args.get("self"), (int, float))
 
     def check(self, m: Match, x: Any, number: Any) -> None:
         call: Any = m.root.call

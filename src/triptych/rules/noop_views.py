@@ -8,9 +8,12 @@ from typing import Annotated, Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.fx import Node
 
+from ..ir.calls import Call
 from ..ir.effects import DROPOUTS, returned_operand
-from ..ir.facts import interchangeable
+from ..ir.facts import interchangeable, tensor_fact
+from ..ir.program import Program
 from ..match.pattern import Is, Tensor
 from ..rewrite.examples import declines, fires
 from ..rewrite.rule import Match, Rule
@@ -39,13 +42,21 @@ class Noop(Rule, ABC):
         return x
 
 
+class NoopView(Noop, ABC):
+    """v(x) -> x, for a view v whose result is like x"""
+
+    def concerns(self, program: Program, node: Node, call: Call) -> bool:
+        old, new = tensor_fact(node), tensor_fact(call.args.get("self"))
+        return old is None or new is None or interchangeable(old, new)
+
+
 def add_in_place(x: Any, y: Any) -> Any:
     """For examples: a write to y, which x sees only if the two share memory."""
     y.add_(1)
     return x * 2
 
 
-class NoopReshape(Noop):
+class NoopReshape(NoopView):
     """reshape(x, shape of x) -> x"""
 
     def pattern(self, op, x: Tensor, shape):
@@ -66,7 +77,7 @@ class NoopReshape(Noop):
     ]
 
 
-class NoopPermute(Noop):
+class NoopPermute(NoopView):
     """permute(x, dims) -> x, where every dim of more than one element stays in its place"""
 
     def pattern(self, op, x: Tensor, dims):
@@ -82,7 +93,7 @@ class NoopPermute(Noop):
     ]
 
 
-class NoopExpand(Noop):
+class NoopExpand(NoopView):
     """expand(x, shape of x) -> x"""
 
     def pattern(self, op, x: Tensor, size):
@@ -107,7 +118,7 @@ Slices = Annotated[Any, Is("slices", _only_slices)]
 Zeros = Annotated[Any, Is("zeros", lambda pad: isinstance(pad, list) and all(type(p) is int and p == 0 for p in pad))]
 
 
-class NoopSlice(Noop):
+class NoopSlice(NoopView):
     """slice(x, start, end) -> x, where the slice is all of x"""
 
     def pattern(self, op, x: Tensor, dim, start, end, step, index: Slices):
@@ -128,7 +139,7 @@ class NoopSlice(Noop):
     ]
 
 
-class NoopSqueeze(Noop):
+class NoopSqueeze(NoopView):
     """squeeze(x) -> x, where none of the dims has size 1"""
 
     def pattern(self, op, x: Tensor, dim):

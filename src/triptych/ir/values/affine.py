@@ -95,8 +95,11 @@ def constant(number: Any, rank: int) -> Affine:
 
 
 def stretched(own: Shape, shape: Shape) -> list[Affine | None]:
-    """The index of each dim in terms of the broadcast shape; None where that is not known."""
+    """The index of each dim in terms of the broadcast shape; None where that is not known, as it is in a shape of lower
+    rank: the operand of a reduction."""
     lead, rank = len(shape) - len(own), len(shape)
+    if lead < 0:
+        return [None] * len(own)
     indices: list[Affine | None] = []
     for dim, size in enumerate(own):
         if known(size == 1):

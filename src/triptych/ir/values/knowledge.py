@@ -23,6 +23,7 @@ from .affine import (
     either,
     holds_everywhere,
     lower_triangle,
+    opposite,
     row_keeps_one,
     same_condition,
 )
@@ -107,10 +108,14 @@ class Knowledge:
 
         return _has_keys(node) and self._proved(node, _floats, by_pattern, by_value, matrices=True)
 
-    def every_row_keeps_one(self, node: Node) -> bool:
-        """A boolean of shape (..., rows, keys) with at least one key true in each row."""
+    def every_row_keeps_one(self, node: Node, negated: bool = False) -> bool:
+        """A boolean of shape (..., rows, keys) with at least one key true in each row, or false if `negated`."""
+
+        def by_pattern(where: Condition, shape: Any) -> bool:
+            return row_keeps_one(opposite(where, shape) if negated else where, shape)
+
         return _has_keys(node) and self._proved(
-            node, _booleans, row_keeps_one, lambda v: v.any(-1).all(), matrices=True
+            node, _booleans, by_pattern, lambda v: (~v if negated else v).any(-1).all(), matrices=True
         )
 
     def uniform(self, node: Any) -> torch.Tensor | None:
@@ -165,10 +170,22 @@ class Knowledge:
 
     def never_negative(self, node: Any) -> bool:
         """Is every element at least 0, -0.0 included, or NaN?"""
-        return any(
-            call is not None and (call.op in NEVER_NEGATIVE or self.interval(source).low >= 0)
-            for source, call in self.sources(node)
-        )
+        for source, call in self.sources(node):
+            if call is None:
+                return False
+            if call.op in NEVER_NEGATIVE or self.interval(source).low >= 0:
+                return True
+            if call.op == "to" and not self._keeps_sign(call.args["self"], source):
+                return False
+        return False
+
+    def _keeps_sign(self, node: Node, cast: Node) -> bool:
+        """Does a cast keep the sign of every element? Integers wrap around, and infinity becomes a negative integer."""
+        dtype = tensor_of(cast).dtype
+        if dtype.is_floating_point:
+            return True
+        numbers, limits = self.interval(node), of_dtype(dtype)
+        return not numbers.nan and numbers.within(limits.low, limits.high)
 
     def mask(self, node: Node) -> Condition | None:
         """Where a boolean is true, if that is known."""

@@ -67,7 +67,7 @@ def _select(args: dict[str, Any], own: Shape, shape: Shape) -> Places:
 
 def _flip(args: dict[str, Any], own: Shape, shape: Shape) -> Places:
     places = _identity(args, own, shape)
-    for dim in args["dims"]:
+    for dim in args["dims"] if places else ():  # torch lets a number be flipped along its last dim
         places[dim] = index(dim, len(own)).times(-1).plus(own[dim] - 1)
     return places
 

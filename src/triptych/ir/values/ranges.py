@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ class Interval:
         return Interval(min(self.low, other.low), max(self.high, other.high), self.nan or other.nan)
 
 
+@functools.cache
 def of_dtype(dtype: torch.dtype) -> Interval:
     """The interval of all values of a dtype."""
     if dtype == torch.bool:
