@@ -178,7 +178,19 @@ def compile_workload(name: str, kernels: list[str]) -> dict[str, Any]:
     fired: Counter[str] = Counter()
     for record in explanation.passes:
         fired.update(record.fired)
-    return {"workload": name, "fired": fired, "kernels": kernels, "warnings": explanation.warnings}
+    products = [products_of(session) for session in explanation.sessions]
+    return {
+        "workload": name, "fired": fired, "kernels": kernels, "warnings": explanation.warnings, "products": products,
+    }  # fmt: skip
+
+
+def products_of(session: Any) -> list[int]:
+    """How many products are in the graph that was captured, and in those that code generation got."""
+    from triptych.cost.estimate import operation_cost
+
+    captured = next(iter(session.listings.values())).first
+    lowered = [node for gm in session.lowered.values() for node in gm.graph.nodes]
+    return [sum(line.cost.gemms for line in captured), sum(operation_cost(node).gemms for node in lowered)]
 
 
 def main(names: list[str]) -> None:

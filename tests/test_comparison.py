@@ -52,7 +52,7 @@ def recorded():
 
 
 def test_figures_of_both(both):
-    said = {what: (ours, theirs) for what, _, ours, theirs in figures(both, both.stock)}
+    said = {one.what: (one.ours, one.theirs) for one in figures(both, both.stock)}
     assert said["kernel launches"] == (both.kernel_launches, both.stock.kernel_launches)
     for place in (0, 1):
         parts = said["of generated kernels"][place] + said["of libraries and operators"][place]
@@ -65,6 +65,7 @@ def test_figures_of_both(both):
     data = json.loads(both.to_json())["comparison"]
     assert data[0] == {
         "what": "kernel launches", "unit": "", "ours": both.kernel_launches, "stock": both.stock.kernel_launches,
+        "ours_unknown": 0, "stock_unknown": 0,
     }  # fmt: skip
     assert both.stock.to_dict()["comparison"] is None
 

@@ -47,3 +47,7 @@ def test_inductor_and_triton_compile_what_the_passes_write(tmp_path):
     assert [name for name, line in compiled.items() if line["warnings"]] == []
     assert [name for name in WITH_OUR_KERNELS if not compiled[name]["fired"].get("launched_kernel")] == []
     assert all(line["kernels"] for line in compiled.values())
+    # a launch of a kernel multiplies as much as the operator in whose place it is
+    products = {name: compiled[name]["products"] for name in WITH_OUR_KERNELS}
+    assert [name for name, graphs in products.items() if any(before != after for before, after in graphs)] == []
+    assert all(products[name][0][0] > 0 for name in ("fuse_parallel_linear_pass", "B2B_GEMM_PASS", "fused_int_mm_mul"))

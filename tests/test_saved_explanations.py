@@ -42,7 +42,7 @@ def attention(q, k, v):
 @pytest.fixture(scope="module")
 def explanation():
     return triptych.explain(
-        Net(), torch.ones(2, 4), train=True, stock=True, options={"pre_grad_custom_pass": lambda graph: None}
+        Net(), torch.ones(2, 4), train=True, stock=True, profile=True, options={"pre_grad_custom_pass": lambda graph: None}
     )
 
 

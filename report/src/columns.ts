@@ -2,7 +2,7 @@
 
 import type { KernelData } from "./data";
 import { h, replace } from "./dom";
-import { integer, plural, time } from "./format";
+import { integer, known, plural, time } from "./format";
 import type { Graphs } from "./graphs";
 import { highlighted } from "./highlight";
 import { type Linked, Links, lineKey } from "./links";
@@ -159,7 +159,9 @@ export class Columns {
         const call = links.kernels.calls[numbers[0]];
         const source = links.kernels.sources[call.source];
         const times = numbers.length > 1 ? `, called ${integer(numbers.length)} times here` : "";
-        const facts = `${call.graph}, ${plural(call.nodes.length, "node")}, about ${time(call.seconds)} a call (estimated)${times}`;
+        const measured = numbers.reduce((sum, number) => sum + (links.kernels.calls[number].measured ?? 0), 0);
+        const took = call.measured !== null ? `${time(measured)} a step (measured), ` : "";
+        const facts = `${call.graph}, ${plural(call.nodes.length, "node")}, ${took}about ${known(call.seconds, time)} a call (estimated)${times}`;
         return [
           h("h3", {}, call.name),
           h("p", { class: "facts" }, facts),
@@ -233,7 +235,9 @@ export class Columns {
       { class: `vrow call-row ${call.graph}`, "data-call": number, title: call.text },
       h("span", { class: "side", title: call.graph }, call.graph === "backward" ? "B" : "F"),
       h("b", {}, call.name.replace(/^torch\.ops\./, "").replace(/^extern_kernels\./, "")),
-      h("span", { class: "time" }, `≈ ${time(call.seconds)}`),
+      call.measured !== null
+        ? h("span", { class: "time measured", title: `measured; estimated: ${known(call.seconds, time)}` }, time(call.measured))
+        : h("span", { class: "time", title: "estimated" }, `≈ ${known(call.seconds, time)}`),
     );
     return this.mark(row, (linked) => linked.calls.has(number));
   }

@@ -1,9 +1,9 @@
 // Two compiles of one model side by side: figures, the size of the graph at each point of the flow, the passes that
 // changed something, and the graphs that code generation got.
 
-import type { Comparison, Core, Pass, Size } from "./data";
+import type { Comparison, Core, Figure, Pass, Size } from "./data";
 import { breakable, h, replace, type Child } from "./dom";
-import { bytes, integer, percent, plural, time } from "./format";
+import { atLeast, bytes, integer, percent, plural, time } from "./format";
 
 const CONTEXT = 2;
 const ROWS_AT_ONCE = 400;
@@ -37,7 +37,7 @@ export class Compare {
         h("section", {}, h("h2", {}, "In all"), this.figures(comparison, names)),
         one && h("section", {}, h("h2", {}, "At each point of the flow"), stages(one.stages, names)),
       ),
-      h("p", { class: "rest" }, `Bytes and times of graphs and kernels are estimates by one model of the device for both. Of the times to compile, ${names[0]}'s comes first, and pays for what is done once in a process.`),
+      h("p", { class: "rest" }, `Bytes, and times marked ≈, are estimates by one model of the device for both: they do not say which of the two is faster. Times without the mark are measured. Of the times to compile, ${names[0]}'s comes first, and pays for what is done once in a process.`),
       h("section", { class: "both" }, h("h2", {}, "Passes that changed something"), h("div", { class: "sides" }, cores.map((core, report) => passes(core, names[report], program, (pass) => go(report, pass))))),
       one?.graphs.map(({ graph, rows }) => finalGraph(graph, rows as Row[], names)),
       !one && h("p", { class: "empty" }, "The other compiler did not capture this program."),
@@ -48,10 +48,21 @@ export class Compare {
   private figures(comparison: Comparison, names: string[]): HTMLElement {
     return table(
       ["", ...names, ""],
-      comparison.figures.map(([what, unit, ours, theirs]) => [what, show(unit, ours), show(unit, theirs), !what.startsWith("passes") && difference(ours, theirs)]),
+      comparison.figures.map((figure) => [figure[0], shown(figure, 0), shown(figure, 1), comparable(figure)]),
       "figures",
     );
   }
+}
+
+function shown([, unit, ours, theirs, unknown]: Figure, side: 0 | 1): Child {
+  const text = atLeast([ours, theirs][side], unknown[side], (value) => show(unit, value));
+  return unknown[side] ? [text, h("div", { class: "unknown" }, `${plural(unknown[side], "launch", "launches")} unknown`)] : text;
+}
+
+/** An estimated time says nothing about which of the two is faster, and neither does a sum that leaves something out. */
+function comparable([what, , ours, theirs, unknown, comparable]: Figure): Child {
+  if (!comparable || what.startsWith("passes") || ours === null || theirs === null || unknown[0] || unknown[1]) return "";
+  return difference(ours, theirs);
 }
 
 function table(heads: string[], rows: Child[][], kind: string): HTMLElement {
@@ -64,11 +75,15 @@ function table(heads: string[], rows: Child[][], kind: string): HTMLElement {
 }
 
 function stages(list: [string, string, Size | null, Size | null][], names: string[]): HTMLElement {
-  const pair = (ours: Size | null, theirs: Size | null, what: keyof Size, unit: string): Child[] => [
-    ours ? show(unit, ours[what]) : "–",
-    theirs ? show(unit, theirs[what]) : "–",
-  ];
-  const columns: [keyof Size, string, string][] = [["nodes", "", "nodes"], ["gemms", "", "GEMMs"], ["bytes", "bytes", "bytes"], ["seconds", "seconds", "time"]];
+  const one = (size: Size | null, what: "nodes" | "gemms" | "bytes" | "seconds", unit: string): Child => {
+    if (!size) return "–";
+    if (what === "seconds" && size.measured != null) return h("span", { title: "measured" }, time(size.measured));
+    const text = atLeast(size[what], what === "nodes" ? 0 : size.unknown, (value) => show(unit, value));
+    return what === "seconds" ? `≈ ${text}` : text;
+  };
+  const pair = (ours: Size | null, theirs: Size | null, what: "nodes" | "gemms" | "bytes" | "seconds", unit: string): Child[] =>
+    [ours, theirs].map((size) => one(size, what, unit));
+  const columns: ["nodes" | "gemms" | "bytes" | "seconds", string, string][] = [["nodes", "", "nodes"], ["gemms", "", "GEMMs"], ["bytes", "bytes", "bytes"], ["seconds", "seconds", "time"]];
   return h(
     "table",
     { class: "stages" },

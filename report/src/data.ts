@@ -2,9 +2,11 @@
 
 export interface Size {
   nodes: number;
-  gemms: number;
-  bytes: number;
-  seconds: number;
+  gemms: number | null;  // null: nothing of it is known
+  bytes: number | null;
+  seconds: number | null;
+  unknown?: number;  // kernel launches that the estimates leave out
+  measured?: number | null;  // seconds by the profile
 }
 
 export interface Box extends Size {
@@ -55,7 +57,7 @@ export interface Pass {
   decisions: Decision[];
   listing: number;
   versions: [number, number];
-  change: Partial<Size>;
+  change: { gemms?: number; bytes?: number; seconds?: number };
 }
 
 /** A part of the time of a compile; the parts do not overlap, and together they are the whole. */
@@ -75,9 +77,13 @@ export interface Frame {
   backwardTimes: Phase[];
 }
 
+export type Figure = [
+  what: string, unit: string, ours: number | null, theirs: number | null, unknown: [number, number], comparable: boolean,
+];
+
 export interface Comparison {
   backends: [string, string];
-  figures: [what: string, unit: string, ours: number, theirs: number][];
+  figures: Figure[];
   programs: {
     stages: [label: string, side: string, ours: Size | null, theirs: Size | null][];
     graphs: { graph: string; rows: [string, string, string][] }[];
@@ -110,6 +116,40 @@ export interface Timelines {
   after: Timeline;
 }
 
+/** What was measured of several launches that have something in common, or of one. */
+export interface Timed {
+  name: string;
+  seconds: number;
+  estimate: number | null;
+  launches: number;
+  total: number;
+}
+
+export interface TimedLaunch {
+  program: number;
+  graph: string;
+  name: string;
+  seconds: number;
+  estimate: number | null;
+  calls: number;
+  nodes: string[];
+  madeBy: string;
+  module: string;
+  sources: string[];
+}
+
+export interface Profile {
+  device: "cpu" | "cuda";
+  wall: number;
+  kernels: number;
+  waiting: number | null;
+  notAttributed: number;
+  rounds: number;
+  launches: TimedLaunch[];
+  regions: Timed[];
+  modules: Timed[];
+}
+
 export interface Core {
   title: string;
   model: string;
@@ -126,6 +166,7 @@ export interface Core {
   programs: { label: string; flow: Box[] }[];
   passes: Pass[];
   timelines: Timelines[];
+  profile: Profile | null;
 }
 
 export type Splice = [where: number, gone: number, come: number[]];
@@ -158,9 +199,10 @@ export interface KernelCall {
   text: string;
   source: number;
   nodes: string[];
-  gemms: number;
-  bytes: number;
-  seconds: number;
+  gemms: number | null;
+  bytes: number | null;
+  seconds: number | null;
+  measured: number | null;
 }
 
 export interface KernelData {

@@ -94,7 +94,7 @@ export class DiffView {
   showGraph(graphs: Graphs, lines: number[], title: string, box: Box): void {
     this.graphs = graphs;
     this.single = true;
-    const facts = `${plural(box.nodes, "node")}, ${plural(box.gemms, "GEMM")}, ${bytes(box.bytes)} read and written, about ${time(box.seconds)} if each operation ran alone (estimated)`;
+    const facts = `${plural(box.nodes, "node")}, ${plural(box.gemms ?? 0, "GEMM")}, ${bytes(box.bytes ?? 0)} read and written, about ${time(box.seconds ?? 0)} if each operation ran alone (estimated)`;
     replace(this.head, h("h2", {}, title), h("p", { class: "purpose" }, facts));
     replace(this.table);
     this.scroller.scrollTop = 0;

@@ -2,7 +2,7 @@
 
 import type { Box } from "./data";
 import { h } from "./dom";
-import { bytes, integer, plural, time } from "./format";
+import { atLeast, bytes, integer, plural, time } from "./format";
 
 const MEANING: Record<string, string> = {
   dynamo: "The program as Dynamo captured it",
@@ -19,7 +19,7 @@ export function flow(boxes: Box[], choose: (box: Box, index: number) => void): H
   let last = "";
   boxes.forEach((box, index) => {
     const estimate = box.kernels
-      ? "estimated from what each kernel reads and writes"
+      ? "estimated from what each kernel reads and writes, unless the time is called measured"
       : "estimated as if each operation ran alone";
     const element = h(
       "button",
@@ -34,9 +34,10 @@ export function flow(boxes: Box[], choose: (box: Box, index: number) => void): H
       },
       box.side && h("span", { class: "side" }, box.side),
       h("span", { class: "count" }, h("b", {}, integer(box.nodes)), box.kernels ? " kernels" : " nodes"),
-      h("span", { class: "detail" }, plural(box.gemms, "GEMM")),
-      h("span", { class: "detail" }, bytes(box.bytes)),
-      h("span", { class: "detail" }, `≈ ${time(box.seconds)}`),
+      h("span", { class: "detail" }, atLeast(box.gemms, box.unknown, (count) => plural(count, "GEMM"))),
+      h("span", { class: "detail" }, atLeast(box.bytes, box.unknown, bytes)),
+      h("span", { class: "detail" }, box.measured != null ? `${time(box.measured)} measured` : `≈ ${atLeast(box.seconds, box.unknown, time)}`),
+      box.unknown ? h("span", { class: "detail", title: "The estimates leave them out." }, `${plural(box.unknown, "launch", "launches")} unknown`) : null,
     );
     if (box.key === last) {
       columns[columns.length - 1].append(element);

@@ -12,6 +12,13 @@ export const bytes = (value: number): string =>
 export const time = (seconds: number): string =>
   seconds === 0 ? "0 µs" : scaled(seconds, [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]]);
 
+/** A value of which nothing may be known. */
+export const known = (value: number | null, show: (value: number) => string): string => (value === null ? "?" : show(value));
+
+/** A sum that leaves out what is not known. */
+export const atLeast = (value: number | null, unknown: number | undefined, show: (value: number) => string): string =>
+  value === null ? "?" : unknown ? `≥ ${show(value)}` : show(value);
+
 /** Of a share: `7 %`, and where that would be nothing `0.3 %`. */
 export const percent = (share: number): string => `${(100 * share).toFixed(share < 0.01 ? 1 : 0)} %`;
 

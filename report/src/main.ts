@@ -12,11 +12,12 @@ import type { Place, Step } from "./history";
 import { NodePanel } from "./nodepanel";
 import { PassList } from "./passlist";
 import { Picture } from "./picture";
+import { ProfileView } from "./profile";
 import { TimelineView } from "./timeline";
 
 const FOUND_NODES = 40;
 
-type View = "passes" | "columns" | "frames" | "compare" | "timeline";
+type View = "passes" | "columns" | "frames" | "compare" | "timeline" | "profile";
 
 class Report {
   private report = 0;
@@ -41,6 +42,7 @@ class Report {
   });
   private compare = new Compare();
   private timeline = new TimelineView();
+  private profile = new ProfileView();
   private head = h("header", { class: "top" });
   private flow = h("div", { class: "flow-holder" });
   private passView = h("div", { class: "pass-view" });
@@ -56,11 +58,12 @@ class Report {
       frames: tab("frames", "Compiles"),
       compare: tab("compare", "Comparison"),
       timeline: tab("timeline", "Ranks"),
+      profile: tab("profile", "Measured"),
     };
     const right = h("aside", { class: "panel-right", "aria-label": "Picture and node" }, this.picture.element, this.node.element);
     this.passView.append(this.list.element, this.diff.element, right);
     this.hideAllBut("passes");  // before anything is measured
-    app.append(this.head, this.flow, this.passView, this.columns.element, this.frames.element, this.compare.element, this.timeline.element, this.help);
+    app.append(this.head, this.flow, this.passView, this.columns.element, this.frames.element, this.compare.element, this.timeline.element, this.profile.element, this.help);
     document.addEventListener("keydown", (event) => this.key(event));
   }
 
@@ -77,6 +80,7 @@ class Report {
   private has(view: View): boolean {
     if (view === "frames") return Frames.has(this.core);
     if (view === "timeline") return TimelineView.has(this.core);
+    if (view === "profile") return ProfileView.has(this.core);
     return view !== "compare" || hasPart(0, "comparison");
   }
 
@@ -161,6 +165,7 @@ class Report {
     this.frames.element.hidden = view !== "frames";
     this.compare.element.hidden = view !== "compare";
     this.timeline.element.hidden = view !== "timeline";
+    this.profile.element.hidden = view !== "profile";
     // of the compare view and of all compiles, no single flow is the one
     this.flow.hidden = view === "frames" || view === "compare";
   }
@@ -175,6 +180,7 @@ class Report {
     }
     if (view === "frames") this.frames.show(this.core);
     if (view === "timeline") this.timeline.show(this.core, this.program);
+    if (view === "profile") this.profile.show(this.core);
     if (view === "compare") {
       const [comparison, ours, theirs] = await Promise.all([part<Comparison>(0, "comparison"), part<Core>(0, "core"), part<Core>(1, "core")]);
       this.compare.show(comparison, [ours, theirs], this.program, (report, pass) => void this.showPassOf(report, pass));
@@ -305,6 +311,7 @@ class Report {
       "3": () => this.has("frames") && void this.open("frames"),
       "4": () => this.has("compare") && void this.open("compare"),
       "5": () => this.has("timeline") && void this.open("timeline"),
+      "6": () => this.has("profile") && void this.open("profile"),
       "/": () => void this.open("passes").then(() => this.list.search.focus()),
       "?": () => this.help.showModal(),
     };
@@ -329,7 +336,7 @@ function helpDialog(): HTMLDialogElement {
     ["/", "search passes, rules, reasons to decline, nodes"],
     ["c", "only passes that changed something, or all"],
     ["1, 2", "passes; source, nodes and kernels"],
-    ["3, 4, 5", "what Dynamo compiled; the comparison; communication with other ranks, if the page has them"],
+    ["3, 4, 5, 6", "what Dynamo compiled; the comparison; communication with other ranks; measured times: if the page has them"],
     ["Tab, Enter", "go to a node, choose it: its source, its history"],
     ["Esc", "leave the search; let go of a choice"],
     ["t", "light or dark"],

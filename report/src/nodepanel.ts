@@ -6,6 +6,7 @@ import { bytes, time } from "./format";
 import type { Graphs } from "./graphs";
 import { highlighted } from "./highlight";
 import { type Place, type Step, history } from "./history";
+import { measuredFacts } from "./profile";
 import { lineElement } from "./tokens";
 
 export class NodePanel {
@@ -32,6 +33,7 @@ export class NodePanel {
       this.element,
       h("h2", {}, graphs.title(line)),
       h("p", { class: "listing" }, lineElement(graphs, line, -1, "right")),
+      measuredFacts(kernels, steps),
       cost > 0 && h("p", { class: "facts" }, `about ${time(cost)} and ${bytes(graphs.bytes(line))} by itself (estimated)`),
       frames.length > 0 && h("h3", {}, "Source"),
       frames.length > 0 &&

@@ -47,7 +47,7 @@ def compile_fx(
 
     def choose(session: Session, gm: GraphModule, example_inputs: Sequence[Any]) -> CodeGenerator:
         if session.options.codegen == "eager":
-            return EagerCodegen()
+            return EagerCodegen(session)
         return InductorCodegen(session, gm, example_inputs)
 
     require_graph(gm, "compile_fx")
@@ -229,7 +229,7 @@ def compile_flow(
         session.activity = f"generating code for the {graph} graph"
         if not isinstance(codegen, InductorCodegen):  # which logs it itself
             log_graph("post_grad_graphs", "AFTER POST GRAD", gm)
-        return (EagerCodegen() if refused.found else codegen).emit(gm, inputs, graph)
+        return (EagerCodegen(session) if refused.found else codegen).emit(gm, inputs, graph)
 
     def forward(gm: GraphModule, inputs: Sequence[Any]) -> Compiled:
         if options.freeze:
@@ -255,7 +255,7 @@ def compile_flow(
             backup.restore()
             require_eager_draws(gm)
             before_codegen(gm, "backward", replace(session, options=replace(options, codegen="eager")))
-            return EagerCodegen().emit(gm, inputs, "backward")
+            return EagerCodegen(session).emit(gm, inputs, "backward")
 
         ways = [
             Way("was compiled as usual", lambda: post_grad_stage(gm, inputs, "backward")),

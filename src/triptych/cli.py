@@ -72,6 +72,7 @@ def demo(out: str, device: str, as_json: bool) -> None:
     "What each pass does to a model of yours.",
     "triptych explain model.py:tower --train --html tower.html",
     "triptych explain model.py:tower --dynamic --compare --html both.html",
+    "triptych explain model.py:tower --compare --profile --trace step.json",
 )
 @FILE
 @click.option("--train", is_flag=True, help="Explain the training step: forward and backward.")
@@ -83,6 +84,8 @@ def demo(out: str, device: str, as_json: bool) -> None:
 @click.option(
     "--compare", "--stock", "stock", is_flag=True, help="Compare with Inductor and its own passes: compiles twice."
 )
+@click.option("--profile", is_flag=True, help="Run it some more times, and measure what each kernel launch takes.")
+@click.option("--trace", metavar="PATH", help="With --profile: also write the step as a trace for perfetto.")
 @click.option("--html", metavar="PATH", help="Also write the report page, which opens from disk.")
 @click.option("--json", "as_json", is_flag=True, help="Print data (docs/json.md) instead of a table.")
 @click.option("--pass", "pass_name", metavar="NAME", shell_complete=complete(pass_names),
@@ -96,6 +99,8 @@ def explain(
     fullgraph: bool | None,
     mode: str | None,
     stock: bool,
+    profile: bool,
+    trace: str | None,
     html: str | None,
     as_json: bool,
     pass_name: str | None,
@@ -116,7 +121,10 @@ def explain(
     parsed = parse_options(options) if backend == "triptych" else dict(map(parse_option, options))
     if pass_name is not None and backend == "triptych" and pass_name not in (known := pass_names()):
         raise UnknownName("pass", pass_name, known, lister=ALL_PASSES)
+    if trace is not None and not profile:
+        raise TriptychError("--trace writes a profile: it needs --profile")
     require_writable(html)
+    require_writable(trace)
     with only_data_on_stdout(as_json):
         subject = load(file)
         if backend == "triptych":
@@ -124,12 +132,14 @@ def explain(
         with working(f"compiling {subject.name}"):
             explanation = explain_model(
                 subject.model, *subject.args, train=train or subject.settings.get("train", False),
-                options=parsed or None, backend=backend, stock=stock,
+                options=parsed or None, backend=backend, stock=stock, profile=profile,
                 dynamic=subject.settings.get("dynamic") if dynamic is None else dynamic,
                 fullgraph=fullgraph, mode=mode, **subject.kwargs,
             )  # fmt: skip
     if html is not None:
         explanation.to_html(html)
+    if trace is not None:
+        explanation.to_trace(trace)
     if as_json:
         click.echo(explanation.to_json())
         return
@@ -137,8 +147,9 @@ def explain(
         _print_changes(explanation.runs_of(pass_name))
     else:
         _print(explanation)
-    if html is not None:
-        click.echo(f"report: {html}")
+    for what, path in (("report", html), ("trace", trace)):
+        if path is not None:
+            click.echo(f"{what}: {path}")
 
 
 @command(

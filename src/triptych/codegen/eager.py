@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 from .. import _private
 from ..errors import TriptychError
 from ..passes.custom_passes import name_of
+from ..passes.session import Session
 from .base import Compiled, portable_decompositions
 from .decompositions import Decompositions
 
@@ -19,6 +20,10 @@ class EagerCodegen:
 
     settings: Mapping[str, Any] = {"fallback_random": True}
     reuses_saved_tensors = False
+    session: Session | None = None
+
+    def __init__(self, session: Session | None = None) -> None:
+        self.session = session
 
     def decompositions(self) -> Decompositions:
         return portable_decompositions()
@@ -32,6 +37,8 @@ class EagerCodegen:
         gm.recompile()
         _private.LazyGraphModule.force_recompile(gm)
         call = gm.forward
+        if self.session is not None and self.session.observed and not self.session.recorders:
+            self.session.runnable["backward" if graph == "backward" else "forward"] = gm
 
         def run(inputs: list[Any]) -> Any:
             return call(inputs)

@@ -21,6 +21,7 @@ from .decompositions import Decompositions, corrected
 from .fallbacks import call_what_has_no_kernel, own_lowerings
 from .host_code import quick_host_code
 from .kernel_corrections import without_faulty_kernels
+from .lowered import lowering_noted
 from .realized import keep_copied, keep_gaps, keep_masks
 from .write_order import keeping_write_order
 
@@ -126,7 +127,7 @@ class InductorCodegen:
             stack.enter_context(own_lowerings())
             if self.session.observed:
                 graph = "backward" if facts.get("is_backward") else "forward"
-                stack.enter_context(_private.nodes_of_kernels(self.session.kernel_nodes, graph))
+                stack.enter_context(lowering_noted(self.session, graph, gm))
             if config.cpp_wrapper:
                 facts["cpp_wrapper"] = True
                 stack.enter_context(config.patch(_private.get_cpp_wrapper_config()))

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
-from ..ir.calls import Call, read
+from ..ir.calls import read
 from ..ir.facts import fact, known, known_equal, tensor_fact
 from ..ir.sizes import elements, size_hint
-from ..ir.traits import is_gemm
+from ..ir.work import declared_work, product_name
 from .device import HALF, DeviceModel
 
-ATTENTION = "scaled_dot_product"
+ATTENTION = ("scaled_dot_product", "flex_attention", "flash_attention", "efficient_attention")
 BACKWARD_PRODUCTS = 2.5
 """Products of the backward of an attention for each one of its forward: it computes the scores again."""
 
@@ -24,25 +24,34 @@ DEPTHWISE = 1.6e12
 """Floating-point operations a second of a GPU in convolutions with one filter for each channel."""
 NORMS = {"native_layer_norm", "layer_norm", "native_layer_norm_backward"}
 
-LEFT_OPERANDS = ("mat1", "batch1", "mat", "input", "self", "a")
+LEFT_OPERANDS = ("mat1", "batch1", "mat", "input", "self", "a", "X", "qx")
 """Names of the left operand; `self` of `addmm` and its variants is what is added to the product."""
 
 Arguments = Mapping[str, Any]
 
 
 def flops(node: Node) -> float:
-    """Floating-point operations of a product, a convolution or an attention; 0 of everything else."""
+    """Floating-point operations of the products in a call: of matrices, of a convolution, of an attention."""
+    declared = declared_work(node)
+    if declared is not None:
+        return declared.flops
     call = read(node)
-    if call is None:
-        return 0.0
-    count = _COUNTS.get(call.op)
+    args: Arguments = {} if call is None else call.args
+    name = getattr(node.target, "__name__", str(node.target)).partition(".")[0] if call is None else call.op
+    count = _COUNTS.get(name)
     if count is not None:
-        return count(node, call.args)
-    if ATTENTION in call.op:
-        return _attention(node, call)
-    if re.fullmatch(r"conv(_transpose)?\d?d?", call.op):
-        return _convolution(node, {**call.args, "transposed": "transpose" in call.op})
-    return _product(node, call.args) if is_gemm(call.op) else 0.0
+        return count(node, args)
+    if any(attention in name for attention in ATTENTION):
+        return _attention(node, name, args)
+    if re.fullmatch(r"conv(_transpose)?\d?d?|_?convolution\w*", name):
+        return _convolution(node, {**args, "transposed": "transpose" in name or args.get("transposed")})
+    return _product(node, args) if product_name(name) else 0.0
+
+
+def count_products(node: Node) -> int:
+    """How many products a call computes; a convolution and an attention count as one."""
+    declared = declared_work(node)
+    return int(flops(node) > 0) if declared is None else declared.gemms
 
 
 class LibraryKernel(NamedTuple):
@@ -77,11 +86,16 @@ def kernel_of_library(node: Node, model: DeviceModel) -> LibraryKernel:
 def _product(node: Node, args: Arguments) -> float:
     """Elements of the result times the length of the sums, which is the last dim of the left operand."""
     result = next(tensors(fact(node)), None)
-    operands = (tensor_fact(args.get(name)) for name in LEFT_OPERANDS)
-    left = next((operand for operand in operands if operand is not None), None)
+    left = _left_operand(node, args)
     if result is None or left is None:
         return 0.0
     return 2.0 * elements(result.shape) * (size_hint(left.shape[-1]) if left.dim() else 1)
+
+
+def _left_operand(node: Node, args: Arguments) -> torch.Tensor | None:
+    by_name = (tensor_fact(args.get(name)) for name in LEFT_OPERANDS)
+    in_order = (tensor_fact(operand) for operand in (*node.args, *node.all_input_nodes))
+    return next((operand for operand in (*by_name, *in_order) if operand is not None), None)
 
 
 def _of_batches(node: Node, args: Arguments) -> float:
@@ -130,15 +144,20 @@ def _convolution_backward(node: Node, args: Arguments) -> float:
     return forward * sum(map(bool, args.get("output_mask", (True, True))[:2]))
 
 
-def _attention(node: Node, call: Call) -> float:
+def _attention(node: Node, name: str, args: Arguments) -> float:
     """Q times K, and the probabilities times V. A causal kernel leaves out half of that."""
-    query, key, value = (tensor_fact(call.args.get(name)) for name in ("query", "key", "value"))
+    operands = [tensor_fact(operand) for operand in node.args]
+    query, key, value = (
+        tensor_fact(args.get(name)) if name in args else operands[at] if at < len(operands) else None
+        for at, name in enumerate(("query", "key", "value"), start="backward" in name)
+    )
     if query is None or key is None or value is None or query.dim() < 2 or key.dim() < 2:
         return 0.0
+    heads_first = "scaled_dot_product" in name or "flex" in name or key.dim() < 4
     widths = size_hint(query.shape[-1]) + size_hint(value.shape[-1])
-    forward = 2.0 * elements(query.shape[:-1]) * size_hint(key.shape[-2]) * widths
-    forward *= 0.5 if call.args.get("is_causal") else 1.0
-    return forward * (BACKWARD_PRODUCTS if "backward" in call.op else 1.0)
+    forward = 2.0 * elements(query.shape[:-1]) * size_hint(key.shape[-2 if heads_first else 1]) * widths
+    forward *= 0.5 if args.get("is_causal") else 1.0
+    return forward * (BACKWARD_PRODUCTS if "backward" in name else 1.0)
 
 
 _COUNTS: dict[str, Callable[[Node, Arguments], float]] = {
@@ -147,7 +166,6 @@ _COUNTS: dict[str, Callable[[Node, Arguments], float]] = {
     "convolution_backward": _convolution_backward,
     "einsum": _einsum,
     "addbmm": _of_batches,
-    **dict.fromkeys(("mv", "addmv", "dot", "vdot"), _product),
     "addr": _outer,
     "outer": _outer,
 }

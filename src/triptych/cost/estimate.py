@@ -16,7 +16,7 @@ from torch.fx import Node
 from ..ir.calls import Call, read
 from ..ir.facts import fact, is_contiguous, tensor_fact
 from ..ir.traits import is_view
-from .arithmetic import LibraryKernel, flops, kernel_of_library, tensors
+from .arithmetic import LibraryKernel, count_products, flops, kernel_of_library, tensors
 from .device import DeviceModel, device_model
 from .parts import Operand, Part
 
@@ -102,7 +102,7 @@ def group_cost(
 ) -> OperationCost:
     """The estimate for nodes that one kernel computes: values that only these nodes use are not read or written."""
     nodes = list(nodes)
-    gemms = sum(flops(node) > 0 for node in nodes)
+    gemms = sum(map(count_products, nodes))
     moved: dict[Node, float] = {}
     for node in nodes:
         for operand, count in _read(node).items():

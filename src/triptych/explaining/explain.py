@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from .explanation import Explanation
 from .frames import FrameLog
 from .fresh_compiles import compiled_anew, forgotten
 from .model_state import preserved
+from .profile import Subject, profile_in_turns
 
 BACKENDS = ("triptych", "inductor")
 
@@ -37,6 +38,7 @@ def explain(
     options: OptionsLike = None,
     backend: str | Callable[..., Any] = "triptych",
     stock: bool = False,
+    profile: bool = False,
     dynamic: bool | None = None,
     fullgraph: bool | None = None,
     mode: str | None = None,
@@ -47,23 +49,43 @@ def explain(
     The model is compiled anew and run once. Afterwards its parameters, buffers, gradients and inputs, the random state
     and the code that was compiled from it before are as they were. `backend="inductor"` shows Inductor's own passes at
     work on the same model; `options` are then Inductor's. With `stock`, the model is compiled by Inductor with its own
-    passes as well: the summary and the page compare the two.
+    passes as well: the summary and the page compare the two. With `profile`, the compiled program runs some more times,
+    and `explanation.profile` has what each kernel launch takes; with `stock` too, both take turns.
 
     `dynamic`, `fullgraph` and `mode` are those of `torch.compile`. If the model is compiled already, arguments that are
     not given here are taken from that call of `torch.compile`: `dynamic` and `fullgraph`, and, if the backend is the
     same, also `mode` and `options`.
     """
     require_model(model, "explain")
-    require_switches("explain", train=train, stock=stock, dynamic=dynamic, fullgraph=fullgraph)
+    require_switches("explain", train=train, stock=stock, profile=profile, dynamic=dynamic, fullgraph=fullgraph)
     require_keywords(explain, model, kwargs)
-    settings = CompileSettings(backend, options, mode, dynamic, fullgraph)
-    with hint_to_unpack(model, args):
-        explanation = observed_run(model, args, kwargs, train=train, settings=settings).explanation
+    wanted = [CompileSettings(backend, options, mode, dynamic, fullgraph)]
     if stock:
         # `mode` is torch.compile's, so Inductor's as well; `options` are not
-        same = CompileSettings("inductor", None, mode, dynamic, fullgraph)
-        explanation.stock = observed_run(model, args, kwargs, train=train, settings=same).explanation
-    return explanation
+        wanted.append(CompileSettings("inductor", None, mode, dynamic, fullgraph))
+    with hint_to_unpack(model, args):
+        explanations = (profiled_runs if profile else plain_runs)(model, args, kwargs, train, wanted)
+    explanations[0].stock = explanations[1] if stock else None
+    return explanations[0]
+
+
+def plain_runs(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, wanted: Sequence[CompileSettings]
+) -> list[Explanation]:
+    """The explanation of each way to compile the model."""
+    return [observed_run(model, args, kwargs, train=train, settings=one).explanation for one in wanted]
+
+
+def profiled_runs(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool, wanted: Sequence[CompileSettings]
+) -> list[Explanation]:
+    """The same with measured times, for which all of them take turns."""
+    with contextlib.ExitStack() as stack:
+        runs = [stack.enter_context(observed(model, args, kwargs, train=train, settings=one)) for one in wanted]
+        subjects = [Subject(run.again, run.explanation.sessions) for run in runs]
+        for run, measured in zip(runs, profile_in_turns(subjects)):
+            run.explanation.profile = measured
+    return [run.explanation for run in runs]
 
 
 @dataclass
@@ -77,6 +99,8 @@ class Run:
 @dataclass
 class ObservedRun(Run):
     explanation: Explanation
+    again: Callable[[contextlib.AbstractContextManager[Any]], Run]
+    """Runs it once more, inside a context manager that times it, while the compiled code is there."""
 
 
 def observed_run(
@@ -88,6 +112,20 @@ def observed_run(
     settings: CompileSettings,
 ) -> ObservedRun:
     """An explanation together with what the compiled model computed."""
+    with observed(model, args, kwargs, train=train, settings=settings) as run:
+        return run
+
+
+@contextlib.contextmanager
+def observed(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    train: bool = False,
+    settings: CompileSettings,
+) -> Iterator[ObservedRun]:
+    """The same, with the compiled code still there inside."""
     require_model(model, "explain")
     model, own = unwrapped(model)
     settings = settings.over(own)
@@ -103,8 +141,15 @@ def observed_run(
             run = run_once(compiled, args, kwargs, train=train, of=model)
         finally:
             log.stop()
-    explanation = Explanation(sessions, backend=name, train=train, model=name_of(model), frames=log.frames)
-    return ObservedRun(run.outputs, run.gradients, explanation)
+        # a copy: what is compiled inside from now on is none of it
+        explanation = Explanation(
+            list(sessions), backend=name, train=train, model=name_of(model), frames=log.frames
+        )
+
+        def again(timed: contextlib.AbstractContextManager[Any]) -> Run:
+            return run_once(compiled, args, kwargs, train=train, of=model, timed=timed)
+
+        yield ObservedRun(run.outputs, run.gradients, explanation, again)
 
 
 def run_once(
@@ -114,13 +159,16 @@ def run_once(
     *,
     train: bool,
     of: Any = None,
+    timed: contextlib.AbstractContextManager[Any] | None = None,
 ) -> Run:
-    """Call it, backward too if `train`, and leave the state of the model (`of`) as it was."""
+    """Call it, backward too if `train`, and leave the state of the model (`of`) as it was. The call and the backward
+    run inside `timed`."""
     args, kwargs = _private.pytree.tree_map(cut_off, (args, kwargs))
     with preserved(of if of is not None else function, (args, kwargs)):
-        with torch.set_grad_enabled(train):
-            outputs = function(*args, **kwargs)
-        return Run(outputs, _gradients(outputs) if train else [])
+        with timed or contextlib.nullcontext():
+            with torch.set_grad_enabled(train):
+                outputs = function(*args, **kwargs)
+            return Run(outputs, _gradients(outputs) if train else [])
 
 
 def cut_off(value: Any) -> Any:

@@ -22,13 +22,15 @@ from ..passes.session import Session
 from ..pipeline import pass_names
 from ..rewrite.record import Decline
 from .frames import Frame, GraphBreak, frames_of, program_label
-from .kernel_costs import kernel_costs
 from .kernels import kernel_calls
+from .launches import all_launches
 from .phrases import count
 from .saved import listing, saved_session
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
+
+    from .profile import Profile
 
 VERSION = 1
 """Version of the format that `to_json` writes, described in docs/json.md. It changes whenever a name in the format, or
@@ -87,6 +89,8 @@ class Explanation:
         """The name of the model, for titles."""
         self.stock: Explanation | None = None
         """The same model compiled by Inductor with its own passes, to compare with; only on request."""
+        self.profile: Profile | None = None
+        """Measured times of a step; only on request."""
 
     @property
     def train(self) -> bool:
@@ -141,9 +145,14 @@ class Explanation:
 
     @property
     def kernel_bytes(self) -> int:
-        """How many bytes all kernels together read and write: an estimate from the nodes that each computes."""
-        graphs = [(session, graph) for session in self.sessions for graph in list(session.kernels)]
-        return sum(cost.bytes for session, graph in graphs for _, cost in kernel_costs(session, graph))
+        """How many bytes all kernels together read and write: an estimate from the nodes that each computes. It leaves
+        out the launches that `kernels_unknown` counts."""
+        return sum(launch.cost.bytes for launch in all_launches(self.sessions) if launch.cost is not None)
+
+    @property
+    def kernels_unknown(self) -> int:
+        """Of how many kernel launches it is not known what they compute."""
+        return sum(launch.cost is None for launch in all_launches(self.sessions))
 
     @property
     def timelines(self) -> list[GraphTimelines]:
@@ -207,6 +216,7 @@ class Explanation:
             "seconds": self.seconds,
             "kernel_launches": self.kernel_launches,
             "kernel_bytes": self.kernel_bytes,
+            "kernels_unknown": self.kernels_unknown,
             "passes": [
                 _record(record, number)
                 for number, session in enumerate(sessions, 1)
@@ -223,6 +233,7 @@ class Explanation:
             ],
             "frames": [frame.to_dict() for frame in self.frames],
             "comparison": None if self.stock is None else self._figures(self.stock),
+            "profile": None if self.profile is None else self.profile.to_dict(),
         }
 
     def _figures(self, stock: Explanation) -> list[dict[str, Any]]:
@@ -230,9 +241,12 @@ class Explanation:
         from .comparison import figures
 
         return [
-            {"what": what, "unit": unit, "ours": ours, "stock": theirs}
-            for what, unit, ours, theirs in figures(self, stock)
-        ]
+            {
+                "what": one.what, "unit": one.unit, "ours": one.ours, "stock": one.theirs,
+                "ours_unknown": one.unknown[0], "stock_unknown": one.unknown[1],
+            }
+            for one in figures(self, stock)
+        ]  # fmt: skip
 
     def program_labels(self) -> list[str]:
         """For each captured program: the function that it comes from, and whether it is a recompile."""
@@ -258,6 +272,12 @@ class Explanation:
 
         reports = (self,) if self.stock is None else (self, self.stock)
         return write_file(path, page(*reports))
+
+    def to_trace(self, path: str | os.PathLike[str]) -> Path:
+        """Write the profiled step as a trace that perfetto (https://ui.perfetto.dev) opens. Returns its path."""
+        from .trace import trace_data
+
+        return write_file(path, json.dumps(trace_data(self)))
 
     def __getstate__(self) -> dict[str, Any]:
         """A pickle leaves out the graph modules with their weights, and the user's own passes."""

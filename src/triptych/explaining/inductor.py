@@ -14,6 +14,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 
 from .. import _private
+from ..codegen.lowered import lowering_noted
 from ..errors import TriptychError, UnknownName
 from ..ir.graph_copies import snapshot
 from ..options import MODES, Options
@@ -90,7 +91,7 @@ def observed_inductor(
 
     def inner_compile(gm: GraphModule, example_inputs: Any, *, session: Session, **kwargs: Any) -> Any:
         graph = "backward" if kwargs.get("is_backward") else "forward"
-        with _now(session, graph), _private.nodes_of_kernels(session.kernel_nodes, graph):
+        with _now(session, graph), lowering_noted(session, graph, gm):
             return driver.compile_fx_inner(gm, example_inputs, **kwargs)
 
     def backend(gm: GraphModule, example_inputs: Any) -> Any:

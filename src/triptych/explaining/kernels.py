@@ -9,6 +9,8 @@ from dataclasses import dataclass
 DEFINITION = re.compile(r"^(\w+) = async_compile\.(\w+)\((.*)$")
 HANDLE = re.compile(r"^\s*# \[Provenance debug handles\] (.+:\d+)$")
 CALL = re.compile(r"^\s+(?:\w+ = )?(?P<name>extern_kernels\.\w+|torch\.ops\.[\w.]+|\w+)(?:\.run)?\(")
+FUNCTION = re.compile(r"\s*def (?!benchmark_)(\w+)\((?:self, )?args\)")
+"""A function that runs a graph, a part of it, or a graph inside it."""
 LANGUAGES = {"cpp_pybinding": "cpp", "cpp": "cpp", "triton": "python", "cuda": "cpp", "metal": "cpp"}
 
 
@@ -32,6 +34,8 @@ class KernelCall:
     text: str
     line: int
     nodes: tuple[str, ...] = ()
+    function: str = "call"
+    """The function of the generated file that it stands in: "call", a part of it, or a graph inside the graph."""
 
 
 def kernels(source: str) -> list[Kernel]:
@@ -56,18 +60,21 @@ def kernels(source: str) -> list[Kernel]:
 
 
 def kernel_calls(source: str, nodes: Mapping[str, Sequence[str]] | None = None) -> list[KernelCall]:
-    """The launches of a generated file in order; `nodes` has the nodes of each by `kernel:number`, as in a session."""
+    """The launches of a generated file in order; `nodes` has the nodes of each by `kernel:number`, as in a session.
+
+    Those in a graph inside the graph count once, however often it is called.
+    """
     generated = {kernel.name for kernel in kernels(source)}
     lines = source.splitlines()
     result: list[KernelCall] = []
     handle = ""
-    inside_call = False
+    function = ""
     for number, line in enumerate(lines, 1):
-        if re.match(r"\s*def call\(|\s*def partition_\d+\(", line):
-            inside_call = True
-        elif inside_call and re.match(r"\S", line):
-            inside_call = False
-        if not inside_call:
+        if begins := FUNCTION.match(line):
+            function = begins[1]
+        elif re.match(r"\S", line):
+            function = ""
+        if not function:
             continue
         if handle_line := HANDLE.match(line):
             handle = handle_line.group(1)
@@ -77,6 +84,6 @@ def kernel_calls(source: str, nodes: Mapping[str, Sequence[str]] | None = None) 
             continue
         name = called["name"]
         if name in generated or name.startswith(("extern_kernels.", "torch.ops.")):
-            result.append(KernelCall(name, line.strip(), number, tuple((nodes or {}).get(handle, ()))))
+            result.append(KernelCall(name, line.strip(), number, tuple((nodes or {}).get(handle, ())), function))
             handle = ""
     return result

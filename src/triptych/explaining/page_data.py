@@ -7,7 +7,8 @@
         a direct call of a stage function is one, too
     programs: one for each captured program: {label, flow: [box]}
         box: {key, label, side, listing, version, passes: [numbers], nodes, gemms, bytes, seconds}; kernels instead of
-        listing and version for generated code. After the partition, a point of the flow is two boxes.
+        listing and version for generated code, and unknown: how many launches the estimates leave out, and measured:
+        seconds by the profile, or null. After the partition, a point of the flow is two boxes.
     passes: {program, stage, graph, place, name, purpose, effect, changed, error, note, rewrites, tried, matched,
         before, after (node counts), seconds, stop, fired: [[rule, count, formula, effect]],
         declines: [{rule, reason, count, sites: [[node, source line]]}],
@@ -16,6 +17,9 @@
     timelines: of graphs that communicate: {program, graph, before, after}
         before, after: {seconds, computation, communication, exposed, collectives: {kind: count},
         intervals: [{lane, start, seconds, what, node, nodes, bytes}]}
+    profile: null, or measured times: {device, wall, kernels, waiting (null on a CPU), notAttributed, rounds, launches:
+        [{program, graph, name, seconds, estimate, calls, nodes, madeBy, module, sources}], regions, modules:
+        [{name, seconds, estimate, launches, total}]}
 `graphs`:
     names, types, rules: strings by number; stacks: [[file, line, function]] by number, innermost frame last
     files: {path, installed, numbers, lines}: the source lines that the report has, and whether a package has them
@@ -24,7 +28,7 @@
     firings: {pass number: [[rule, node, [removed names], [created names]]]}
 `kernels`:
     sources: {name, language, source}; calls: {program, graph, name, text, source (number or -1), nodes, gemms, bytes,
-    seconds}, in the order in which they run
+    seconds (null: not known), measured (seconds by the profile, or null)}, in the order in which they run
 All estimates are those of `cost/estimate.py`.
 """
 
@@ -44,15 +48,17 @@ from ..passes.session import Session
 from ..pipeline import STAGES
 from .compile_times import TITLES, CompileTimes
 from .frames import in_order
-from .kernel_costs import kernel_costs
 from .kernels import kernels
 from .labels import input_labels
+from .launches import launches
 from .line_table import LineTable, splices
 from .phrases import kernel_phrase, place, summary, the_rest, title, what_mattered
+from .profile import Profile, estimate_of
 
 if TYPE_CHECKING:
     from .explanation import Explanation
 
+ESTIMATES = ("gemms", "bytes", "seconds")
 SITES = 12
 """How many sites of one reason to decline are named."""
 
@@ -79,6 +85,40 @@ def _frames(explanation: Explanation, sessions: list[Session]) -> Iterator[dict[
         }  # fmt: skip
 
 
+def _sums(calls: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of all launches of a graph, without those of which nothing is known: those are counted."""
+    known = [call for call in calls if call["bytes"] is not None]
+    measured = [call["measured"] for call in calls if call["measured"] is not None]
+    return {
+        **{what: sum(call[what] for call in known) if known or not calls else None for what in ESTIMATES},
+        "unknown": len(calls) - len(known),
+        "measured": sum(measured) if measured else None,
+    }
+
+
+def profile_data(profile: Profile) -> dict[str, Any]:
+    """The measured times of the page."""
+    launches = [
+        {
+            "program": one.program, "graph": one.launch.graph, "name": one.launch.name, "seconds": one.seconds,
+            "estimate": estimate_of([one.launch]), "calls": one.calls, "nodes": list(one.launch.nodes),
+            "madeBy": one.launch.region, "module": one.launch.module, "sources": list(one.launch.sources),
+        }
+        for one in profile.launches
+    ]  # fmt: skip
+    return {
+        "device": profile.device,
+        "wall": profile.wall_seconds,
+        "kernels": profile.kernel_seconds,
+        "waiting": profile.waiting_seconds,
+        "notAttributed": profile.not_attributed,
+        "rounds": profile.rounds,
+        "launches": launches,
+        "regions": [part.to_dict() for part in profile.regions],
+        "modules": [part.to_dict() for part in profile.modules],
+    }
+
+
 def _times(times: CompileTimes) -> list[tuple[str, str, float]]:
     """The phases of a compile that took any time: name, title, seconds."""
     return [(name, TITLES[name], seconds) for name, seconds in times.phases().items() if seconds]
@@ -96,6 +136,7 @@ class _Report:
         self.firings: dict[int, list[Any]] = {}
         self.sources: list[dict[str, Any]] = []
         self.calls: list[dict[str, Any]] = []
+        self.measured = {} if explanation.profile is None else explanation.profile.by_place()
         # Inductor has passes of the same names
         stages = {} if explanation.backend == "inductor" else STAGES
         self.purposes = {
@@ -126,6 +167,7 @@ class _Report:
             "programs": programs,
             "passes": self.passes,
             "timelines": [both.to_dict() for both in explanation.timelines],
+            "profile": None if explanation.profile is None else profile_data(explanation.profile),
         }
         graphs = {**self.table.data(), "listings": self.listings, "firings": self.firings}
         return {"core": core, "graphs": graphs, "kernels": {"sources": self.sources, "calls": self.calls}}
@@ -198,8 +240,7 @@ class _Report:
             calls = [call for call in self.calls if call["program"] == program and call["graph"] == graph]
             yield {
                 "key": "kernels", "label": "code generation", "side": graph if has_backward else "",
-                "kernels": graph, "passes": [], "nodes": len(calls),
-                **{what: sum(call[what] for call in calls) for what in ("gemms", "bytes", "seconds")},
+                "kernels": graph, "passes": [], "nodes": len(calls), **_sums(calls),
             }  # fmt: skip
 
     # ---- passes ----
@@ -254,7 +295,7 @@ class _Report:
         if listing < 0 or versions[0] == versions[1]:
             return {}
         before, after = (self.totals[listing][version] for version in versions)
-        return {what: after[what] - before[what] for what in ("gemms", "bytes", "seconds")}
+        return {what: after[what] - before[what] for what in ESTIMATES}
 
     def _listing_of(self, record: PassRecord, program: int) -> int:
         """The number of a record's listing; -1 if it has none because the compile was not observed."""
@@ -271,11 +312,13 @@ class _Report:
         for kernel in kernels(source):
             numbers[kernel.name] = len(self.sources)
             self.sources.append({"name": kernel.name, "language": kernel.language, "source": kernel.source})
-        for call, cost in kernel_costs(session, graph):
+        for launch in launches(session, graph):
+            cost = launch.cost
             self.calls.append(
                 {
-                    "program": program, "graph": graph, "name": call.name, "text": call.text,
-                    "source": numbers.get(call.name, -1), "nodes": list(call.nodes),
-                    "gemms": cost.gemms, "bytes": cost.bytes, "seconds": cost.seconds,
+                    "program": program, "graph": graph, "name": launch.name, "text": launch.text,
+                    "source": numbers.get(launch.name, -1), "nodes": list(launch.nodes),
+                    **{what: None if cost is None else getattr(cost, what) for what in ESTIMATES},
+                    "measured": self.measured.get((program, graph, launch.number)),
                 }  # fmt: skip
             )

@@ -80,11 +80,21 @@ def kernel_phrase(explanation: Explanation) -> str:
     phrase = count(explanation.kernel_launches, "kernel launch", "kernel launches")
     if explanation.stock is None:
         return phrase
-    phrase += f" instead of {explanation.stock.kernel_launches} by stock Inductor"
-    saved = explanation.stock.kernel_bytes - explanation.kernel_bytes
-    if not saved:
-        return phrase
-    return f"{phrase}, {data_size(abs(saved))} {'less' if saved > 0 else 'more'} read and written (estimated)"
+    stock = explanation.stock
+    phrase += f" instead of {stock.kernel_launches} by stock Inductor"
+    saved = stock.kernel_bytes - explanation.kernel_bytes
+    if saved and not (explanation.kernels_unknown or stock.kernels_unknown):
+        phrase += f", {data_size(abs(saved))} {'less' if saved > 0 else 'more'} read and written (estimated)"
+    ratio = measured_ratio(explanation)
+    return phrase if ratio is None else f"{phrase}, a step {ratio:.2f} times as fast (measured)"
+
+
+def measured_ratio(explanation: Explanation) -> float | None:
+    """How many times as fast a step is as that of stock Inductor; None if not both were measured."""
+    stock = explanation.stock
+    if stock is None or explanation.profile is None or stock.profile is None:
+        return None
+    return stock.profile.wall_seconds / explanation.profile.wall_seconds
 
 
 def data_size(size: float) -> str:

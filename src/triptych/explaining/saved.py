@@ -11,7 +11,6 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from ..cost.estimate import OperationCost
 from ..ir.text import text
 from ..options import HOOKS
 from ..passes.session import Session
@@ -25,8 +24,6 @@ class SavedGraph:
     """One line a node."""
     labels: dict[str, str]
     """The names of its inputs as the user knows them."""
-    kernel_costs: tuple[OperationCost, ...] = ()
-    """The estimated cost of each kernel launch."""
 
     def __str__(self) -> str:
         return self.text
@@ -41,18 +38,19 @@ def listing(graph: GraphModule | SavedGraph) -> str:
 
 def saved_session(session: Session) -> Session:
     """A copy that can be pickled: graphs as text, without weights and without the user's own passes."""
-    from .kernel_costs import kernel_costs
     from .labels import input_labels
+    from .launches import SavedLaunches, launches
 
     labels = input_labels(session.graphs)
 
     def saved(name: str, graph: GraphModule | SavedGraph) -> SavedGraph:
         if isinstance(graph, SavedGraph):
             return graph
-        costs = [cost for _, cost in kernel_costs(session, name)] if name in session.kernels else ()
-        return SavedGraph(text(graph), labels, tuple(costs))
+        return SavedGraph(text(graph), labels)
 
     graphs = {name: saved(name, graph) for name, graph in session.graphs.items()}
     no_hooks: dict[str, Any] = dict.fromkeys(HOOKS)
     options = replace(session.options, **no_hooks)
-    return replace(session, graphs=graphs, origins=None, buffers=None, options=options)  # type: ignore[arg-type]
+    lowered = {graph: SavedLaunches(tuple(launches(session, graph))) for graph in session.kernels}
+    text_only: dict[str, Any] = {"graphs": graphs, "lowered": lowered, "runnable": {}}
+    return replace(session, **text_only, origins=None, buffers=None, options=options)

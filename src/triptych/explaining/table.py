@@ -17,7 +17,8 @@ from ..passes.session import Session
 from .comparison import figures
 from .compile_times import compile_lines
 from .frames import in_order
-from .phrases import CHANGED, FAILED, count, data_size, duration, nothing, place, summary, title
+from .phrases import CHANGED, FAILED, count, duration, nothing, place, summary, title
+from .profile_table import render_profile
 
 if TYPE_CHECKING:
     from .explanation import Explanation
@@ -38,6 +39,8 @@ def render(explanation: Explanation) -> Iterator[RenderableType]:
         yield _table(explanation)
     for line in compile_lines(frames):
         yield Text(line, style="dim")
+    if explanation.profile is not None:
+        yield from render_profile(explanation.profile)
     if explanation.stock is not None:
         yield _comparison(explanation, explanation.stock)
     if explanation.timelines:
@@ -85,13 +88,12 @@ def _frames(explanation: Explanation) -> Table:
 
 
 def _comparison(explanation: Explanation, stock: Explanation) -> Table:
-    shown = {"": lambda value: f"{value:,}", "bytes": data_size, "seconds": duration}
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("compared")
     for backend in (explanation.backend, stock.backend):
         table.add_column(backend, justify="right")
-    for what, unit, ours, theirs in figures(explanation, stock):
-        table.add_row(what, shown[unit](ours), shown[unit](theirs))
+    for figure in figures(explanation, stock):
+        table.add_row(figure.what, *figure.texts())
     return table
 
 

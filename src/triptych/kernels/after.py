@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .registry import register
+from .registry import no_products, register
 
 Tensor = torch.Tensor
 
@@ -31,4 +31,5 @@ def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 register(
     "after(Tensor x, Tensor[] others) -> Tensor",
     anywhere=anywhere, cuda=anywhere, fake=anywhere, backward=backward, save=save,
+    products=no_products,
 )  # fmt: skip

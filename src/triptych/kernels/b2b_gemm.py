@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .pointwise import Pointwise
-from .registry import check, gradients_of, on_gpu, register
+from .registry import Product, check, gradients_of, on_gpu, register
 
 Tensor = torch.Tensor
 
@@ -75,7 +75,12 @@ def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return *gradients_of(result, ctx.saved_tensors, wanted, grad), None, None
 
 
+def products(a: Tensor, b: Tensor, c: Tensor, *others: Any) -> list[Product]:
+    return [(a.shape[0], b.shape[1], a.shape[1]), (a.shape[0], c.shape[1], b.shape[1])]
+
+
 register(
     "b2b_gemm(Tensor a, Tensor b, Tensor c, Tensor? bias, str f, bool transposed) -> Tensor",
     anywhere=anywhere, cuda=cuda, fake=fake, backward=backward, save=save,
+    products=products,
 )  # fmt: skip

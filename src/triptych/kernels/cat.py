@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .registry import register
+from .registry import no_products, register
 
 Tensor = torch.Tensor
 
@@ -32,4 +32,5 @@ def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 register(
     "cat(Tensor[] tensors, int dim) -> Tensor",
     anywhere=anywhere, cuda=anywhere, fake=anywhere, backward=backward, save=save,
+    products=no_products,
 )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .registry import check, on_gpu, register
+from .registry import Product, check, on_gpu, register
 
 Tensor = torch.Tensor
 
@@ -59,7 +59,13 @@ def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return grad_x, grad_w
 
 
+def products(x: Tensor, w: Tensor) -> list[Product]:
+    batch, n, d = x.shape
+    return [(batch * d, w.shape[-1], n), (batch * n, w.shape[-1], d)]
+
+
 register(
     "dot_compress(Tensor x, Tensor w) -> Tensor",
     anywhere=anywhere, cuda=cuda, fake=fake, backward=backward, save=save,
+    products=products,
 )  # fmt: skip

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from .parallel_linear import as_rows
-from .registry import check, on_gpu, register
+from .registry import Product, check, on_gpu, register, rows_of
 
 Tensor = torch.Tensor
 
@@ -72,7 +72,12 @@ def backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     return grad_x, grad_w, grad_b
 
 
+def products(xs: Sequence[Tensor], weights: Sequence[Tensor], *others: Any) -> list[Product]:
+    return [(rows_of(x), *weight.shape) for x, weight in zip(xs, weights)]
+
+
 register(
     "group_linear(Tensor[] xs, Tensor[] weights, Tensor[] biases) -> Tensor[]",
     anywhere=anywhere, cuda=cuda, fake=fake, backward=backward, save=save,
+    products=products,
 )  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .registry import KERNEL_DTYPES, check, gradients_of, register, triton_is_there
+from .registry import KERNEL_DTYPES, Product, check, gradients_of, register, triton_is_there
 
 Tensor = torch.Tensor
 
@@ -98,7 +98,12 @@ def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return None, None, gradients_of(result, scales, wanted, grad), None
 
 
+def products(a: Tensor, b: Tensor, *others: Any) -> list[Product]:
+    return [(a.shape[0], b.shape[1], a.shape[1])]
+
+
 register(
     "int_mm_mul(Tensor a, Tensor b, Tensor[] scales, str[] dtypes) -> Tensor",
     anywhere=anywhere, cuda=cuda, fake=fake, backward=backward, save=save,
+    products=products,
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .registry import check, on_gpu, register
+from .registry import Product, check, on_gpu, register
 
 Tensor = torch.Tensor
 
@@ -100,7 +100,12 @@ def _through_epilogue(grad: Tensor, epilogue: str, x: Tensor, weight: Tensor, bi
     return grad * (0.5 * (1 + torch.erf(wide * 0.7071067811865476)) + wide * normal).to(grad.dtype)
 
 
+def products(x: Tensor, weight: Tensor, *others: Any) -> list[Product]:
+    return [(x.shape[0] * x.shape[2], *weight.shape)]
+
+
 register(
     "lce(Tensor x, Tensor weight, Tensor? bias=None, str epilogue='none', bool transposed=False) -> Tensor",
     anywhere=anywhere, cuda=cuda, fake=fake, backward=backward, save=save,
+    products=products,
 )  # fmt: skip

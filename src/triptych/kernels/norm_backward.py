@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .registry import KERNEL_DTYPES, check, gradients_of, register, triton_is_there
+from .registry import KERNEL_DTYPES, check, gradients_of, no_products, register, triton_is_there
 
 Tensor = torch.Tensor
 
@@ -127,4 +127,5 @@ register(
     "norm_backward(Tensor grad, Tensor? other_grad, Tensor x, Tensor mean, Tensor rstd, Tensor weight, Tensor? added, "
     "int rows_a_part, bool with_result_sums) -> (Tensor, Tensor)",
     anywhere=anywhere, cuda=cuda, fake=fake, backward=backward, save=save,
+    products=no_products,
 )  # fmt: skip

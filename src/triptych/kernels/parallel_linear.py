@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .registry import check, on_gpu, register
+from .registry import Product, check, on_gpu, register, rows_of
 
 Tensor = torch.Tensor
 
@@ -109,7 +109,12 @@ def backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     return grad_x, grad_w, grad_b, ctx.no_numbers  # torch treats an empty list as a list of tensors
 
 
+def products(x: Tensor, weights: Sequence[Tensor], *others: Any) -> list[Product]:
+    return [(rows_of(x), *weight.shape) for weight in weights]
+
+
 register(
     "parallel_linear(Tensor x, Tensor[] weights, Tensor[] biases, int[]? biased) -> Tensor[]",
     anywhere=anywhere, cuda=cuda, fake=fake, backward=backward, save=save,
+    products=products,
 )  # fmt: skip

@@ -6,12 +6,16 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from .. import _private
+
+Product = tuple[Any, Any, Any]
+"""A matrix product: rows, columns, and the terms of each sum; sizes may be symbols. A batch counts among the rows."""
 
 LIBRARY = torch.library.Library("triptych", "FRAGMENT")
 
@@ -33,8 +37,10 @@ def register(
     fake: Callable[..., Any],
     backward: Callable[..., Any],
     save: Callable[..., None],
+    products: Callable[..., Iterable[Product]],
 ) -> None:
-    """`anywhere` is the definition of the operator: what `cuda` computes is the same up to rounding."""
+    """`anywhere` is the definition of the operator: what `cuda` computes is the same up to rounding. `products` are the
+    matrix products that it computes, for reports."""
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     torch.library.impl(LIBRARY, name, "CompositeExplicitAutograd")(anywhere)
@@ -42,6 +48,7 @@ def register(
     torch.library.register_fake(f"triptych::{name}", fake, lib=LIBRARY)
     torch.library.register_autograd(f"triptych::{name}", backward, setup_context=save, lib=LIBRARY)
     CUDA_FORMS[name] = cuda
+    getattr(torch.ops.triptych, name).default.triptych_products = products  # where reports look for it
 
 
 def check(condition: Any, message: Callable[[], str]) -> None:
@@ -49,6 +56,16 @@ def check(condition: Any, message: Callable[[], str]) -> None:
     own check, which is slow; this runs on every call of an operator, most often with a plain True."""
     if condition is not True:
         _private.check(condition, message)
+
+
+def no_products(*operands: Any) -> tuple[Product, ...]:
+    """For operators that only sum, copy or calculate element by element."""
+    return ()
+
+
+def rows_of(x: torch.Tensor) -> int:
+    """How many vectors a tensor consists of, all its dimensions but the last."""
+    return math.prod(x.shape[:-1])
 
 
 def gradients_of(

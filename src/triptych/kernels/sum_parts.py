@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .registry import check, on_gpu, register
+from .registry import check, no_products, on_gpu, register
 
 Tensor = torch.Tensor
 
@@ -97,4 +97,5 @@ def backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
 register(
     "sum_parts(Tensor[] parts, int[] columns, ScalarType dtype, ScalarType? through) -> Tensor[]",
     anywhere=anywhere, cuda=cuda, fake=fake, backward=backward, save=save,
+    products=no_products,
 )  # fmt: skip

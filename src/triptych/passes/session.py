@@ -67,6 +67,10 @@ class Session:
     kernels: dict[str, str] = field(default_factory=dict)
     kernel_nodes: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     """By graph: the nodes that each call of a kernel computes, under the kernel's name and the number of the call."""
+    lowered: dict[str, GraphModule] = field(default_factory=dict)
+    """By graph: what code generation got, after all passes. Kernels are named by the nodes of these graphs."""
+    runnable: dict[str, GraphModule] = field(default_factory=dict)
+    """By graph: what runs node by node, without code generation."""
     listings: dict[str, Listing] = field(default_factory=dict)
     timelines: dict[str, tuple[Timeline, Timeline]] = field(default_factory=dict)
     """By graph: when it computes and communicates, before and after stage 3; only graphs that communicate."""

@@ -12,9 +12,11 @@ from torch.fx import GraphModule, Node, map_arg
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from .. import _private
+from ..cost.estimate import operation_cost
 from ..ir.effects import node_operands
 from ..ir.facts import fact, tensor_of
 from ..ir.program import Program
+from ..ir.work import WORK, ProductCount, declared_work, is_launch
 from ..kernels.capture import capture, capturing, has_known_grid
 from ..kernels.registry import CUDA_FORMS
 from ..rewrite.emit import STRIDES_RELIED_ON, Emitter
@@ -112,6 +114,12 @@ class LaunchedKernel(Rule):
         launched = any(n.target is _private.triton_kernel_wrapper_functional for n in traced.graph.nodes)
         m.require(launched, "no kernel for these dtypes or sizes")
         results = put(op, traced, node_operands((node.args, node.kwargs)))
+        launches = [made for made in op.made if is_launch(made)]
+        # the operands of a launch do not say what it computes
+        elsewhere = sum(operation_cost(made).gemms for made in op.made if made not in launches)
+        work = (declared_work(node) or ProductCount()).without(elsewhere)
+        for launch, share in zip(launches, work.shared(len(launches))):
+            launch.meta[WORK] = share
         if m.root.node is node:
             return results
         return tuple(results[root.node.args[1]] for root in m.roots)
