@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -105,7 +106,9 @@ def add_answers(folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help="by default all of the suite")
+    parser.add_argument("--modes", nargs="+", choices=(TRAINING, INFERENCE, FROZEN), default=(TRAINING, INFERENCE, FROZEN))
     parser.add_argument("--workers", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=3600.0, help="no model is begun later than that")
     parser.add_argument("--folder", type=Path, default=answers.FOLDER)
     parser.add_argument("--only", nargs=2, metavar=("MODE", "LOCK"), help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -116,9 +119,13 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["XDG_CACHE_HOME"] = scratch
-        cases = [(model, mode) for mode in (TRAINING, INFERENCE, FROZEN) for model in given.models or MODELS]
+        cases = [(model, mode) for mode in given.modes for model in given.models or MODELS]
+        end = time.monotonic() + given.seconds
 
         def run(case: tuple[str, str]) -> None:
+            if time.monotonic() > end:
+                print(f"{' '.join(case)}: left out", file=sys.stderr, flush=True)
+                return
             command = [sys.executable, __file__, case[0], "--only", case[1], f"{scratch}/lock"]
             try:
                 failed = subprocess.run(command, timeout=LONGEST, check=False).returncode

@@ -5,24 +5,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.fx import Node
 
 from ..ir.calls import read
-from ..ir.facts import fact, known, known_equal, tensor_fact
+from ..ir.facts import fact, tensor_fact
 from ..ir.sizes import elements, size_hint
 from ..ir.work import declared_work, product_name
-from .device import HALF, DeviceModel
 
 ATTENTION = ("scaled_dot_product", "flex_attention", "flash_attention", "efficient_attention")
 BACKWARD_PRODUCTS = 2.5
 """Products of the backward of an attention for each one of its forward: it computes the scores again."""
-
-DEPTHWISE = 1.6e12
-"""Floating-point operations a second of a GPU in convolutions with one filter for each channel."""
-NORMS = {"native_layer_norm", "layer_norm", "native_layer_norm_backward"}
 
 LEFT_OPERANDS = ("mat1", "batch1", "mat", "input", "self", "a", "X", "qx")
 """Names of the left operand; `self` of `addmm` and its variants is what is added to the product."""
@@ -52,35 +47,6 @@ def count_products(node: Node) -> int:
     """How many products a call computes; a convolution and an attention count as one."""
     declared = declared_work(node)
     return int(flops(node) > 0) if declared is None else declared.gemms
-
-
-class LibraryKernel(NamedTuple):
-    """How a kernel of a library differs from one at the limits of the device."""
-
-    times: float = 1.0
-    """How often it moves the operands."""
-    rate: float = 1.0
-    """The fraction of the usual rate that its arithmetic reaches."""
-    launches: int = 1
-
-
-def kernel_of_library(node: Node, model: DeviceModel) -> LibraryKernel:
-    """The kernel that computes an operation by itself on a GPU, as measured on an H200."""
-    call = read(node)
-    if call is None or not model.is_gpu:
-        return LibraryKernel()
-    if call.op in NORMS:
-        return LibraryKernel(times=2.0)
-    given, weight = tensor_fact(call.args.get("input")), tensor_fact(call.args.get("weight"))
-    if "conv" not in call.op or given is None or weight is None:
-        return LibraryKernel()
-    products = 2 if "backward" in call.op else 1
-    a_filter_for_each_channel = known_equal(weight.shape[1], 1) and not known_equal(given.shape[1], 1)
-    if a_filter_for_each_channel:
-        return LibraryKernel(rate=DEPTHWISE / model.flops(given.dtype), launches=products)
-    if given.dtype not in HALF or known(given.stride(1) == 1):
-        return LibraryKernel(launches=products)
-    return LibraryKernel(times=3.0, launches=3 * products)  # operands and result are copied to and from channels-last
 
 
 def _product(node: Node, args: Arguments) -> float:

@@ -16,8 +16,9 @@ from torch.fx import Node
 from ..ir.calls import Call, read
 from ..ir.facts import fact, is_contiguous, tensor_fact
 from ..ir.traits import is_view
-from .arithmetic import LibraryKernel, count_products, flops, kernel_of_library, tensors
+from .arithmetic import count_products, flops, tensors
 from .device import DeviceModel, device_model
+from .library_kernels import LibraryKernel, kernel_of_library
 from .parts import Operand, Part
 
 GATHERS = {
