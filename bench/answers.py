@@ -106,7 +106,8 @@ def add_answers(folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help="by default all of the suite")
-    parser.add_argument("--modes", nargs="+", choices=(TRAINING, INFERENCE, FROZEN), default=(TRAINING, INFERENCE, FROZEN))
+    modes = (TRAINING, INFERENCE, FROZEN)
+    parser.add_argument("--modes", nargs="+", choices=modes, default=modes)
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=3600.0, help="no model is begun later than that")
     parser.add_argument("--folder", type=Path, default=answers.FOLDER)

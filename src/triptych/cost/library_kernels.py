@@ -1,7 +1,7 @@
 """How torch's kernels on a GPU differ from kernels at its limits, for operations that run by themselves.
 
-The figures are of an H200 and half precision (`bench/estimates.py` shows estimates beside the clock). They are for reports
-only: no rewrite is decided by them.
+The figures are of an H200 and half precision (`bench/estimates.py` shows estimates beside the clock). They are for
+reports only: no rewrite is decided by them.
 """
 
 from __future__ import annotations
