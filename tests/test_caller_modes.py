@@ -33,6 +33,9 @@ def test_the_first_import_may_come_at_any_time(mode, first):
 import torch, triptych
 {mode}
 {first}
+from triptych.pipeline import STAGES
+for stage in STAGES:
+    STAGES[stage]
 torch.set_default_device(None)
 from triptych.joint import auto_chunker, keep_overwritten
 for tensor in (auto_chunker.TARGETS, keep_overwritten.X):

@@ -58,9 +58,11 @@ def with_factors_of_zero(nothing):
         for each in factors:
             full = (beside[:m, :n] * (math.nan if each.get("beta") == 0 else 1) for m, n in sides)
             results += [torch.addmm(b, matrix[: len(b)] * nothing, matrix.t()[:, : b.shape[1]], **each) for b in full]
-            if each == {"alpha": 0.0, "beta": 0.0} and flat.dtype is torch.bfloat16:
-                pass  # of large matrices, eager returns uninitialised memory
-            elif "alpha" in each:
+            both = each == {"alpha": 0.0, "beta": 0.0}
+            if both and flat.dtype is torch.bfloat16:  # of large matrices, eager returns uninitialised memory
+                results.append(torch.addbmm(beside, batch * nothing, batch.mT, **each))
+                continue
+            if "alpha" in each:
                 results.append(torch.addmv(beside[:, 0] if each.get("beta") != 0 else beside[:, 0] * math.nan,
                                            matrix * nothing, flat, **each))  # fmt: skip
             results.append(torch.baddbmm(beside.expand(2, -1, -1), batch * nothing, batch.mT, **each))

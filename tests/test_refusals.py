@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import triptych
+from triptych.cost import Waiting, Work
 from triptych.ir.program import Program
 from triptych.ir.refusal import Refusal
 from triptych.passes.catalogue import all_rules
@@ -296,7 +297,7 @@ def test_the_cost_model_says_what_was_wanted():
         """abs(x) -> relu(x)"""
 
         def check(self, m):
-            m.pays(2e-6, 3e-6)
+            m.pays(*(Work.of(torch.device("cpu"), Waiting(seconds)) for seconds in (2e-6, 3e-6)))
 
     decline = declined(TooDear(None), lambda x: x.abs(), X)
     assert (decline.wanted, decline.found) == ("less than 1.9 us", "3.0 us")

@@ -151,20 +151,15 @@ def _record_costs(m: Match, collective: Collective, products: Sequence[Product],
         m.pays(*forms)
 
 
-class Pipelining(Rule):
-    """What both rules have in common: the operator is used in any case, because the user added the pass, and nothing is
-    known of the ranks' real links."""
-
-    exact = False
-    asked_for = True
-
-
-class FuseAllGatherMatmul(Pipelining):
+class FuseAllGatherMatmul(Rule):
     """all_gather(x) @ w, all_gather(x) @ v, ... -> fused_all_gather_matmul(x, [w, v, ...]), up to rounding
 
     The gather may be along any dim; the products may have leading dims, a bias, or scaled 8-bit floats. Other users of
     the gathered tensor read it from the results of the operator.
     """
+
+    exact = False
+    asked_for = True  # nothing is known of the ranks' real links
 
     def sites(self, program: Program) -> Iterator[Match]:
         return _planned(program, gather_matmul.gather_matmul)
@@ -196,11 +191,14 @@ class FuseAllGatherMatmul(Pipelining):
     ]
 
 
-class FuseMatmulReduceScatter(Pipelining):
+class FuseMatmulReduceScatter(Rule):
     """reduce_scatter(x @ w) -> fused_matmul_reduce_scatter(x, w), up to rounding
 
     It takes sums and averages, scattered along any dim, and products of scaled 8-bit floats too.
     """
+
+    exact = False
+    asked_for = True  # nothing is known of the ranks' real links
 
     def sites(self, program: Program) -> Iterator[Match]:
         return _planned(program, matmul_scatter.matmul_scatter)

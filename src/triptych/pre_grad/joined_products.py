@@ -212,12 +212,15 @@ def placed(members: Sequence[ProductNode]) -> ProductGroup | None:
 def copied_pieces(program: Program, group: ProductGroup, shape: Sequence[Any], dim: int) -> list[bool]:
     """For each member: must its piece of the joined result be copied, because its memory or strides are visible?"""
     example = tensor_of(group.members[0].node)
-    memo, key = program.fact_memo, ("pieces", example.dtype, example.device, tuple(shape), tuple(group.sizes), dim)
-    pieces = memo.examples.get(key) if is_static(shape) else None
+    memo, key = program.fact_memo.examples, None
+    if is_static((*shape, *group.sizes)):
+        key = ("pieces", example.dtype, example.device, tuple(shape), tuple(group.sizes), dim)
+    pieces = None if key is None else memo.get(key)
     if pieces is None:
         with program.computing(group.anchor):
-            whole = example.new_empty(list(shape))
-            pieces = memo.examples[key] = whole.split(group.sizes, dim)
+            pieces = example.new_empty(list(shape)).split(group.sizes, dim)
+        if key is not None:
+            memo[key] = pieces
     return [_is_seen(program, m.node, piece) for m, piece in zip(group.members, pieces)]
 
 
