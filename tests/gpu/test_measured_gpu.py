@@ -77,6 +77,7 @@ def test_events_are_the_kernels_of_the_gpu(step, tmp_path):
     assert any(name.startswith("stream ") for name in names)
 
 
+@pytest.mark.alone
 def test_a_step_agrees_with_events(step):
     """A step from an idle GPU to an idle GPU, by the GPU's events, within 2 times."""
     model, _, _, explanation = step
