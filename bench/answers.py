@@ -1,10 +1,10 @@
 """Writes the answers that the package brings for a known device: the times that decide about the models of the suite.
 
-    python bench/answers.py [MODEL ...] [--workers 12] [--folder src/triptych/cost/answers]
+    python bench/answers.py [MODEL[:MODE] ...] [--workers 12] [--folder src/triptych/cost/answers]
 
 Each model goes through the passes in inference, frozen, and in training, in processes of their own. No code is
-generated, and nothing runs on the GPU but what the clock is asked about, one question at a time. The answers are added
-to the file of the device; those that are there are not asked again.
+generated, and nothing runs on the GPU but what the clock is asked about, one question at a time. After each model the
+answers are added to the file of the device; those that the package has are not asked again.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,7 @@ from triptych.cost import answers, clock
 from triptych.cost.store import read_store
 
 FROZEN = "frozen"
+MODES = (TRAINING, INFERENCE, FROZEN)
 LONGEST = 240
 """Seconds that a model may take."""
 
@@ -105,23 +107,23 @@ def add_answers(folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", metavar="MODEL", help="by default all of the suite")
-    modes = (TRAINING, INFERENCE, FROZEN)
-    parser.add_argument("--modes", nargs="+", choices=modes, default=modes)
+    parser.add_argument("models", nargs="*", metavar="MODEL[:MODE]", help="by default all of the suite in all modes")
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=3600.0, help="no model is begun later than that")
     parser.add_argument("--folder", type=Path, default=answers.FOLDER)
     parser.add_argument("--only", nargs=2, metavar=("MODE", "LOCK"), help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if unknown := set(given.models) - set(MODELS):
-        parser.error(f"no model {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
+    wanted = [model.partition(":")[::2] for model in given.models or MODELS]
+    for model, mode in wanted:
+        if model not in MODELS or mode not in ("", *MODES):
+            parser.error(f"no {model}:{mode}; models: {', '.join(MODELS)}; modes: {', '.join(MODES)}")
     if given.only:
         ask_about(given.models[0], given.only[0], Path(given.only[1]))
         return
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["XDG_CACHE_HOME"] = scratch
-        cases = [(model, mode) for mode in given.modes for model in given.models or MODELS]
-        end = time.monotonic() + given.seconds
+        cases = [(model, mode) for model, only in wanted for mode in ([only] if only else MODES)]
+        end, adding = time.monotonic() + given.seconds, threading.Lock()
 
         def run(case: tuple[str, str]) -> None:
             if time.monotonic() > end:
@@ -133,10 +135,11 @@ def main() -> None:
             except subprocess.TimeoutExpired:
                 failed = True
             print(f"{' '.join(case)}{': failed' if failed else ''}", file=sys.stderr, flush=True)
+            with adding:
+                add_answers(given.folder)
 
         with ThreadPoolExecutor(given.workers) as pool:
             list(pool.map(run, cases))
-        add_answers(given.folder)
 
 
 if __name__ == "__main__":
