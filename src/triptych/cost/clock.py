@@ -270,7 +270,7 @@ def stored_answers() -> dict[str, Times]:
 
 
 def forget() -> None:
-    """What is measured again from now on in this process."""
+    """Drop the answers that this process has in memory."""
     _known.clear()
 
 

@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from ..ir.facts import known
-from ..ir.sizes import bytes_of, elements, size_hint
 from .store import add_to_store, read_store
 from .timing import apart_from_the_program, seconds
 
@@ -76,21 +74,6 @@ class DeviceModel:
         arithmetic = 2.0 * batch * m * n * k / (self.flops(dtype) * busy)
         moved = batch * (m * k + k * n + m * n) * dtype.itemsize
         return self.launch + max(arithmetic, moved / self.bandwidth)
-
-    def product(self, left: torch.Tensor, right: torch.Tensor) -> float:
-        """Seconds for `matmul(left, right)` of a matrix, or a batch of matrices, by another."""
-        (m, k), n = map(size_hint, left.shape[-2:]), size_hint(right.shape[-1])
-        return self.gemm(m, n, k, left.dtype, batch=elements(left.shape[:-2]))
-
-    def addmm(self, added: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> float:
-        """Seconds for `addmm(added, left, right)`. On a GPU, one row is added in the epilogue of the product; anything
-        else is first copied into the result, which the product then reads."""
-        on_gpu = added.device.type == "cuda"
-        product = self.product(left, right)
-        if on_gpu and added.dim() == 1 and not known(added.shape[0] == 1) and known(added.stride(0) == 1):
-            return product + bytes_of(added) / self.bandwidth + (0.0 if added.dtype in HALF else LAST_STEP)
-        result = elements((left.shape[0], right.shape[1])) * left.dtype.itemsize
-        return product + (bytes_of(added) + 2 * result) / self.bandwidth + (self.launch if on_gpu else 0.0)
 
     def copy(self, moved: float) -> float:
         """Seconds for one kernel that reads and writes that many bytes in all."""
