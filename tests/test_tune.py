@@ -88,6 +88,15 @@ def test_what_was_added_by_name_is_used_and_its_costs_are_recorded(asked):
     assert asked
 
 
+def test_seconds_are_no_description_of_work():
+    class Seconds(rule_with(1e-3, 1e-4)):
+        def check(self, m, x):
+            m.pays(1e-3, 1e-4)
+
+    with pytest.raises(Exception, match="two forms as triptych.cost.Work, not "):
+        triptych.explain(lambda x: x + x, torch.ones(4), options={"codegen": "eager", "add_rules": [Seconds]})
+
+
 def test_a_wrong_value_is_said():
     with pytest.raises(triptych.TriptychError, match="tune"):
         triptych.explain(lambda x: x, torch.ones(1), options={"tune": "sometimes"})

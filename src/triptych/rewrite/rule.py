@@ -158,6 +158,9 @@ class Match:
         A rule that was added by name to get its form (`Rule.asked_for`) gets it in any case: the decision and both
         figures are only recorded.
         """
+        for form in (old, new):
+            if not isinstance(form, Work):
+                raise TriptychError(f"m.pays takes two forms as triptych.cost.Work, not {what(form)}")
         self.accept(choose(old, new, self.program.options.tune, self.asked_for))
 
     def accept(self, decision: Decision) -> None:

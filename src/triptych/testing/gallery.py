@@ -24,7 +24,7 @@ from ..rewrite.driver import Tally
 from ..rewrite.examples import Example, make_inputs
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Rule
-from .capture import capture
+from .capture import capture, runnable
 from .check import apply_example, compare_gradients, compare_graphs
 
 EQUAL, CLOSE, DIFFERS = "equal", "close", "DIFFERS"
@@ -181,7 +181,8 @@ def _programs(run: _Run, stage: str) -> tuple[list[Any], Callable[..., Any], Cal
     dialect = "aten" if "aten" in example.dialects else example.dialects[0]
     gm, inputs = capture(example.program, inputs, dialect, example.dynamic)
     eager = copy.deepcopy(gm)
-    return inputs, eager, run.apply(gm, inputs)
+    run.apply(gm, inputs)
+    return inputs, runnable(eager), runnable(gm)
 
 
 def _forward(run: _Run, eager: Callable[..., Any], rewritten: Callable[..., Any], inputs: Sequence[Any]) -> str:
