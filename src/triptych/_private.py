@@ -11,6 +11,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -189,6 +190,13 @@ NAMES: Mapping[str, str] = MappingProxyType(
         # kernel compilation in worker processes, woken up early
         "AsyncCompile": "torch._inductor.async_compile:AsyncCompile",
         "reset_cudagraph_trees": "torch._inductor.cudagraph_trees:reset_cudagraph_trees",
+        # where compiled graphs are handed to CUDA graphs, and where it is said why one is not
+        "output_code": "torch._inductor.output_code",
+        "BoxedBool": "torch._inductor.utils:BoxedBool",
+        # how many hold a storage, and how many dispatch modes watch what is called
+        "storage_use_count": "torch._C:_storage_Use_Count",
+        "use_count": "torch._C:TensorBase._use_count",
+        "dispatch_modes": "torch._C:_len_torch_dispatch_stack",
         # computes with integers that depend on sizes and indices alone, and the bounds of such an expression
         "IndexPropagation": "torch._inductor.index_propagation:IndexPropagation",
         "bound_sympy": "torch.utils._sympy.value_ranges:bound_sympy",
@@ -280,7 +288,7 @@ def check_names() -> None:
 def _find(path: str) -> Any:
     module, _, attribute = path.partition(":")
     imported = importlib.import_module(module)
-    return getattr(imported, attribute) if attribute else imported
+    return operator.attrgetter(attribute)(imported) if attribute else imported
 
 
 def compiler_config_extra(gm: Any) -> Any:
@@ -296,6 +304,61 @@ def autograd_cache_arguments(shared: Any) -> dict[str, Any]:
     if "compiler_config_extra" in taken:
         return {"compiler_config_extra": shared}
     return {"cudagraphs": shared.cudagraphs, "boxed_forward_device_index": shared.forward_device}
+
+
+@contextlib.contextmanager
+def recorded_by(attach: Callable[[Any], Any], is_quiet: bool) -> Iterator[None]:
+    """Inside, Inductor hands compiled graphs that are to be CUDA graphs to `attach`, and may be silent about others.
+
+    The two functions replaced are those that hand a graph, or its parts, to torch's CUDA graph trees.
+    """
+    module = __getattr__("output_code")
+
+    def hand_over(inputs: Any, compiled: Any, *rest: Any) -> None:
+        attach(compiled)
+        # as Inductor does for a graph that is called: kernels want aligned inputs
+        module.maybe_realign_inputs(
+            __getattr__("BoxedBool")(False), compiled, compiled.inputs_to_check, compiled.mutated_input_idxs
+        )
+
+    def say_nothing(message: str) -> None:
+        pass
+
+    replaced: dict[str, Any] = {
+        "cudagraph_post_compile": hand_over, "cudagraph_partition_post_compile": hand_over
+    }  # fmt: skip
+    if is_quiet:
+        replaced["log_cudagraph_skip_and_bump_counter"] = say_nothing
+    before = {name: getattr(module, name) for name in replaced}
+    try:
+        vars(module).update(replaced)
+        yield
+    finally:
+        vars(module).update(before)
+
+
+def same_addresses(values: Any, addresses: list[int], positions: tuple[int, ...]) -> bool:
+    """Do the tensors at these positions lie at these addresses? Torch without CUDA has no function for it."""
+    compare = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
+    if compare is not None:
+        return compare(values, addresses, positions)
+    return all(values[i].data_ptr() == address for i, address in zip(positions, addresses))
+
+
+def current_raw_stream(device: int) -> int:
+    return torch._C._cuda_getCurrentRawStream(device)
+
+
+def clear_cublas_workspaces() -> None:
+    torch._C._cuda_clearCublasWorkspaces()
+
+
+def end_allocate_to_pool(device: int, pool: Any) -> None:
+    torch._C._cuda_endAllocateToPool(device, pool)
+
+
+def release_pool(device: int, pool: Any) -> None:
+    torch._C._cuda_releasePool(device, pool)
 
 
 @contextlib.contextmanager

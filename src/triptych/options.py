@@ -17,6 +17,7 @@ CODEGENS = ("inductor", "eager")
 VERIFY_LEVELS = ("off", "final", "each")
 ON_ERROR = ("fallback", "raise")
 TUNE = ("off", "unsure", "all")
+CUDA_GRAPHS = ("auto", "on", "off")
 LINKS = ("auto", "nvlink", "pcie", "infiniband", "ethernet", "memory")
 ON_ERROR_VARIABLE = "TRIPTYCH_ON_ERROR"
 ADD_RULES = "add_rules"
@@ -77,6 +78,15 @@ class Options:
         "'all' that can be; on a CPU attention and products of one input are timed",
         default="unsure",
     )
+    cuda_graphs: str = _doc(
+        "replay compiled graphs as CUDA graphs: 'auto' (where the clock says that it pays), 'on', 'off'; mode "
+        "reduce-overhead means 'on'",
+        default="auto",
+    )
+    cuda_graphs_memory: float = _doc(
+        "cuda_graphs='auto' leaves a program alone that would add more than this part to the process's peak of memory",
+        default=0.1,
+    )
     add_passes: tuple[str, ...] = _doc("optional passes to run as well, by name", default=())
     remove_passes: tuple[str, ...] = _doc("passes to leave out, by exact name", default=())
     add_rules: CustomPasses = _doc("your own rules, run with the others in the stages that each names", default=None)
@@ -114,6 +124,8 @@ class Options:
         _one_of("on_error", self.on_error, ON_ERROR)
         _one_of("tune", self.tune, TUNE)
         _one_of("link", self.link, LINKS)
+        _one_of("cuda_graphs", self.cuda_graphs, CUDA_GRAPHS)
+        _require_kind("cuda_graphs_memory", self.cuda_graphs_memory, 0.1)
         if self.mode is not None:
             _one_of("mode", self.mode, MODES)
         for switch in ("freeze", "known_buffers", "stabilize_relu"):
@@ -138,11 +150,19 @@ class Options:
         return f"Options({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
     @property
-    def cuda_graphs(self) -> bool:
-        """Are launches recorded once and replayed together? Then the host's share of them is nothing."""
-        if self.codegen != "inductor":
-            return False
-        return bool(self.inductor_options.get("triton.cudagraphs", self.mode in ("reduce-overhead", "max-autotune")))
+    def replays(self) -> str:
+        """Are launches recorded once and replayed together: 'auto', 'on' or 'off'?"""
+        if self.codegen != "inductor" or self.cuda_graphs == "off" or self.mode == "max-autotune-no-cudagraphs":
+            return "off"
+        asked = self.inductor_options.get("triton.cudagraphs", None)
+        if asked is None:
+            return "on" if self.mode in ("reduce-overhead", "max-autotune") else self.cuda_graphs
+        return "on" if asked else "off"
+
+    @property
+    def is_replayed(self) -> bool:
+        """Is every program replayed that can be? Then the host's share of launches is nothing."""
+        return self.replays == "on"
 
     @staticmethod
     def make(options: Mapping[str, Any] | Options | None = None, mode: str | None = None) -> Options:

@@ -14,8 +14,11 @@ from torch.fx import GraphModule, Node
 from .. import _private
 from ..cache import cache_key
 from ..ir.facts import tensor_fact
+from ..ir.partitioned import RESULTS
 from ..ir.weights import FIXED
 from ..passes.session import Session
+from ..replay.attach import FACTS, Facts, reason_not_to, replaying
+from ..replay.program import forget_recordings
 from .base import Compiled
 from .decompositions import Decompositions, corrected
 from .fallbacks import call_what_has_no_kernel, own_lowerings
@@ -68,6 +71,7 @@ class InductorCodegen:
         if on_gpu:
             self.settings.update(ON_A_GPU)
             _private.AsyncCompile.wakeup()
+        self.settings["triton.cudagraphs"] = on_gpu and session.options.replays != "off"
         with _private.inductor_config.patch(self.settings):
             self.shared = _private.compiler_config_extra(gm)
 
@@ -80,7 +84,7 @@ class InductorCodegen:
     def emit(self, gm: GraphModule, example_inputs: Sequence[Any], graph: str) -> Compiled:
         # The settings are set here, not around the whole compile: a backward is compiled at its first call.
         settings = {**self.settings, **(WITH_SPARSE_TENSORS if has_sparse_tensors(gm) else {})}
-        with _private.inductor_config.patch(settings), quick_host_code():
+        with _private.inductor_config.patch(settings), quick_host_code(), replaying(self.session.options):
             # Inductor's cache key reads the generated Python, so a stale one would serve a stale kernel.
             gm.recompile()
             call_what_has_no_kernel(gm)
@@ -121,6 +125,9 @@ class InductorCodegen:
 
     def _compile(self, gm: GraphModule, example_inputs: Sequence[Any], **facts: Any) -> Compiled:
         config = _private.inductor_config
+        if self.settings["triton.cudagraphs"]:
+            visible = results_that_leave(gm, facts.get("is_backward", False), facts.get("is_inference", False))
+            facts[FACTS] = Facts(visible, reason_not_to(gm, self.session.options))
         keep_copied(gm.graph)
         with contextlib.ExitStack() as stack:
             stack.enter_context(keeping_write_order())
@@ -182,6 +189,15 @@ def visible_outputs(count: int, is_inference: bool) -> range:
     return range(first, first + facts.num_outputs + facts.num_intermediate_bases)
 
 
+def results_that_leave(gm: GraphModule, is_backward: bool, is_inference: bool) -> int | None:
+    """How many of a graph's results leave the program; the others are for its backward. None for a backward."""
+    if is_backward:
+        return None
+    output = gm.graph.output_node()
+    returned: Any = output.args[0]
+    return len(returned) if is_inference else output.meta.get(RESULTS, len(returned))
+
+
 def cache_marker(key: str) -> Any:
     """What Inductor's setting `joint_custom_post_pass` is given so that `key` joins the keys of its caches."""
     return _marker_type()(key)
@@ -205,6 +221,7 @@ def _marker_type() -> type:
 
 
 def reset_cuda_graphs() -> None:
-    """Forget recorded CUDA graphs."""
+    """Forget recorded CUDA graphs, also those of programs that Inductor compiled itself after a failure of ours."""
+    forget_recordings()
     if "torch._inductor.cudagraph_trees" in sys.modules:
         _private.reset_cudagraph_trees()

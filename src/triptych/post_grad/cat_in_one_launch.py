@@ -56,7 +56,7 @@ class CatInOneLaunch(Rule):
         operands, moved = tuple(map(Operand.of, facts)), 2 * sum(map(bytes_of, facts))
         # not measured: the time of Inductor's kernel is unknown before it is generated
         generated = Work.of(facts[0].device, Moved(moved, operands=len(tensors)), by_clock=False)
-        is_called = not m.program.options.cuda_graphs
+        is_called = not m.program.options.is_replayed
         call = OperatorCall(CAT, (operands, _dim(m.root.node)), produced=moved / 2, through_python=is_called)
         m.pays(generated, Work.of(facts[0].device, call))
 

@@ -84,7 +84,7 @@ def forms(
     """The product with a kernel that scales it, and our kernel, with what reads their results."""
     number = torch.empty((), dtype=torch.float32)
     tensors = [tensor_of(scale) if isinstance(scale, Node) else number for scale in scales]
-    is_quick = m.program.options.cuda_graphs or is_launched(m.program.options, [a, b, *tensors])
+    is_quick = m.program.options.is_replayed or is_launched(m.program.options, [a, b, *tensors])
     left, right, given = Operand.of(a), Operand.of(b), tuple(map(Operand.of, tensors))
     # the model does not know how efficient the kernels are
     product = Int8Product(left, right, error=UNKNOWN)

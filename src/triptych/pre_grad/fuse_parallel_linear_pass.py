@@ -160,7 +160,7 @@ def _kernel(program: Program, group: ProductGroup) -> OperatorCall:
     weights = [Operand.of(tensor_of(m.weight)) for m in group.members]
     weights = [weight.mT if m.turned else weight for m, weight in zip(group.members, weights)]
     tensors = (x, *map(tensor_of, (*group.weights, *group.biases)))
-    launched = program.options.cuda_graphs or is_launched(program.options, tensors)
+    launched = program.options.is_replayed or is_launched(program.options, tensors)
     return OperatorCall(
         PARALLEL_LINEAR, (Operand.of(x), tuple(weights), biases, which and tuple(which)), precision=x.dtype,
         does=tuple(products(group.members[0].x, [sum(group.sizes)])), through_python=not launched,

@@ -103,7 +103,7 @@ def by_kernel(m: Match, x: Value, w: Value, b: Value | None, epilogue: str, adds
         copied = [] if lies_turned(m) else [read_and_written(result, times=2)]
         return as_written(m, x, w, adds) + copied
     operands = [tensor_of(value.node) for value in (x, w, b) if value is not None]
-    launched = options.cuda_graphs or is_launched(options, operands)
+    launched = options.is_replayed or is_launched(options, operands)
     rate = EXACT_RATE if features.dtype == torch.float32 and not tf32_is_allowed() else RATE
     given = (*map(Operand.of, operands), *([None] if b is None else []), epilogue, lies_turned(m))
     does = (for_each_batch(x, w, rate),)

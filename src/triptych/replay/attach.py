@@ -1,0 +1,124 @@
+"""Puts a `Program` in front of each compiled graph that can be recorded.
+
+Inductor decides which parts of a graph can be: compiled with CUDA graphs in mind, a graph is split around what cannot,
+such as work on a CPU. What Inductor would then record itself, we do. That holds for graphs that are loaded from a cache
+too: what we have to know of a graph travels with it, as `Facts`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch.fx import GraphModule
+
+from .. import _private
+from ..ir.text import source_line
+from ..options import Options
+from .decision import Policy
+from .device import Device, cuda
+from .outputs import Role, Run
+from .program import Program
+
+log = logging.getLogger("triptych")
+
+FACTS = "triptych_replay"
+"""The argument of Inductor's compile under which our facts travel with a compiled graph."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a graph before it is compiled."""
+
+    visible: int | None
+    """So many of its results leave the program, the others are for the backward; None for a backward."""
+    reason: str = ""
+    """Why it is not to be recorded."""
+
+    def role(self, position: int | None) -> Role:
+        """How a result leaves that is at this position of the graph's results; None if it stays inside the graph."""
+        if position is None:
+            return Role.KEPT
+        if self.visible is None:
+            return Role.HANDED
+        return Role.OWN if position < self.visible else Role.KEPT
+
+
+RECORDABLE = {"aten", "prims", "prim", "inductor", "inductor_prims", "triptych", "mkldnn", "quantized_decomposed"}
+"""Namespaces of operators that never wait for the device, or of which Inductor knows which ones do."""
+
+
+def reason_not_to(gm: GraphModule, options: Options) -> str:
+    """Why the graph is not to be recorded by default: what it calls might wait for the device, or for other ranks."""
+    if options.replays == "on":
+        return ""
+    for module in gm.modules():
+        if not isinstance(module, GraphModule):
+            continue
+        for node in module.graph.nodes:
+            if isinstance(node.target, _private.OpOverload) and node.target.namespace not in RECORDABLE:
+                where = source_of(node)
+                return f"it calls {node.target}, which may wait for the GPU or for other ranks{where}"
+    return ""
+
+
+def source_of(node: Any) -> str:
+    line = source_line(node)
+    return f"  # {line}" if line else ""
+
+
+@contextlib.contextmanager
+def replaying(options: Options) -> Iterator[None]:
+    """Graphs that are compiled or loaded inside are replayed by us, where Inductor would do it."""
+    if options.replays == "off":
+        yield
+        return
+    policy = Policy(always=options.replays == "on", memory=options.cuda_graphs_memory)
+    with _private.recorded_by(partial(attach, policy=policy, device_of=cuda), is_quiet=not policy.always):
+        yield
+
+
+def attach(compiled: Any, *, policy: Policy, device_of: Callable[[int], Device]) -> bool:
+    """Put programs in front of a compiled graph, or of its parts; False if nothing of it can be recorded."""
+    facts = compiled.fx_kwargs.get(FACTS)
+    info = compiled.cudagraph_info
+    if facts is None or info is None or info.cudagraph_fail_reasons or len(compiled.device_idxs) != 1:
+        return False
+    if facts.reason:
+        log.info("CUDA graphs: %s is not replayed: %s", name_of(compiled), facts.reason)
+        return False
+    device = device_of(next(iter(compiled.device_idxs)))
+    fixed, written = set(compiled.fx_kwargs["static_input_idxs"] or ()), set(compiled.mutated_input_idxs)
+
+    def put_in_front(run: Run, inputs: Sequence[int | None], results: Sequence[int | None], name: str) -> Program:
+        return Program(
+            run,
+            [facts.role(position) for position in results],
+            device,
+            fixed={i for i, position in enumerate(inputs) if position in fixed},
+            written={i for i, position in enumerate(inputs) if position in written},
+            policy=policy,
+            name=name,
+        )
+
+    parts = compiled.partition_maps
+    if not parts:
+        return False
+    name = name_of(compiled)
+    names = [f"{name}, part {n} of {len(parts)}" for n in range(1, len(parts) + 1)] if len(parts) > 1 else [name]
+    compiled.recursively_apply_fns(
+        [
+            partial(put_in_front, inputs=part.input_index_mapping, results=part.output_index_mapping, name=name)
+            for part, name in zip(parts, names, strict=True)
+        ]
+    )
+    return True
+
+
+def name_of(compiled: Any) -> str:
+    facts = compiled.fx_kwargs
+    return "a backward" if facts["is_backward"] else "inference" if facts["is_inference"] else "a forward"

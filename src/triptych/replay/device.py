@@ -1,0 +1,147 @@
+"""What replaying asks of a device. A test puts a fake in its place, and then needs no GPU."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from .. import _private
+
+
+class Graph(Protocol):
+    """What was recorded."""
+
+    memory: int
+    """Bytes that were reserved for it."""
+
+    def replay(self) -> None: ...
+
+
+class Device(Protocol):
+    def is_capturing(self) -> bool:
+        """Does somebody else record what the current stream is given?"""
+        ...
+
+    def follow_last_stream(self) -> None:
+        """Let the current stream wait for what the stream of the last replay was given."""
+        ...
+
+    def record(self, run: Callable[[], Sequence[Any]]) -> tuple[Graph, Sequence[Any]]:
+        """Record what `run` launches, and what it returns, in memory of the graph's own. Nothing is computed."""
+        ...
+
+    def mark(self) -> Any:
+        """A point in what the current stream is given."""
+        ...
+
+    def seconds_between(self, first: Any, last: Any) -> float | None:
+        """Seconds of the device between two points; None if it has not come to the last one yet."""
+        ...
+
+    def empty(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor: ...
+
+    def peak_memory(self) -> int:
+        """The most bytes that tensors have taken in this process."""
+        ...
+
+
+class RecordedGraph:
+    """A CUDA graph and the memory that was reserved for it."""
+
+    def __init__(self, graph: Any, memory: int) -> None:
+        self.memory = memory
+        self.replay = graph.replay  # keeps the graph
+
+
+class Cuda:
+    """One GPU."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.device = torch.device("cuda", index)
+        self.stream: Any = None
+        """The stream of the last replay."""
+        self.stream_id: int | None = None
+
+    def is_capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
+    def follow_last_stream(self) -> None:
+        now = _private.current_raw_stream(self.index)
+        if now == self.stream_id:
+            return
+        stream = torch.cuda.current_stream(self.index)
+        if self.stream is not None:
+            stream.wait_stream(self.stream)
+        self.stream, self.stream_id = stream, now
+
+    def record(self, run: Callable[[], Sequence[Any]]) -> tuple[Graph, Sequence[Any]]:
+        graph = torch.cuda.CUDAGraph()
+        collects = gc.isenabled()
+        with torch.cuda.device(self.index), torch.cuda.stream(recording_stream(self.index)):
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_reserved()
+            # a workspace from outside could be freed while the graph still writes to it
+            _private.clear_cublas_workspaces()
+            gc.disable()  # what it frees may call CUDA
+            try:
+                # other threads may go on calling CUDA
+                graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    outputs = run()
+                except BaseException:
+                    self._give_up(graph)
+                    raise
+                graph.capture_end()
+            finally:
+                _private.clear_cublas_workspaces()
+                if collects:
+                    gc.enable()
+            memory = max(torch.cuda.memory_reserved() - before, 0)
+        return RecordedGraph(graph, memory), outputs
+
+    def _give_up(self, graph: Any) -> None:
+        """End a recording that failed, so that neither the allocator nor the random generator believes it goes on."""
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            pool = graph.pool()
+            for end in (_private.end_allocate_to_pool, _private.release_pool):
+                try:
+                    end(self.index, pool)
+                except RuntimeError:
+                    pass
+            empty = torch.cuda.CUDAGraph()
+            empty.capture_begin(capture_error_mode="thread_local")
+            torch.empty(1, device=self.device)
+            empty.capture_end()
+
+    def mark(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.index))
+        return event
+
+    def seconds_between(self, first: Any, last: Any) -> float | None:
+        return first.elapsed_time(last) / 1e3 if last.query() else None
+
+    def empty(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty_strided(size, stride, dtype=dtype, device=self.device)
+
+    def peak_memory(self) -> int:
+        return torch.cuda.max_memory_allocated(self.index)
+
+
+@functools.cache
+def recording_stream(index: int) -> Any:
+    return torch.cuda.Stream(index)
+
+
+@functools.cache
+def cuda(index: int) -> Cuda:
+    """The GPU of an index. Streams are ordered across all programs on it."""
+    return Cuda(index)

@@ -1,0 +1,163 @@
+"""How the results of a recorded program leave it, so that no replay changes what a user holds.
+
+The graph writes its results to the same memory at every replay. A result of the program therefore leaves as a copy
+(`Role.OWN`). What only autograd gets is not copied: values that the backward reads (`Role.KEPT`) and gradients
+(`Role.HANDED`) leave as they are, and the graph is replayed again only when their use counts say that nobody holds
+them.
+"""
+
+from __future__ import annotations
+
+import enum
+import operator
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _private
+from .device import Device
+from .inputs import NotRecordable, copy_all
+
+
+class Role(enum.Enum):
+    OWN = "leaves as a copy, in memory of its own"
+    KEPT = "stays in the memory of the graph while the backward needs it"
+    HANDED = "leaves in the memory of the graph, as a new tensor at each call"
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor over the memory of another: its geometry, from the start of that memory in elements."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def of(self, base: Tensor, shift: int = 0) -> Tensor:
+        return base.as_strided(self.size, self.stride, self.offset + shift)
+
+
+class Region:
+    """Memory of results that leaves as one copy: one tensor, or several over the same memory."""
+
+    def __init__(self, results: Sequence[tuple[int, Tensor]], device: Device) -> None:
+        tensors = {id(x): x for _, x in results}
+        first = next(iter(tensors.values()))
+        if any(x.dtype != first.dtype for x in tensors.values()):
+            raise NotRecordable("results of different types share memory")
+        self.device, self.dtype = device, first.dtype
+        self.positions = [i for i, _ in results]
+        self.is_whole = len(tensors) == 1 and torch._debug_has_internal_overlap(first) == 0
+        if self.is_whole:
+            self.source = first
+            return
+        begin = min(int(x.storage_offset()) for x in tensors.values())
+        end = max(int(x.storage_offset()) + extent(x) for x in tensors.values())
+        self.source = first.as_strided((end - begin,), (1,), begin)
+        self.views = [View(tuple(x.size()), x.stride(), int(x.storage_offset()) - begin) for _, x in results]
+
+    def empty(self) -> Tensor:
+        return self.device.empty(self.source.size(), self.source.stride(), self.dtype)
+
+    def place(self, copy: Tensor, results: list[Any]) -> None:
+        if self.is_whole:
+            for i in self.positions:
+                results[i] = copy
+            return
+        for i, view in zip(self.positions, self.views):
+            results[i] = view.of(copy)
+
+
+class Outputs:
+    """The results of one recording, and how each leaves."""
+
+    def __init__(
+        self, results: Sequence[Any], roles: Sequence[Role], inputs: Sequence[Any], fixed: Sequence[int], device: Device
+    ) -> None:
+        self.constant: list[Any] = [x if not isinstance(x, Tensor) else None for x in results]
+        self.of_inputs: list[tuple[int, int, View | None]] = []
+        """Results that lie in the memory of an input that stays where it is: position, input, view or the same."""
+        self.handed: list[tuple[int, Tensor]] = []
+        kept: list[Tensor] = []
+        own: dict[int, list[tuple[int, Tensor]]] = {}
+        memory_of = {storage(inputs[i]): i for i in reversed(fixed)}
+        for position, (x, role) in enumerate(zip(results, roles, strict=True)):
+            if not isinstance(x, Tensor):
+                continue
+            if type(x) is not Tensor or x.layout != torch.strided:
+                raise NotRecordable("a result is not a plain tensor")
+            if (i := memory_of.get(storage(x))) is not None:
+                self.of_inputs.append((position, i, view_of(x, inputs[i])))
+            elif role is Role.OWN:
+                own.setdefault(storage(x), []).append((position, x))
+            elif role is Role.HANDED:
+                self.handed.append((position, x))
+            else:
+                self.constant[position] = x
+                kept.append(x)
+        self.regions = [Region(group, device) for group in own.values()]
+        self.watched = [(x, storage(x)) for x in (*kept, *(x for _, x in self.handed))]
+        self.at_rest: list[int] = []
+
+    def nobody_holds_them_now(self) -> None:
+        """Note the use counts of a moment at which only the recording has its results."""
+        self.at_rest = self._use_counts()
+
+    def are_held(self) -> bool:
+        """Does anybody else have a result that lies in the memory of the graph, or a view of one?"""
+        return any(map(operator.gt, self._use_counts(), self.at_rest))
+
+    def _use_counts(self) -> list[int]:
+        counts: list[int] = []
+        for x, memory in self.watched:
+            # Python's references to the tensor, C++'s references to it, the tensors over its memory
+            counts += (sys.getrefcount(x), _private.use_count(x), _private.storage_use_count(memory))
+        return counts
+
+    def kept_memory(self) -> set[int]:
+        return {memory for _, memory in self.watched}
+
+    def bytes_copied(self) -> int:
+        return sum(region.source.numel() * region.source.element_size() for region in self.regions)
+
+    def bytes_in_place(self) -> int:
+        return sum({memory: x.untyped_storage().nbytes() for x, memory in self.watched}.values())
+
+    def take(self, inputs: Sequence[Any]) -> list[Any]:
+        """The results of the last replay, which the caller may keep."""
+        results = self.constant.copy()
+        for position, x in self.handed:
+            results[position] = x.detach()
+        for position, i, view in self.of_inputs:
+            results[position] = inputs[i] if view is None else view.of(inputs[i], inputs[i].storage_offset())
+        copies = [region.empty() for region in self.regions]
+        copy_all(copies, [region.source for region in self.regions])
+        for region, copy in zip(self.regions, copies):
+            region.place(copy, results)
+        return results
+
+
+def storage(x: Tensor) -> int:
+    """What identifies the memory of a tensor."""
+    return x.untyped_storage()._cdata
+
+
+def extent(x: Tensor) -> int:
+    """Elements from the first to the last of a tensor in its memory."""
+    return 0 if x.numel() == 0 else 1 + sum((size - 1) * stride for size, stride in zip(x.size(), x.stride()))
+
+
+def view_of(x: Tensor, base: Tensor) -> View | None:
+    """The geometry of a result over the memory of an input; None if it is the input."""
+    if x.dtype != base.dtype:
+        raise NotRecordable("a result is an input read as another type")
+    view = View(tuple(x.size()), x.stride(), int(x.storage_offset() - base.storage_offset()))
+    same = View(tuple(base.size()), base.stride(), 0)
+    return None if view == same else view
+
+
+Run = Callable[[list[Any]], Sequence[Any]]
