@@ -81,6 +81,15 @@ def timed(run: Callable[[], Any]) -> dict[str, float]:
     return {"wall": time.perf_counter() - wall, "cpu": processor_seconds() - processor}
 
 
+def backend_of(compiler: str) -> Any:
+    """Ours not by name, which torch does not know in a checkout that is not installed."""
+    if compiler != "triptych":
+        return compiler
+    import triptych
+
+    return triptych.compile_fx
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("subject", help="gpt-DEPTH or a model of the suite")
@@ -90,10 +99,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
     # what is printed meanwhile goes to standard error
-    # by value: from a checkout that is not installed, torch does not know the backend by name
-    backend: Any = triptych.compile_fx if given.compiler == "triptych" else given.compiler
     reports = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    backend = backend_of(given.compiler)
     program, inputs = subject(given.subject, given.mode, given.device)
     compiled = torch.compile(program, backend=backend) if given.kind == "cold" else None
 

@@ -44,6 +44,10 @@ ROUNDING = {torch.bfloat16: 2.0**-8, torch.float32: 1e-5}
 """The relative difference that two correct results in this dtype may have."""
 
 
+CALLS_UNTIL_DECIDED = 12
+"""After so many calls, a program is replayed as CUDA graphs, or it is decided that it is not."""
+
+
 class Subject:
     """A model on its device, with the exact result that every variant is compared to."""
 
@@ -139,7 +143,9 @@ def warm_up(device: str, scratch: str) -> None:
 
 
 def prepare(subject: Subject, variant: Variant, scratch: str) -> tuple[dict[str, Any], Callable[[], Tensor]]:
-    """Compile by the first call; take error and peak memory from the second, which records CUDA graphs.
+    """Compile by the first call; take error and peak memory from one after which nothing is decided or recorded.
+
+    Memory that the allocator keeps for recorded CUDA graphs alone counts as used.
 
     The variants of one compiler share their kernels, which saves half of the time. So only the first one has a compile
     time. No compiler profits from what the other one compiled.
@@ -157,11 +163,17 @@ def prepare(subject: Subject, variant: Variant, scratch: str) -> tuple[dict[str,
         call()
         synchronize(subject.device)
         seconds = time.perf_counter() - start
+    for _ in range(CALLS_UNTIL_DECIDED if cuda else 0):
+        call()
+        synchronize(subject.device)
     gc.collect()
+    kept_for_graphs = 0
     if cuda:
+        torch.cuda.empty_cache()
+        kept_for_graphs = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
     result = call()
-    peak = torch.cuda.max_memory_allocated() if cuda else 0
+    peak = torch.cuda.max_memory_allocated() + kept_for_graphs if cuda else 0
     compiled = variant.name != EAGER
     figures = {
         "error": subject.error(result),

@@ -51,6 +51,7 @@ VARIANTS = {
             inference_only=True,
         ),
         Variant(TRIPTYCH, "Triptych's default", by_triptych()),
+        Variant("triptych-called", "Triptych, nothing replayed", by_triptych(options={"cuda_graphs": "off"})),
         Variant("triptych-graphs", "Triptych with CUDA graphs", by_triptych(mode=GRAPHS), graphs=True),
         Variant(
             "triptych-freeze", "Triptych with `freeze`", by_triptych(options={"freeze": True}), inference_only=True
@@ -62,6 +63,7 @@ VARIANTS = {
 PAIRS = {
     "default": (TRIPTYCH, INDUCTOR),
     "CUDA graphs": ("triptych-graphs", "inductor-graphs"),
+    "nothing replayed": ("triptych-called", INDUCTOR),
     "frozen": ("triptych-freeze", "inductor-freezing"),
     "frozen, against Inductor's default": ("triptych-freeze", INDUCTOR),
 }
