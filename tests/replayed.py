@@ -21,8 +21,8 @@ from triptych.replay.program import Program
 
 
 class FakeGraph:
-    def __init__(self, run: Callable[[], Sequence[Any]], results: Sequence[Any], memory: int) -> None:
-        self.run, self.results, self.memory = run, results, memory
+    def __init__(self, run: Callable[[], Sequence[Any]], results: Sequence[Any], idle_memory: int) -> None:
+        self.run, self.results, self.idle_memory = run, results, idle_memory
         self.replays = 0
 
     def replay(self) -> None:
@@ -46,7 +46,7 @@ class FakeDevice:
         self.graphs: list[FakeGraph] = []
         self.somebody_records = False
         self.seconds: list[float | None] = []
-        self.memory, self.peak = 0, 2**30
+        self.idle_memory, self.in_use, self.peak = 0, 2**30, 2**30
 
     @property
     def replays(self) -> int:
@@ -73,7 +73,7 @@ class FakeDevice:
             for x, value in zip(tensors, before):
                 if not torch.equal(x, value):
                     x.copy_(value)
-        graph = FakeGraph(run, results, self.memory)
+        graph = FakeGraph(run, results, self.idle_memory)
         self.graphs.append(graph)
         return graph, results
 
@@ -87,8 +87,17 @@ class FakeDevice:
         made = torch.empty_strided(size, stride, dtype=dtype)
         return base_of(made).fill_(1).as_strided(size, stride)
 
+    def memory_in_use(self) -> int:
+        return self.in_use
+
     def peak_memory(self) -> int:
         return self.peak
+
+
+def static_inputs() -> set[int]:
+    """Parameters and buffers, as Inductor is told of them."""
+    facts = torch._guards.TracingContext.get().fw_metadata
+    return set(facts.static_input_indices or ())
 
 
 def writes(call: Any, value: Any) -> bool:
@@ -118,7 +127,7 @@ def replaying_on_a_cpu(monkeypatch: Any, device: FakeDevice | None = None, alway
             facts = Facts(results_that_leave(gm, graph == "backward", graph == "inference"))
             count = len(gm.graph.output_node().args[0])
             placeholders = gm.graph.find_nodes(op="placeholder")
-            fixed = {i for i in range(len(placeholders)) if graph == "backward"}
+            fixed = set(range(len(placeholders))) if graph == "backward" else static_inputs()
             written = {i for i, node in enumerate(placeholders) if any(writes(user, node) for user in node.users)}
             compiled = emit(self, gm, example_inputs, graph)
             program = Program(

@@ -337,12 +337,15 @@ def recorded_by(attach: Callable[[Any], Any], is_quiet: bool) -> Iterator[None]:
         vars(module).update(before)
 
 
-def same_addresses(values: Any, addresses: list[int], positions: tuple[int, ...]) -> bool:
-    """Do the tensors at these positions lie at these addresses? Torch without CUDA has no function for it."""
+def same_addresses(values: list[Any], addresses: list[int], positions: list[int]) -> bool:
+    """Do the tensors at these positions lie at their addresses? There is an address for each value, read or not.
+
+    Torch without CUDA has no function for it.
+    """
     compare = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
     if compare is not None:
         return compare(values, addresses, positions)
-    return all(values[i].data_ptr() == address for i, address in zip(positions, addresses))
+    return all(values[i].data_ptr() == addresses[i] for i in positions)
 
 
 def current_raw_stream(device: int) -> int:

@@ -26,7 +26,7 @@ class Policy:
     always: bool = False
     """`cuda_graphs="on"`: neither the clock nor the memory decides."""
     memory: float = 0.1
-    """The part of the process's peak that a program may take more."""
+    """The part of the process's peak of memory that may be added to it."""
 
 
 BY_THE_CLOCK = Policy()
@@ -85,11 +85,12 @@ def not_faster(calls: Timed, replays: Timed) -> str | None:
     return f"a replay takes {shown(replays.seconds)}, a call {shown(calls.seconds)}"
 
 
-def too_much_memory(extra: int, peak: int, policy: Policy) -> str | None:
-    limit = max(policy.memory * peak, SMALL)
-    if policy.always or extra <= limit:
+def too_much_memory(used: int, peak: int, policy: Policy) -> str | None:
+    """Why the memory in use is too much, beside the peak without the recording."""
+    if policy.always or used <= max((1 + policy.memory) * peak, peak + SMALL):
         return None
-    return f"it would take {extra / 2**20:.0f} MB more memory, of which {limit / 2**20:.0f} MB are allowed"
+    allowed = f"{policy.memory:.0%} more than without are allowed"
+    return f"it would take {(used - peak) / 2**20:.0f} MB more memory than the peak of {peak / 2**20:.0f} MB; {allowed}"
 
 
 def shown(seconds: float) -> str:

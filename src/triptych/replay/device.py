@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 from collections.abc import Callable, Sequence
@@ -16,8 +17,8 @@ from .. import _private
 class Graph(Protocol):
     """What was recorded."""
 
-    memory: int
-    """Bytes that were reserved for it."""
+    idle_memory: int
+    """Bytes that are reserved for it and that hold nothing between two replays."""
 
     def replay(self) -> None: ...
 
@@ -45,16 +46,20 @@ class Device(Protocol):
 
     def empty(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor: ...
 
+    def memory_in_use(self) -> int:
+        """Bytes that tensors take now."""
+        ...
+
     def peak_memory(self) -> int:
         """The most bytes that tensors have taken in this process."""
         ...
 
 
 class RecordedGraph:
-    """A CUDA graph and the memory that was reserved for it."""
+    """A CUDA graph and the memory that is reserved for it."""
 
-    def __init__(self, graph: Any, memory: int) -> None:
-        self.memory = memory
+    def __init__(self, graph: Any, idle_memory: int) -> None:
+        self.idle_memory = idle_memory
         self.replay = graph.replay  # keeps the graph
 
 
@@ -81,41 +86,42 @@ class Cuda:
         self.stream, self.stream_id = stream, now
 
     def record(self, run: Callable[[], Sequence[Any]]) -> tuple[Graph, Sequence[Any]]:
-        graph = torch.cuda.CUDAGraph()
+        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         collects = gc.isenabled()
         with torch.cuda.device(self.index), torch.cuda.stream(recording_stream(self.index)):
             torch.cuda.synchronize()
-            before = torch.cuda.memory_reserved()
+            torch.cuda.current_blas_handle()  # this thread's, which cannot be made while recording
+            before = self._reserved_beyond_use()
             # a workspace from outside could be freed while the graph still writes to it
             _private.clear_cublas_workspaces()
             gc.disable()  # what it frees may call CUDA
             try:
                 # other threads may go on calling CUDA
-                graph.capture_begin(capture_error_mode="thread_local")
+                graph.capture_begin(pool, capture_error_mode="thread_local")
                 try:
                     outputs = run()
                 except BaseException:
-                    self._give_up(graph)
+                    self._give_up(graph, pool)
                     raise
                 graph.capture_end()
             finally:
                 _private.clear_cublas_workspaces()
                 if collects:
                     gc.enable()
-            memory = max(torch.cuda.memory_reserved() - before, 0)
-        return RecordedGraph(graph, memory), outputs
+            idle = max(self._reserved_beyond_use() - before, 0)
+        return RecordedGraph(graph, idle), outputs
 
-    def _give_up(self, graph: Any) -> None:
+    def _reserved_beyond_use(self) -> int:
+        return torch.cuda.memory_reserved(self.index) - self.memory_in_use()
+
+    def _give_up(self, graph: Any, pool: Any) -> None:
         """End a recording that failed, so that neither the allocator nor the random generator believes it goes on."""
         try:
             graph.capture_end()
         except RuntimeError:
-            pool = graph.pool()
             for end in (_private.end_allocate_to_pool, _private.release_pool):
-                try:
+                with contextlib.suppress(RuntimeError):
                     end(self.index, pool)
-                except RuntimeError:
-                    pass
             empty = torch.cuda.CUDAGraph()
             empty.capture_begin(capture_error_mode="thread_local")
             torch.empty(1, device=self.device)
@@ -131,6 +137,9 @@ class Cuda:
 
     def empty(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.empty_strided(size, stride, dtype=dtype, device=self.device)
+
+    def memory_in_use(self) -> int:
+        return torch.cuda.memory_allocated(self.index)
 
     def peak_memory(self) -> int:
         return torch.cuda.max_memory_allocated(self.index)

@@ -26,10 +26,10 @@ class Inputs:
     into memory that belongs to the recording, and copied back if the program writes them.
     """
 
-    def __init__(self, given: Sequence[Any], fixed: Collection[int], written: Collection[int], device: Device) -> None:
+    def __init__(self, given: list[Any], fixed: Collection[int], written: Collection[int], device: Device) -> None:
         tensors = [i for i, x in enumerate(given) if isinstance(x, Tensor)]
-        self.fixed = tuple(i for i in tensors if i in fixed and given[i].data_ptr() % ALIGNMENT == 0)
-        self.addresses = [given[i].data_ptr() for i in self.fixed]
+        self.fixed = [i for i in tensors if i in fixed and given[i].data_ptr() % ALIGNMENT == 0]
+        self.addresses = [x.data_ptr() if isinstance(x, Tensor) else 0 for x in given]
         self.copied = tuple(i for i in tensors if i not in self.fixed)
         self.tensors = tuple(tensors)
         self.layouts = layouts_of([given[i] for i in tensors])
@@ -38,14 +38,11 @@ class Inputs:
         self.places = [without_repeats(self.memory[i]) for i in self.copied]
         self.written = tuple((n, i) for n, i in enumerate(self.copied) if i in written)
 
-    def bytes_copied(self) -> int:
-        return sum(place.numel() * place.element_size() for place in self.places)
-
     def for_recording(self, given: Sequence[Any]) -> list[Any]:
         """The inputs to record the program with."""
         return [self.memory.get(i, x) for i, x in enumerate(given)]
 
-    def match(self, given: Sequence[Any]) -> bool:
+    def match(self, given: list[Any]) -> bool:
         """Do fixed inputs lie where they lay, and does every tensor have the layout that was recorded?"""
         if not _private.same_addresses(given, self.addresses, self.fixed):
             return False

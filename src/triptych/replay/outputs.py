@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from .. import _private
 from .device import Device
@@ -88,7 +89,7 @@ class Outputs:
         for position, (x, role) in enumerate(zip(results, roles, strict=True)):
             if not isinstance(x, Tensor):
                 continue
-            if type(x) is not Tensor or x.layout != torch.strided:
+            if type(x) not in (Tensor, Parameter) or x.layout != torch.strided:
                 raise NotRecordable("a result is not a plain tensor")
             if (i := memory_of.get(storage(x))) is not None:
                 self.of_inputs.append((position, i, view_of(x, inputs[i])))
@@ -120,12 +121,6 @@ class Outputs:
 
     def kept_memory(self) -> set[int]:
         return {memory for _, memory in self.watched}
-
-    def bytes_copied(self) -> int:
-        return sum(region.source.numel() * region.source.element_size() for region in self.regions)
-
-    def bytes_in_place(self) -> int:
-        return sum({memory: x.untyped_storage().nbytes() for x, memory in self.watched}.values())
 
     def take(self, inputs: Sequence[Any]) -> list[Any]:
         """The results of the last replay, which the caller may keep."""

@@ -53,6 +53,10 @@ class Sizes:
     settled: bool = False
     """Has the clock decided?"""
     times_held: int = 0
+    peak: int = 0
+    """The process's peak of memory before the last recording."""
+    is_full: str = ""
+    """Why there are no more recordings."""
 
 
 class Program:
@@ -130,7 +134,7 @@ class Program:
     # ---- recorded ----
 
     def _is_to_record(self, sizes: Sizes, inputs: Sequence[Any], matching: int) -> bool:
-        if not sizes.is_warm or len(sizes.recordings) >= PLACES:
+        if not sizes.is_warm or sizes.is_full or len(sizes.recordings) >= PLACES:
             return False
         if matching:  # its results are held: that may happen once, or at every step
             sizes.times_held += 1
@@ -170,7 +174,7 @@ class Program:
             for i, x in enumerate(inputs)
             if isinstance(x, Tensor) and (self._stays(i, x) or self._seems_to_stay(sizes, i, x))
         }
-        peak = self.device.peak_memory()
+        sizes.peak = max(sizes.peak, self.device.peak_memory())
         try:
             recording = Recording(self.run, inputs, self.roles, fixed, self.written, self.device)
         except NotRecordable as why:
@@ -179,13 +183,18 @@ class Program:
         except RuntimeError as error:
             self._refuse_all(f"recording failed: {str(error).splitlines()[0]}")
             return self.run(inputs)
-        if reason := too_much_memory(self._memory() + recording.extra_memory(), peak, self.policy):
-            self._refuse(sizes, reason)
-            return self.run(inputs)
         for memory in recording.outputs.kept_memory():
             kept_memory[memory] = weakref.ref(recording)
         sizes.recordings.append(recording)
+        if sizes.settled and (reason := self._too_much_memory(sizes)):
+            sizes.recordings.pop()  # the others stay
+            sizes.is_full = reason
+            return self.run(inputs)
         return self._replay(sizes, recording, inputs)
+
+    def _too_much_memory(self, sizes: Sizes) -> str | None:
+        used = self.device.memory_in_use() + sum(program.idle_memory() for program in programs)
+        return too_much_memory(used, sizes.peak, self.policy)
 
     def _stays(self, i: int, x: Tensor) -> bool:
         """Does an input stay in its place: a parameter or a buffer, or a value that a recording keeps?"""
@@ -199,8 +208,9 @@ class Program:
         is_worth_it = i in self.written or x.numel() * x.element_size() >= LARGE
         return is_worth_it and i not in sizes.moved and Role.HANDED not in self.roles
 
-    def _memory(self) -> int:
-        return sum(one.extra_memory() for sizes in self.by_sizes.values() for one in sizes.recordings)
+    def idle_memory(self) -> int:
+        """Bytes that are reserved for its recordings and hold nothing between two replays."""
+        return sum(one.graph.idle_memory for sizes in self.by_sizes.values() for one in sizes.recordings)
 
     # ---- replayed ----
 
@@ -216,7 +226,7 @@ class Program:
         if not sizes.replays.has_enough_calls():
             return sizes.replays.call(lambda: recording.replay(given), self.device)
         if sizes.replays.is_enough(self.device):
-            if reason := not_faster(sizes.calls, sizes.replays):
+            if reason := not_faster(sizes.calls, sizes.replays) or self._too_much_memory(sizes):
                 self._refuse(sizes, reason)
                 return self.run(given)
             self._settle(sizes, f"{shown(sizes.replays.seconds)} instead of {shown(sizes.calls.seconds)}")
@@ -253,7 +263,7 @@ class Program:
         if replayed := [one for one in found if one.settled and one.recordings]:
             one = replayed[0]
             timed = f": {shown(one.replays.seconds)} instead of {shown(one.calls.seconds)}" if one.calls.device else ""
-            return f"replayed{timed}, {self._memory() / 2**20:.0f} MB more memory"
+            return f"replayed{timed}, {self.idle_memory() / 2**20:.0f} MB of memory for it alone"
         refused = next((one.refused for one in found if one.refused), "")
         return f"not replayed: {refused or 'called too few times'}"
 

@@ -16,7 +16,7 @@ class Recording:
     def __init__(
         self,
         run: Run,
-        given: Sequence[Any],
+        given: list[Any],
         roles: Sequence[Role],
         fixed: Collection[int],
         written: Collection[int],
@@ -43,7 +43,3 @@ class Recording:
         self.graph.replay()
         self.inputs.copy_back(given)
         return self.outputs.take(given)
-
-    def extra_memory(self) -> int:
-        """Bytes that it takes beyond the values that autograd would hold without it, too."""
-        return max(self.graph.memory - self.outputs.bytes_in_place(), 0) + self.inputs.bytes_copied()
