@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -37,6 +38,7 @@ from torch.utils import _pytree as pytree
 from variants import EAGER, INDUCTOR, TRIPTYCH, VARIANTS, Variant
 
 from triptych.cost import clock
+from triptych.replay.program import Program, programs
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -142,19 +144,24 @@ def warm_up(device: str, scratch: str) -> None:
     torch._dynamo.reset()
 
 
-def prepare(subject: Subject, variant: Variant, scratch: str) -> tuple[dict[str, Any], Callable[[], Tensor]]:
-    """Compile by the first call; take error and peak memory from one after which nothing is decided or recorded.
+@dataclass
+class Prepared:
+    """A compiled variant."""
 
-    Memory that the allocator keeps for recorded CUDA graphs alone counts as used.
+    call: Callable[[], Tensor]
+    replayed: list[Program]
+    """What may be replayed of it."""
+
+
+def prepare(subject: Subject, variant: Variant, scratch: str) -> tuple[dict[str, Any], Prepared]:
+    """Compile by the first call.
 
     The variants of one compiler share their kernels, which saves half of the time. So only the first one has a compile
     time. No compiler profits from what the other one compiled.
     """
-    cuda = subject.device == "cuda"
     run = variant.compile(subject.program)
     call = lambda: subject.step(run, variant.graphs)  # noqa: E731
-    before = torch.cuda.memory_allocated() if cuda else 0
-    generated = metrics.generated_kernel_count
+    generated, others = metrics.generated_kernel_count, set(programs)
     folder = Path(scratch, variant.compiler)
     is_first = not folder.exists()
     folder.mkdir(exist_ok=True)
@@ -163,34 +170,59 @@ def prepare(subject: Subject, variant: Variant, scratch: str) -> tuple[dict[str,
         call()
         synchronize(subject.device)
         seconds = time.perf_counter() - start
-    for _ in range(CALLS_UNTIL_DECIDED if cuda else 0):
-        call()
-        synchronize(subject.device)
-    gc.collect()
-    kept_for_graphs = 0
-    if cuda:
-        torch.cuda.empty_cache()
-        kept_for_graphs = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-    result = call()
-    peak = torch.cuda.max_memory_allocated() + kept_for_graphs if cuda else 0
     compiled = variant.name != EAGER
     figures = {
-        "error": subject.error(result),
         "compile_s": seconds if compiled and is_first else None,
-        "kernels": metrics.generated_kernel_count - generated if compiled and not cuda else None,
-        "bytes": peak - before + subject.own_bytes if cuda else None,
+        "kernels": metrics.generated_kernel_count - generated if compiled and subject.device == "cpu" else None,
     }
+    subject.program.zero_grad(set_to_none=True)
+    free_memory(subject.device)
+    return figures, Prepared(call, [one for one in programs if one not in others])
+
+
+def settle(subject: Subject, prepared: Prepared) -> dict[str, Any]:
+    """Call until nothing more is decided or recorded; error, peak memory and what was decided.
+
+    Memory that the allocator keeps for recorded CUDA graphs alone counts as used.
+    """
+    cuda = subject.device == "cuda"
+    call, idle = prepared.call, idle_memory()
+    allocated = torch.cuda.memory_allocated() if cuda else 0
+    for _ in range(CALLS_UNTIL_DECIDED if cuda else 1):
+        call()
+        synchronize(subject.device)
+    free_memory(subject.device)
+    kept_for_graphs = idle_memory() - idle
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    result = call()
+    figures = {"error": subject.error(result), "bytes": None}
+    if cuda:
+        peak = torch.cuda.max_memory_allocated() + kept_for_graphs
+        figures["bytes"] = peak - allocated + subject.own_bytes
+        figures["replays"] = [f"{one.name}: {one.verdict()}" for one in prepared.replayed]
     del result
     subject.program.zero_grad(set_to_none=True)
+    free_memory(subject.device)
+    return figures
+
+
+def idle_memory() -> int:
+    """Bytes that the allocator has and that no tensor is in."""
+    return torch.cuda.memory_reserved() - torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
+
+
+def free_memory(device: str) -> None:
     gc.collect()
-    if cuda:
+    if device == "cuda":
         torch.cuda.empty_cache()  # other processes need it too
-    return figures, call
 
 
-def measure(subject: Subject, calls: dict[str, Callable[[], Tensor]], rounds: int, report: Report) -> None:
+def measure(subject: Subject, variants: dict[str, Prepared], rounds: int, report: Report) -> None:
     """Time all variants in turns; count the kernels that each launches, and measure their time without the host."""
+    for name, prepared in variants.items():
+        report({"variant": name, "figures": settle(subject, prepared)})
+    calls = {name: prepared.call for name, prepared in variants.items()}
     for name, figures in turns(calls, subject.device, rounds).items():
         quarters = statistics.quantiles(figures, n=4) if len(figures) > 1 else [figures[0]] * 3
         times: dict[str, Any] = {"ms": statistics.median(figures), "quartiles_ms": [quarters[0], quarters[2]]}
@@ -206,7 +238,7 @@ def run(
     """Everything from building to timing; what goes wrong with one variant costs that variant only."""
     lock = DeviceLock(device)
     time_kernels_in_turn(lock)
-    calls: dict[str, Callable[[], Tensor]] = {}
+    prepared: dict[str, Prepared] = {}
     report({"state": WAITING})
     with lock.compiling():
         report({"state": "building"})
@@ -220,14 +252,14 @@ def run(
             return
         warm_up(device, scratch)
         subject = Subject(workload, mode, device)
-        plain, _ = prepare(subject, VARIANTS[EAGER], scratch)
-        report({"eager_error": plain["error"], "rounding": ROUNDING[subject.dtype]})
+        _, plain = prepare(subject, VARIANTS[EAGER], scratch)
+        report({"eager_error": subject.error(plain.call()), "rounding": ROUNDING[subject.dtype]})
     for name in names:
         report({"state": WAITING})
         with lock.compiling():
             report({"state": f"compiling {name}"})
             try:
-                figures, calls[name] = prepare(subject, VARIANTS[name], scratch)
+                figures, prepared[name] = prepare(subject, VARIANTS[name], scratch)
             except Exception as error:
                 traceback.print_exc()
                 figures = {"failure": in_one_line(error)}
@@ -235,8 +267,8 @@ def run(
     report({"state": WAITING})
     with lock.measuring(patient=True):  # the others of its wave compile first, not between measurements
         report({"state": MEASURING})
-        if calls:
-            measure(subject, calls, rounds, report)
+        if prepared:
+            measure(subject, prepared, rounds, report)
     report({"finished": True})
 
 

@@ -20,13 +20,16 @@ class Variant:
     inference_only: bool = False
     graphs: bool = False
     """Uses CUDA graphs, so it needs a GPU."""
+    gpu_only: bool = False
+    """Differs from others on a GPU only."""
 
     @property
     def compiler(self) -> str:
         return self.name.partition("-")[0]
 
     def applies(self, device: str, mode: str) -> bool:
-        return (device == "cuda" or not self.graphs) and (mode == "inference" or not self.inference_only)
+        needs_gpu = self.graphs or self.gpu_only
+        return (device == "cuda" or not needs_gpu) and (mode == "inference" or not self.inference_only)
 
 
 def by_inductor(**how: Any) -> Callable[[nn.Module], Callable[..., Any]]:
@@ -51,7 +54,9 @@ VARIANTS = {
             inference_only=True,
         ),
         Variant(TRIPTYCH, "Triptych's default", by_triptych()),
-        Variant("triptych-called", "Triptych, nothing replayed", by_triptych(options={"cuda_graphs": "off"})),
+        Variant(
+            "triptych-called", "Triptych, nothing replayed", by_triptych(options={"cuda_graphs": "off"}), gpu_only=True
+        ),
         Variant("triptych-graphs", "Triptych with CUDA graphs", by_triptych(mode=GRAPHS), graphs=True),
         Variant(
             "triptych-freeze", "Triptych with `freeze`", by_triptych(options={"freeze": True}), inference_only=True

@@ -146,6 +146,36 @@ def test_forward_without_backward_and_under_no_grad_in_between(device, codegen):
     assert device.replays >= 4
 
 
+def test_a_graph_that_is_retained(device, codegen):
+    model, want = Net(), Net()
+    want.load_state_dict(model.state_dict())
+    run = compiled(model, codegen)
+    for x in inputs(6):
+        for call in (run, want):
+            loss = call(x).square().mean()
+            loss.backward(retain_graph=True)
+            loss.backward()
+        for mine, theirs in zip(model.parameters(), want.parameters()):
+            torch.testing.assert_close(mine.grad, theirs.grad)
+            mine.grad = theirs.grad = None
+
+
+def test_a_graph_that_is_retained_now_and_then(device, codegen):
+    """Compiled for one backward, the backward may overwrite what the forward saved."""
+    model, want = Net(), Net()
+    want.load_state_dict(model.state_dict())
+    run = compiled(model, codegen)
+    for n, x in enumerate(inputs(9)):
+        for call in (run, want):
+            loss = call(x).square().mean()
+            if n % 3 == 1:
+                loss.backward(retain_graph=True)
+            loss.backward()
+        for mine, theirs in zip(model.parameters(), want.parameters()):
+            torch.testing.assert_close(mine.grad, theirs.grad)
+            mine.grad = theirs.grad = None
+
+
 def test_hooks_on_saved_tensors_may_keep_them(device, codegen):
     model = Net()
     run, kept = compiled(model, codegen), []

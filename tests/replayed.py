@@ -42,6 +42,8 @@ def base_of(x: Tensor) -> Tensor:
 class FakeDevice:
     """A CPU in place of a GPU. `seconds` are what the device says between two marks, in turn."""
 
+    device = torch.device("cpu")
+
     def __init__(self) -> None:
         self.graphs: list[FakeGraph] = []
         self.somebody_records = False
@@ -55,8 +57,11 @@ class FakeDevice:
     def is_capturing(self) -> bool:
         return self.somebody_records
 
-    def follow_last_stream(self) -> None:
-        pass
+    def stream(self) -> int:
+        return 0
+
+    def follow(self, last: Any) -> None:
+        return None
 
     def record(self, run: Callable[[], Sequence[Any]]) -> tuple[FakeGraph, Sequence[Any]]:
         given = run.__closure__  # the inputs: a recording must leave them as they are

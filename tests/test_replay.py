@@ -9,9 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import triptych
 from tests.replay_guarantees import *  # noqa: F403
 from tests.replay_guarantees import WIDTH, Net, compiled, inputs
-from tests.replayed import replaying_on_a_cpu
+from tests.replayed import FakeDevice, replaying_on_a_cpu
+from triptych.replay import decision
+from triptych.replay.attach import reason_not_to
+from triptych.replay.outputs import Role
+from triptych.replay.program import Program
 
 
 @pytest.fixture(params=["eager", "inductor"])
@@ -74,15 +79,115 @@ def test_a_mode_that_watches_calls_sees_them(device):
     assert counted.get_total_flops() == 2 * 2 * 4 * WIDTH * 2 * WIDTH
 
 
-def test_a_graph_that_is_retained(device):
-    model, want = Net(), Net()
-    want.load_state_dict(model.state_dict())
-    run = compiled(model, "eager")
-    for x in inputs(6):
-        for call in (run, want):
-            loss = call(x).square().mean()
-            loss.backward(retain_graph=True)
-            loss.backward()
-        for mine, theirs in zip(model.parameters(), want.parameters()):
-            torch.testing.assert_close(mine.grad, theirs.grad)
-            mine.grad = theirs.grad = None
+class Times:
+    """What the clocks say of a program: seconds of the host for a call and a replay, and those of the device."""
+
+    def __init__(self, monkeypatch, device, host=1e-3, gpu=1e-3, replay_host=1e-4, replay_gpu=5e-4):
+        self.now, self.device = 0.0, device
+        self.each = {"call": (host, gpu), "replay": (replay_host, replay_gpu)}
+        monkeypatch.setattr(decision.time, "perf_counter", lambda: self.now)
+
+    def spend(self, kind):
+        host, gpu = self.each[kind]
+        self.now += host
+        self.device.seconds.append(gpu)
+
+
+def decided(monkeypatch, calls=12, policy=decision.BY_THE_CLOCK, in_use=2**30, idle_memory=0, **seconds):
+    """The verdict on a program by these clocks, after some calls."""
+    device = FakeDevice()
+    device.in_use, device.idle_memory = in_use, idle_memory
+    times = Times(monkeypatch, device, **seconds)
+
+    def run(given):
+        (x,) = given
+        given.clear()
+        times.spend("call")
+        return (x * 2,)
+
+    def record(work):
+        graph, results = FakeDevice.record(device, work)
+        replay = graph.replay
+
+        def spent():
+            replay()
+            device.seconds.pop()  # of the call by which the fake replays
+            times.now -= times.each["call"][0]
+            times.spend("replay")
+
+        graph.replay = spent
+        times.now -= times.each["call"][0]
+        device.seconds.clear()
+        return graph, results
+
+    device.record = record
+    program = Program(run, [Role.OWN], device, policy=policy)
+    for n in range(calls):
+        x = torch.full((4,), float(n))
+        (y,) = program([x])
+        assert torch.equal(y, 2 * x)
+    return program.verdict(), device
+
+
+def test_a_program_that_waits_for_the_host_is_replayed(monkeypatch):
+    text, device = decided(monkeypatch)
+    assert text.startswith("replayed: 500 us instead of 1.00 ms") and device.replays >= 6
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3, 4])
+def test_a_program_that_is_called_a_few_times_is_never_recorded(monkeypatch, calls):
+    text, device = decided(monkeypatch, calls=calls)
+    assert text == "not replayed: called too few times" and not device.graphs
+
+
+def test_a_program_that_keeps_the_device_busy_is_never_recorded(monkeypatch):
+    text, device = decided(monkeypatch, gpu=1.0)
+    assert "does not wait for the host: 1000.00 ms on the GPU, 1.00 ms on the host" in text and not device.graphs
+
+
+def test_a_replay_that_is_no_faster_is_dropped(monkeypatch):
+    text, device = decided(monkeypatch, replay_gpu=0.99e-3)
+    assert text == "not replayed: a replay takes 990 us, a call 1.00 ms"
+    assert device.replays == 3
+
+
+@pytest.mark.parametrize("part, kept", [(0.05, True), (0.2, False)])
+def test_memory_decides(monkeypatch, part, kept):
+    peak = 2**30
+    text, _ = decided(monkeypatch, in_use=peak, idle_memory=int(part * peak))
+    assert text.startswith("replayed") == kept
+    text, _ = decided(monkeypatch, policy=decision.Policy(memory=0.3), in_use=peak, idle_memory=int(part * peak))
+    assert text.startswith("replayed")
+
+
+def test_asked_for_neither_clock_nor_memory_decide(monkeypatch):
+    text, device = decided(monkeypatch, calls=3, policy=decision.Policy(always=True), gpu=1.0, idle_memory=2**33)
+    assert text.startswith("replayed") and device.replays == 2
+
+
+def test_an_operator_that_may_wait_is_named_with_its_line():
+    @torch.library.custom_op("test_replay::waits", mutates_args=())
+    def waits(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    graph = torch.fx.symbolic_trace(lambda x: torch.ops.test_replay.waits.default(x) + 1)
+    assert "test_replay.waits.default, which may wait" in reason_not_to(graph, triptych.Options())
+    assert not reason_not_to(graph, triptych.Options(cuda_graphs="on"))
+    assert not reason_not_to(torch.fx.symbolic_trace(lambda x: torch.ops.aten.sin.default(x)), triptych.Options())
+
+
+@pytest.mark.parametrize(
+    "options, mode, replays",
+    [
+        ({}, None, "auto"),
+        ({"cuda_graphs": "off"}, None, "off"),
+        ({}, "reduce-overhead", "on"),
+        ({"cuda_graphs": "off"}, "reduce-overhead", "off"),
+        ({}, "max-autotune-no-cudagraphs", "off"),
+        ({"codegen": "eager"}, "reduce-overhead", "off"),
+        ({"inductor.triton.cudagraphs": True}, None, "on"),
+        ({"inductor.triton.cudagraphs": False}, "reduce-overhead", "off"),
+    ],
+)
+def test_what_is_asked_for(options, mode, replays):
+    assert triptych.Options.make(options, mode).replays == replays

@@ -193,6 +193,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         # where compiled graphs are handed to CUDA graphs, and where it is said why one is not
         "output_code": "torch._inductor.output_code",
         "BoxedBool": "torch._inductor.utils:BoxedBool",
+        # will the graph that a backward runs in be needed again?
+        "keeps_graph": "torch._C._autograd:_get_current_graph_task_keep_graph",
         # how many hold a storage, and how many dispatch modes watch what is called
         "storage_use_count": "torch._C:_storage_Use_Count",
         "use_count": "torch._C:TensorBase._use_count",
@@ -307,26 +309,33 @@ def autograd_cache_arguments(shared: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def recorded_by(attach: Callable[[Any], Any], is_quiet: bool) -> Iterator[None]:
-    """Inside, Inductor hands compiled graphs that are to be CUDA graphs to `attach`, and may be silent about others.
+def compiled_graphs(
+    finish: Callable[[Any], None], attach: Callable[[Any], Any] | None, is_quiet: bool
+) -> Iterator[None]:
+    """Inside, each graph that Inductor compiles, or loads from a cache, is given to `finish`.
 
-    The two functions replaced are those that hand a graph, or its parts, to torch's CUDA graph trees.
+    Those that are to be CUDA graphs are given to `attach`, if there is one, instead of torch's CUDA graph trees.
+    Inductor may be silent about why others are not.
     """
     module = __getattr__("output_code")
+    realign = module.maybe_realign_inputs
+
+    def realign_and_finish(is_replayed: Any, compiled: Any, *rest: Any) -> None:
+        realign(is_replayed, compiled, *rest)
+        finish(compiled)
 
     def hand_over(inputs: Any, compiled: Any, *rest: Any) -> None:
+        assert attach is not None
         attach(compiled)
         # as Inductor does for a graph that is called: kernels want aligned inputs
-        module.maybe_realign_inputs(
-            __getattr__("BoxedBool")(False), compiled, compiled.inputs_to_check, compiled.mutated_input_idxs
-        )
+        realign(__getattr__("BoxedBool")(False), compiled, compiled.inputs_to_check, compiled.mutated_input_idxs)
 
     def say_nothing(message: str) -> None:
         pass
 
-    replaced: dict[str, Any] = {
-        "cudagraph_post_compile": hand_over, "cudagraph_partition_post_compile": hand_over
-    }  # fmt: skip
+    replaced: dict[str, Any] = {"maybe_realign_inputs": realign_and_finish}
+    if attach is not None:
+        replaced |= {"cudagraph_post_compile": hand_over, "cudagraph_partition_post_compile": hand_over}
     if is_quiet:
         replaced["log_cudagraph_skip_and_bump_counter"] = say_nothing
     before = {name: getattr(module, name) for name in replaced}

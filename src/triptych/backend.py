@@ -238,6 +238,7 @@ def compile_flow(
 
     def backward(gm: GraphModule, inputs: Sequence[Any]) -> Compiled:
         compiled = compile_backward(gm, inputs)
+        allow_retained_graphs()
         session.graph_compiled()
         return compiled
 
@@ -297,6 +298,16 @@ def compile_flow(
         log_loaded(session)
     session.graph_compiled()
     return compiled
+
+
+def allow_retained_graphs() -> None:
+    """The backward that was compiled last leaves what was saved as it is, where the graph is retained.
+
+    AOTAutograd raises an error otherwise, once such a backward has been compiled for a graph that is not retained.
+    """
+    context = _private.TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
 
 
 def before_codegen(gm: GraphModule, graph: str, session: Session) -> None:

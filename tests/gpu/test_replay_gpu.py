@@ -58,20 +58,6 @@ def verdicts():
     return [program.verdict() for program in programs]
 
 
-def test_a_graph_that_is_retained(device):
-    model, want = Net(), Net()
-    want.load_state_dict(model.state_dict())
-    run = compiled(model, "inductor")
-    for x in inputs(6):
-        for call in (run, want):
-            loss = call(x).square().mean()
-            loss.backward(retain_graph=True)
-            loss.backward()
-        for mine, theirs in zip(model.parameters(), want.parameters()):
-            torch.testing.assert_close(mine.grad, theirs.grad)
-            mine.grad = theirs.grad = None
-
-
 def test_random_numbers_are_those_without_replays(device):
     def program(x):
         return F.dropout(x, 0.5) * torch.rand_like(x)

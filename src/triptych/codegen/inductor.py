@@ -125,9 +125,12 @@ class InductorCodegen:
 
     def _compile(self, gm: GraphModule, example_inputs: Sequence[Any], **facts: Any) -> Compiled:
         config = _private.inductor_config
-        if self.settings["triton.cudagraphs"]:
-            visible = results_that_leave(gm, facts.get("is_backward", False), facts.get("is_inference", False))
-            facts[FACTS] = Facts(visible, reason_not_to(gm, self.session.options))
+        is_backward = facts.get("is_backward", False)
+        facts[FACTS] = Facts(
+            results_that_leave(gm, is_backward, facts.get("is_inference", False)),
+            reason_not_to(gm, self.session.options) if self.settings["triton.cudagraphs"] else "",
+            donated_inputs() if is_backward else (),
+        )
         keep_copied(gm.graph)
         with contextlib.ExitStack() as stack:
             stack.enter_context(keeping_write_order())
@@ -196,6 +199,13 @@ def results_that_leave(gm: GraphModule, is_backward: bool, is_inference: bool) -
     output = gm.graph.output_node()
     returned: Any = output.args[0]
     return len(returned) if is_inference else output.meta.get(RESULTS, len(returned))
+
+
+def donated_inputs() -> tuple[int, ...]:
+    """The inputs of the backward that is compiled now whose memory it may overwrite."""
+    context = _private.TracingContext.try_get()
+    facts = context.fw_metadata if context is not None else None
+    return tuple(facts.bw_donated_idxs or ()) if facts is not None else ()
 
 
 def cache_marker(key: str) -> Any:

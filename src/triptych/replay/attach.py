@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.fx import GraphModule
 
 from .. import _private
 from ..ir.text import source_line
 from ..options import Options
 from .decision import Policy
-from .device import Device, cuda
+from .device import Cuda, Device
 from .outputs import Role, Run
 from .program import Program
 
@@ -38,6 +40,8 @@ class Facts:
     """So many of its results leave the program, the others are for the backward; None for a backward."""
     reason: str = ""
     """Why it is not to be recorded."""
+    donated: tuple[int, ...] = ()
+    """Inputs of a backward, saved by the forward, whose memory it may overwrite."""
 
     def role(self, position: int | None) -> Role:
         """How a result leaves that is at this position of the graph's results; None if it stays inside the graph."""
@@ -74,12 +78,32 @@ def source_of(node: Any) -> str:
 @contextlib.contextmanager
 def replaying(options: Options) -> Iterator[None]:
     """Graphs that are compiled or loaded inside are replayed by us, where Inductor would do it."""
-    if options.replays == "off":
-        yield
-        return
     policy = Policy(always=options.replays == "on", memory=options.cuda_graphs_memory)
-    with _private.recorded_by(partial(attach, policy=policy, device_of=cuda), is_quiet=not policy.always):
+    put = None if options.replays == "off" else partial(attach, policy=policy, device_of=Cuda)
+    with _private.compiled_graphs(keep_what_is_needed_again, put, is_quiet=not policy.always):
         yield
+
+
+def keep_what_is_needed_again(compiled: Any) -> None:
+    """Let a backward overwrite copies of what the forward saved, where the graph is retained for one more backward."""
+    facts = compiled.fx_kwargs.get(FACTS)
+    if facts is not None and facts.donated:
+        compiled.current_callable = with_copies(compiled.current_callable, facts.donated)
+
+
+def with_copies(run: Run, donated: Sequence[int]) -> Run:
+    def call(inputs: list[Any]) -> Sequence[Any]:
+        if _private.keeps_graph():
+            for i in donated:
+                inputs[i] = copy_of(inputs[i])
+        return run(inputs)
+
+    return call
+
+
+def copy_of(x: Tensor) -> Tensor:
+    """A copy with the strides of the tensor, for which kernels were generated."""
+    return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=x.device).copy_(x)
 
 
 def attach(compiled: Any, *, policy: Policy, device_of: Callable[[int], Device]) -> bool:

@@ -13,7 +13,7 @@ CALLS_TIMED = 3
 """How many calls, and how many replays, are timed. The fastest counts."""
 GAIN = 0.97
 """A replay is worth keeping if it takes at most this part of the time of a call."""
-WAITS = 1.5
+WAITS = 3.0
 """A program of which the GPU's part takes this many times as long as the host's does not wait for the host."""
 SMALL = 64 * 2**20
 """Bytes that no program is too small for."""

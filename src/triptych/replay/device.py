@@ -24,12 +24,18 @@ class Graph(Protocol):
 
 
 class Device(Protocol):
+    device: torch.device
+
     def is_capturing(self) -> bool:
         """Does somebody else record what the current stream is given?"""
         ...
 
-    def follow_last_stream(self) -> None:
-        """Let the current stream wait for what the stream of the last replay was given."""
+    def stream(self) -> int:
+        """What identifies the current stream."""
+        ...
+
+    def follow(self, last: Any) -> Any:
+        """Let the current stream wait for what the last one was given, if there is a last one. The current stream."""
         ...
 
     def record(self, run: Callable[[], Sequence[Any]]) -> tuple[Graph, Sequence[Any]]:
@@ -69,21 +75,18 @@ class Cuda:
     def __init__(self, index: int) -> None:
         self.index = index
         self.device = torch.device("cuda", index)
-        self.stream: Any = None
-        """The stream of the last replay."""
-        self.stream_id: int | None = None
 
     def is_capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
 
-    def follow_last_stream(self) -> None:
-        now = _private.current_raw_stream(self.index)
-        if now == self.stream_id:
-            return
+    def stream(self) -> int:
+        return _private.current_raw_stream(self.index)
+
+    def follow(self, last: Any) -> Any:
         stream = torch.cuda.current_stream(self.index)
-        if self.stream is not None:
-            stream.wait_stream(self.stream)
-        self.stream, self.stream_id = stream, now
+        if last is not None:
+            stream.wait_stream(last)
+        return stream
 
     def record(self, run: Callable[[], Sequence[Any]]) -> tuple[Graph, Sequence[Any]]:
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
@@ -148,9 +151,3 @@ class Cuda:
 @functools.cache
 def recording_stream(index: int) -> Any:
     return torch.cuda.Stream(index)
-
-
-@functools.cache
-def cuda(index: int) -> Cuda:
-    """The GPU of an index. Streams are ordered across all programs on it."""
-    return Cuda(index)

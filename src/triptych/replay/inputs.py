@@ -28,6 +28,8 @@ class Inputs:
 
     def __init__(self, given: list[Any], fixed: Collection[int], written: Collection[int], device: Device) -> None:
         tensors = [i for i, x in enumerate(given) if isinstance(x, Tensor)]
+        if any(given[i].device != device.device for i in tensors):
+            raise NotRecordable("an input is on another device")
         self.fixed = [i for i in tensors if i in fixed and given[i].data_ptr() % ALIGNMENT == 0]
         self.addresses = [x.data_ptr() if isinstance(x, Tensor) else 0 for x in given]
         self.copied = tuple(i for i in tensors if i not in self.fixed)

@@ -180,8 +180,8 @@ class Program:
         except NotRecordable as why:
             self._refuse(sizes, str(why))
             return self.run(inputs)
-        except RuntimeError as error:
-            self._refuse_all(f"recording failed: {str(error).splitlines()[0]}")
+        except Exception as error:  # what cannot be recorded can still be called
+            self._refuse_all(f"recording failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
             return self.run(inputs)
         for memory in recording.outputs.kept_memory():
             kept_memory[memory] = weakref.ref(recording)
