@@ -258,7 +258,8 @@ def test_a_spelling_is_read_as_the_operation_that_the_table_says():
 def test_options_of_inductor_have_a_prefix():
     options = Options.make({"inductor.max_autotune": True, "inductor.triton.cudagraphs": True})
     assert options.inductor_options == {"max_autotune": True, "triton.cudagraphs": True}
-    assert options.cuda_graphs and not Options.make({"inductor.triton.cudagraphs": False}, "max-autotune").cuda_graphs
+    assert options.replays == "on"
+    assert Options.make({"inductor.triton.cudagraphs": False}, "max-autotune").replays == "off"
     assert Options.make(options) == options == Options.make({"inductor_options": options.inductor_options})
 
 

@@ -198,6 +198,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         # how many hold a storage, and how many dispatch modes watch what is called
         "storage_use_count": "torch._C:_storage_Use_Count",
         "use_count": "torch._C:TensorBase._use_count",
+        "copy_each": "torch:_foreach_copy_",
+        "overlaps_itself": "torch:_debug_has_internal_overlap",
         "dispatch_modes": "torch._C:_len_torch_dispatch_stack",
         # computes with integers that depend on sizes and indices alone, and the bounds of such an expression
         "IndexPropagation": "torch._inductor.index_propagation:IndexPropagation",
@@ -258,9 +260,24 @@ NAMES: Mapping[str, str] = MappingProxyType(
 )
 
 
+NAMES_WITH_CUDA: Mapping[str, str] = MappingProxyType(
+    {
+        # do tensors at some positions of a list lie at given addresses?
+        "same_addresses": "torch._C:_tensors_data_ptrs_at_indices_equal",
+        "current_raw_stream": "torch._C:_cuda_getCurrentRawStream",
+        # memory that products use beside their operands
+        "clear_cublas_workspaces": "torch._C:_cuda_clearCublasWorkspaces",
+        # the end of a recording for the allocator
+        "end_allocate_to_pool": "torch._C:_cuda_endAllocateToPool",
+        "release_pool": "torch._C:_cuda_releasePool",
+    }
+)
+"""Names that only a torch with CUDA has."""
+
+
 def __getattr__(name: str) -> Any:
     try:
-        path = NAMES[name]
+        path = NAMES[name] if name in NAMES else NAMES_WITH_CUDA[name]
     except KeyError:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
     try:
@@ -306,71 +323,6 @@ def autograd_cache_arguments(shared: Any) -> dict[str, Any]:
     if "compiler_config_extra" in taken:
         return {"compiler_config_extra": shared}
     return {"cudagraphs": shared.cudagraphs, "boxed_forward_device_index": shared.forward_device}
-
-
-@contextlib.contextmanager
-def compiled_graphs(
-    finish: Callable[[Any], None], attach: Callable[[Any], Any] | None, is_quiet: bool
-) -> Iterator[None]:
-    """Inside, each graph that Inductor compiles, or loads from a cache, is given to `finish`.
-
-    Those that are to be CUDA graphs are given to `attach`, if there is one, instead of torch's CUDA graph trees.
-    Inductor may be silent about why others are not.
-    """
-    module = __getattr__("output_code")
-    realign = module.maybe_realign_inputs
-
-    def realign_and_finish(is_replayed: Any, compiled: Any, *rest: Any) -> None:
-        realign(is_replayed, compiled, *rest)
-        finish(compiled)
-
-    def hand_over(inputs: Any, compiled: Any, *rest: Any) -> None:
-        assert attach is not None
-        attach(compiled)
-        # as Inductor does for a graph that is called: kernels want aligned inputs
-        realign(__getattr__("BoxedBool")(False), compiled, compiled.inputs_to_check, compiled.mutated_input_idxs)
-
-    def say_nothing(message: str) -> None:
-        pass
-
-    replaced: dict[str, Any] = {"maybe_realign_inputs": realign_and_finish}
-    if attach is not None:
-        replaced |= {"cudagraph_post_compile": hand_over, "cudagraph_partition_post_compile": hand_over}
-    if is_quiet:
-        replaced["log_cudagraph_skip_and_bump_counter"] = say_nothing
-    before = {name: getattr(module, name) for name in replaced}
-    try:
-        vars(module).update(replaced)
-        yield
-    finally:
-        vars(module).update(before)
-
-
-def same_addresses(values: list[Any], addresses: list[int], positions: list[int]) -> bool:
-    """Do the tensors at these positions lie at their addresses? There is an address for each value, read or not.
-
-    Torch without CUDA has no function for it.
-    """
-    compare = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
-    if compare is not None:
-        return compare(values, addresses, positions)
-    return all(values[i].data_ptr() == addresses[i] for i in positions)
-
-
-def current_raw_stream(device: int) -> int:
-    return torch._C._cuda_getCurrentRawStream(device)
-
-
-def clear_cublas_workspaces() -> None:
-    torch._C._cuda_clearCublasWorkspaces()
-
-
-def end_allocate_to_pool(device: int, pool: Any) -> None:
-    torch._C._cuda_endAllocateToPool(device, pool)
-
-
-def release_pool(device: int, pool: Any) -> None:
-    torch._C._cuda_releasePool(device, pool)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ everything that its kernels read and write, and then launched as a whole. `docs/
 change for the user, and this package sees to it:
 
     attach.py      finds the compiled graphs that can be recorded, and puts a `Program` in front of each
+    handover.py    how Inductor hands such graphs over
     program.py     `Program`: what happens at each call: called, timed, recorded or replayed
     decision.py    when replaying pays, by the clock and by the memory that it takes
     recording.py   `Recording`: one CUDA graph with the memory that it reads and writes

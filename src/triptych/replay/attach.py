@@ -23,6 +23,7 @@ from ..ir.text import source_line
 from ..options import Options
 from .decision import Policy
 from .device import Cuda, Device
+from .handover import compiled_graphs
 from .outputs import Role, Run
 from .program import Program
 
@@ -80,7 +81,7 @@ def replaying(options: Options) -> Iterator[None]:
     """Graphs that are compiled or loaded inside are replayed by us, where Inductor would do it."""
     policy = Policy(always=options.replays == "on", memory=options.cuda_graphs_memory)
     put = None if options.replays == "off" else partial(attach, policy=policy, device_of=Cuda)
-    with _private.compiled_graphs(keep_what_is_needed_again, put, is_quiet=not policy.always):
+    with compiled_graphs(keep_what_is_needed_again, put, is_quiet=not policy.always):
         yield
 
 

@@ -30,6 +30,10 @@ class Device(Protocol):
         """Does somebody else record what the current stream is given?"""
         ...
 
+    def lie_at(self, values: list[Any], addresses: list[int], positions: list[int]) -> bool:
+        """Do the tensors at these positions lie at their addresses? There is an address for each value."""
+        ...
+
     def stream(self) -> int:
         """What identifies the current stream."""
         ...
@@ -78,6 +82,9 @@ class Cuda:
 
     def is_capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
+
+    def lie_at(self, values: list[Any], addresses: list[int], positions: list[int]) -> bool:
+        return _private.same_addresses(values, addresses, positions)
 
     def stream(self) -> int:
         return _private.current_raw_stream(self.index)

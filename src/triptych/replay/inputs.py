@@ -27,6 +27,7 @@ class Inputs:
     """
 
     def __init__(self, given: list[Any], fixed: Collection[int], written: Collection[int], device: Device) -> None:
+        self.device = device
         tensors = [i for i, x in enumerate(given) if isinstance(x, Tensor)]
         if any(given[i].device != device.device for i in tensors):
             raise NotRecordable("an input is on another device")
@@ -46,7 +47,7 @@ class Inputs:
 
     def match(self, given: list[Any]) -> bool:
         """Do fixed inputs lie where they lay, and does every tensor have the layout that was recorded?"""
-        if not _private.same_addresses(given, self.addresses, self.fixed):
+        if not self.device.lie_at(given, self.addresses, self.fixed):
             return False
         return self.layouts is None or self.layouts.check(*[given[i] for i in self.tensors])
 
@@ -80,7 +81,7 @@ def without_repeats(x: Tensor) -> Tensor:
     for dim, (size, stride) in enumerate(zip(x.size(), x.stride())):
         if stride == 0 and size > 1:
             x = x.narrow(dim, 0, 1)
-    if torch._debug_has_internal_overlap(x) == 1:
+    if _private.overlaps_itself(x) == 1:
         raise NotRecordable("an input overlaps itself")
     return x
 
@@ -90,4 +91,4 @@ def copy_all(to: list[Tensor], of: list[Tensor]) -> None:
     if len(to) == 1:
         to[0].copy_(of[0])
     elif to:
-        torch._foreach_copy_(to, of)
+        _private.copy_each(to, of)

@@ -52,7 +52,7 @@ class Region:
             raise NotRecordable("results of different types share memory")
         self.device, self.dtype = device, first.dtype
         self.positions = [i for i, _ in results]
-        self.is_whole = len(tensors) == 1 and torch._debug_has_internal_overlap(first) == 0
+        self.is_whole = len(tensors) == 1 and _private.overlaps_itself(first) == 0
         if self.is_whole:
             self.source = first
             return
