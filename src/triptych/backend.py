@@ -19,6 +19,7 @@ from .codegen.program_cache import not_saved, program_cache
 from .codegen.refused_calls import RefusedCalls
 from .fallback import Way, first_that_compiles, refuse_to_start_again, reproduction, require_eager_draws
 from .freezing import freeze, warn_of_training
+from .ir.dynamo_guards import add_guard
 from .ir.facts import fact, is_tangent
 from .ir.graph_copies import Backup
 from .ir.origins import Origins
@@ -63,7 +64,7 @@ def compile_fx(
 def asks_for_tangents() -> bool:
     """Does the program run inside `torch.autograd.forward_ad.dual_level`? Dynamo guards the answer."""
     if _private.CompileContext.try_get() is not None and _private.TracingContext.try_get() is not None:
-        _private.add_guard(_private.GlobalStateSource(), _private.GuardBuilder.DUAL_LEVEL)
+        add_guard(_private.GlobalStateSource(), _private.GuardBuilder.DUAL_LEVEL)
     return _private.forward_ad._current_level >= 0
 
 

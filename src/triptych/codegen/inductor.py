@@ -17,7 +17,7 @@ from ..ir.facts import tensor_fact
 from ..ir.partitioned import RESULTS
 from ..ir.weights import FIXED
 from ..passes.session import Session
-from ..replay.attach import FACTS, Facts, reason_not_to, replaying
+from ..replay.attach import FACTS, Facts, reason_not_to, replaying, verdicts_noted
 from ..replay.program import forget_recordings
 from .base import Compiled
 from .decompositions import Decompositions, corrected
@@ -68,6 +68,7 @@ class InductorCodegen:
         self.known_buffers = session.buffers.digest if session.buffers is not None else ""
         on_gpu = any(isinstance(x, torch.Tensor) and x.device.type == "cuda" for x in example_inputs)
         self.settings = inductor_settings(session, cacheable=self.key is not None)
+        self.on_gpu = on_gpu
         if on_gpu:
             self.settings.update(ON_A_GPU)
             _private.AsyncCompile.wakeup()
@@ -126,7 +127,7 @@ class InductorCodegen:
     def _compile(self, gm: GraphModule, example_inputs: Sequence[Any], **facts: Any) -> Compiled:
         config = _private.inductor_config
         is_backward = facts.get("is_backward", False)
-        facts[FACTS] = Facts(
+        facts[FACTS] = known = Facts(
             results_that_leave(gm, is_backward, facts.get("is_inference", False)),
             reason_not_to(gm, self.session.options) if self.settings["triton.cudagraphs"] else "",
             donated_inputs() if is_backward else (),
@@ -146,7 +147,13 @@ class InductorCodegen:
                 visible = gm.graph.output_node().meta.get("user_visible_output_idxs")
                 marker = cache_marker(f"{self.key}/{visible}/{self.known_buffers}")
                 stack.enter_context(config.patch(joint_custom_post_pass=marker))
-            return _private.compile_fx_inner(gm, example_inputs, **facts)
+            if not (self.session.observed and self.on_gpu):
+                return _private.compile_fx_inner(gm, example_inputs, **facts)
+            say = functools.partial(self.session.replays.__setitem__, "backward" if is_backward else "forward")
+            note = stack.enter_context(verdicts_noted(say, known, self.session.options))
+            compiled = _private.compile_fx_inner(gm, example_inputs, **facts)
+            note(compiled)
+            return compiled
 
 
 def inductor_settings(session: Session, cacheable: bool) -> dict[str, Any]:

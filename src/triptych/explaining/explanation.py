@@ -228,9 +228,12 @@ class Explanation:
             "warnings": self.warnings,
             "stock": None if self.stock is None else self.stock.to_dict(),
             "programs": [
-                {"program": number, "label": label, "compile_id": session.compile_id, "thread": session.thread}
+                {
+                    "program": number, "label": label, "compile_id": session.compile_id, "thread": session.thread,
+                    "replays": dict(session.replays),
+                }
                 for number, (session, label) in enumerate(zip(sessions, self.program_labels()), 1)
-            ],
+            ],  # fmt: skip
             "frames": [frame.to_dict() for frame in self.frames],
             "comparison": None if self.stock is None else self._figures(self.stock),
             "profile": None if self.profile is None else self.profile.to_dict(),

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from torch.fx import GraphModule, Node
 
 from .. import _private
+from ..ir.dynamo_guards import source_name
 from ..ir.graph_copies import DYNAMO_SOURCE
 from .saved import SavedGraph
 
@@ -45,7 +46,7 @@ def label_of_source(node: Node) -> str:
     source = getattr(node, DYNAMO_SOURCE, None)
     if source is None:
         return ""
-    expression = _private.source_name(source)
+    expression = source_name(source)
     steps = [next(part for part in parts if part) for parts in STEP.findall(expression)]
     if not steps or not expression.startswith(("L[", "G[")):
         return ""

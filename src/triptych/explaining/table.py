@@ -39,6 +39,10 @@ def render(explanation: Explanation) -> Iterator[RenderableType]:
         yield _table(explanation)
     for line in compile_lines(frames):
         yield Text(line, style="dim")
+    for session, label in zip(explanation.sessions, explanation.program_labels()):
+        for graph, verdict in session.replays.items():
+            of = f"{label}, {graph}" if len(explanation.sessions) > 1 else graph
+            yield Text(f"CUDA graphs: {of}: {verdict}", style="dim")
     if explanation.profile is not None:
         yield from render_profile(explanation.profile)
     if explanation.stock is not None:

@@ -67,6 +67,8 @@ class Session:
     kernels: dict[str, str] = field(default_factory=dict)
     kernel_nodes: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     """By graph: the nodes that each call of a kernel computes, under the kernel's name and the number of the call."""
+    replays: dict[str, str] = field(default_factory=dict)
+    """By graph on a GPU: whether it is replayed as a CUDA graph, or why not."""
     lowered: dict[str, GraphModule] = field(default_factory=dict)
     """By graph: what code generation got, after all passes. Kernels are named by the nodes of these graphs."""
     runnable: dict[str, GraphModule] = field(default_factory=dict)

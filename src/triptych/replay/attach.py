@@ -25,7 +25,7 @@ from .decision import Policy
 from .device import Cuda, Device
 from .handover import compiled_graphs
 from .outputs import Role, Run
-from .program import Program
+from .program import Program, programs
 
 log = logging.getLogger("triptych")
 
@@ -142,6 +142,33 @@ def attach(compiled: Any, *, policy: Policy, device_of: Callable[[int], Device])
         ]
     )
     return True
+
+
+@contextlib.contextmanager
+def verdicts_noted(say: Callable[[str], None], facts: Facts, options: Options) -> Iterator[Callable[[Any], None]]:
+    """Say of the graph that is compiled inside whether it is replayed, and again when that is decided.
+
+    What it gives is told of the compiled graph.
+    """
+    before = set(programs)
+
+    def note(compiled: Any) -> None:
+        made = [one for one in programs if one not in before]
+        if options.replays == "off":
+            say("not replayed: cuda_graphs is off")
+        elif facts.reason:
+            say(f"not replayed: {facts.reason}")
+        elif reason := getattr(compiled, "disabled_cudagraphs_reason", None):
+            say(f"not replayed: {str(reason).splitlines()[0]}")
+        elif not made:
+            say("not replayed: nothing of it can be recorded")
+        else:
+            parts = f", in {len(made)} parts" if len(made) > 1 else ""
+            say("replayed" + parts + ("" if options.replays == "on" else " if the clock says so, after some calls"))
+            for one in made:
+                one.tell = say
+
+    yield note
 
 
 def name_of(compiled: Any) -> str:

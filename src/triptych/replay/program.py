@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,6 +81,8 @@ class Program:
         self.refused = reason
         """Why it is never replayed."""
         self.lock = threading.RLock()
+        self.tell: Callable[[str], None] | None = None
+        """Is told what is decided."""
         programs.add(self)
 
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
@@ -236,17 +238,22 @@ class Program:
 
     def _settle(self, sizes: Sizes, why: str) -> None:
         sizes.settled = True
-        log.info("CUDA graphs: %s is replayed: %s", self.name, why)
+        self._say(f"is replayed: {why}")
 
     def _refuse(self, sizes: Sizes, reason: str) -> None:
         sizes.refused = reason
         sizes.recordings.clear()
-        log.info("CUDA graphs: %s is not replayed: %s", self.name, reason)
+        self._say(f"is not replayed: {reason}")
 
     def _refuse_all(self, reason: str) -> None:
         self.refused = reason
         self.by_sizes.clear()
-        log.info("CUDA graphs: %s is not replayed: %s", self.name, reason)
+        self._say(f"is not replayed: {reason}")
+
+    def _say(self, what: str) -> None:
+        log.info("CUDA graphs: %s %s", self.name, what)
+        if self.tell is not None:
+            self.tell(self.verdict())
 
     def forget(self) -> None:
         """Drop all recordings, and decide anew."""

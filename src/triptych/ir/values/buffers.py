@@ -20,6 +20,7 @@ from torch.fx import Node
 from ... import _private
 from ...options import Options
 from ..alias import Aliasing
+from ..dynamo_guards import add_guard, add_lambda_guard, saves_guards, source_name
 from ..facts import is_static, tensor_fact
 from ..origins import given_tensor
 from .contents import holds_two_numbers, pattern_of
@@ -78,7 +79,7 @@ class KnownBuffers:
         given. From now on rules get no contents, and the elements are released, because this object lives as long as
         the compiled program."""
         for node, same in self.guards.items():
-            _private.add_guard(_source(node), functools.partial(_create_guard, same=same))
+            add_guard(_source(node), functools.partial(_create_guard, same=same))
         self._contents = dict.fromkeys(self._contents)
         self._by_digest.clear()
 
@@ -112,9 +113,9 @@ class KnownBuffers:
         """None for an input that is not a buffer of a module, and where the guard could not be checked: outside Dynamo,
         or if guards are saved with the compiled code."""
         context, source = _private.CompileContext.try_get(), _source(node)
-        if context is None or source is None or "._buffers[" not in (name := _private.source_name(source)):
+        if context is None or source is None or "._buffers[" not in (name := source_name(source)):
             return None
-        return None if _private.saves_guards() else (context.compile_id.frame_id, name)
+        return None if saves_guards() else (context.compile_id.frame_id, name)
 
     def _may_be_read(self, node: Node, tensor: torch.Tensor) -> bool:
         known = tensor_fact(node)
@@ -226,7 +227,7 @@ def digest_of(value: torch.Tensor) -> str:
 
 def _create_guard(builder: Any, guard: Any, same: Callable[[Any], bool]) -> None:
     """What Dynamo calls when it builds the guards of a program."""
-    _private.add_lambda_guard(builder, guard, same, "holds what was read when the program was compiled")
+    add_lambda_guard(builder, guard, same, "holds what was read when the program was compiled")
 
 
 def _source(node: Node) -> Any:
