@@ -211,8 +211,6 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "Unsupported": "torch._dynamo.exc:Unsupported",
         # errors of a backend, such as a size that depends on data, after which Dynamo tries smaller graphs
         "answered_by_graph_break": "torch._dynamo.exc:exceptions_allowed_to_be_fallback",
-        # a size that depends on data was compared while a value was computed from shapes
-        "GuardOnDataDependentSymNode": "torch.fx.experimental.symbolic_shapes:GuardOnDataDependentSymNode",
         # -- watching a compile: explain, the command line, the demo --
         # Dynamo's settings: how often a function may be compiled, and when sizes become symbols
         "dynamo_config": "torch._dynamo.config",

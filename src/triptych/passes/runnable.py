@@ -50,8 +50,10 @@ def _reads(node: Node, values: dict[Node, Any]) -> bool:
 
 
 def _writes(node: Node) -> bool:
-    if isinstance(node.target, torch._ops.OperatorBase):
-        return getattr(getattr(node.target, "_schema", None), "is_mutable", True)
+    if (schema := getattr(node.target, "_schema", None)) is not None:
+        return bool(schema.is_mutable)
+    if isinstance(node.target, _private.HigherOrderOperator):
+        return True
     name = str(getattr(node.target, "__name__", node.target))
     return name.endswith("_") or name == "setitem" or "out" in node.kwargs
 
@@ -64,7 +66,7 @@ def _computed(program: Program, node: Node, value: Any) -> Any:
     except _private.answered_by_graph_break:
         return None
     except (TypeError, ValueError, IndexError, RuntimeError) as error:
-        if isinstance(error, (NotImplementedError, _private.GuardOnDataDependentSymNode)):
+        if isinstance(error, NotImplementedError) or hasattr(error, "cond"):  # a size that depends on data was compared
             return None
         first = str(error).strip().partition("\n")[0]
         raise VerificationError(f"a call cannot run: {line(node)}: {first}") from error
