@@ -44,13 +44,13 @@ test-fast: $(VENV)/.installed
 	$(PYTEST) -m 'fast and not slow' $(PYTEST_ARGS)
 
 test-all: $(VENV)/.installed
-	$(PYTEST) $(PYTEST_ARGS)
+	OPTIMISED_KERNELS=1 $(PYTEST) $(PYTEST_ARGS)
 
 sweep: $(VENV)/.installed
 	$(TEST_ENV) $(BIN)/python -m tests.sweep --workers $(WORKERS) $(SWEEP_ARGS)
 
 test-kernels: $(VENV)/.installed
-	ALL_KERNELS=1 $(PYTEST) tests/kernels $(PYTEST_ARGS)
+	ALL_KERNELS=1 OPTIMISED_KERNELS=1 $(PYTEST) tests/kernels $(PYTEST_ARGS)
 
 # SEED=17 shows and judges one program; otherwise a campaign over the seeds from FIRST on. Finds go to fuzz-found/.
 TIME ?= 600

@@ -183,6 +183,10 @@ def test_fewer_sequences_than_chunks(loss, dims):
 def test_fewer_rows_than_chunks_by_kernels():
     """Here Inductor does not ask whether a chunk is empty; of some other losses it does, and makes another graph."""
     assert len(check(plain, (0,), sizes=(4, 2), first=(21, 1), codegen="inductor")) == 1
+
+
+@pytest.mark.slow
+def test_fewer_rows_than_chunks_of_another_loss_by_kernels():
     check(z_loss, (0,), sizes=(4,), first=(21, 1), codegen="inductor")
 
 

@@ -145,7 +145,7 @@ def test_what_is_measured_on_the_device_is_counted(monkeypatch, tmp_path):
 
 def test_the_text_names_the_longest_phases_first():
     times = CompileTimes(dynamo=0.5, kernels=1.5, lowering=0.0001, other=0.25)
-    assert compile_line(times) == "2.25 s: kernels 1.50 s, Dynamo 500.0 ms, other 250.1 ms"
+    assert compile_line(times) == "2.25 s: kernels 1.50 s, Dynamo 500.0 ms, other 250.1 ms (lowering, imports and cache keys)"
     one = Frame("0/0", "f", "a.py:1", times=times)
     assert compile_lines([one]) == [f"compile: {compile_line(times)}"]
     both = Frame("1/0", "g", "a.py:2", times=times, backward_times=CompileTimes(codegen=1.0))

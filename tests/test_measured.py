@@ -23,6 +23,7 @@ from triptych.explaining.explanation import Explanation
 from triptych.explaining.launches import Launch, launches
 from triptych.explaining.page_data import report_data
 from triptych.explaining.profile import NOT_ATTRIBUTED, Moment, Subject, profile_on_cpu, profile_on_gpu
+from triptych.ir.text import text
 
 EAGER = {"codegen": "eager"}
 
@@ -182,6 +183,41 @@ def test_nodes_are_timed_one_by_one_without_code_generation():
         assert all(one.calls == 1 and one.seconds > 0 for one in timed)
     assert explanation.kernel_launches == 0 and "Kernels, measured" in str(explanation)
     assert sum(p.seconds for p in explanation.profile.modules) == pytest.approx(explanation.profile.wall_seconds)
+
+
+class SiluByHand(triptych.Rule):
+    """sigmoid(x) * x -> silu(x)"""
+
+    exact = False
+    stages = ("pre_grad",)
+
+    def pattern(self, op, x):
+        return op.mul(op.sigmoid(x), x)
+
+    def rewrite(self, op, x):
+        return op.silu(x)
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_launches_of_what_a_rule_wrote_before_autograd_name_the_rule(train):
+    def program(x, w):
+        y = x @ w
+        return torch.sigmoid(y) * y
+
+    x, w = torch.randn(4, 8), torch.randn(8, 8, requires_grad=True)
+    options = {**EAGER, "add_rules": SiluByHand}
+    seen = triptych.explain(program, x, w, train=train, profile=True, options=options)
+    for graph in ("forward", "backward")[: 1 + train]:
+        timed = [one.launch for one in seen.profile.launches if one.launch.graph == graph]
+        made = {launch.name: launch.region for launch in timed}
+        others = {name for name, region in made.items() if region == ""}
+        assert set(made.values()) == {"", "add_rules: silu_by_hand"}
+        assert all("mm" in name or "permute" in name for name in others)
+        assert "  <- silu_by_hand" in text(seen.graphs[graph])
+    names = [part.name for part in seen.profile.regions]
+    assert "add_rules: silu_by_hand" in names and "no rule" in names
+    listing = next(r for r in seen.passes if r.stage == "post_grad").listing
+    assert any(line.rule == "silu_by_hand" for line in listing.latest)
 
 
 def test_code_is_its_own_again(run):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -80,12 +81,48 @@ def test_a_user_pass_that_raises_is_undone(caplog):
 
     gm = aten()
     with caplog.at_level(logging.WARNING, "triptych"):
-        session = run("joint", gm, joint_custom_post_pass=half_done)
+        session = run("joint", gm, joint_custom_post_pass=half_done, on_error="fallback")
     assert torch.equal(gm(X), X.relu() + 1)
     record = next(r for r in session.records if r.name == "joint_custom_post_pass")
     assert "ZeroDivisionError" in record.error and "half_done" in session.warnings[0] and "half_done" in caplog.text
     with pytest.raises(RuleError, match="half_done.*oops"):
-        run("joint", aten(), joint_custom_post_pass=half_done, verify="each")
+        run("joint", aten(), joint_custom_post_pass=half_done, verify="each", on_error="fallback")
+
+
+@pytest.mark.parametrize("hook", [hook for hooks in HOOKS.values() for hook in hooks])
+@pytest.mark.parametrize("codegen", ["eager", "inductor"])
+def test_a_user_pass_that_raises_is_an_error_if_errors_are_wanted(hook, codegen):
+    def half_done(graph):
+        raise ZeroDivisionError("oops")
+
+    with pytest.raises(Exception, match=f"RuleError: {hook}: half_done raised ZeroDivisionError: oops"):
+        torch.compile(lambda x: x.sin() + 1, backend="triptych", options={hook: half_done, "codegen": codegen})(X)
+
+
+def without_arguments(graph):
+    next(node for node in graph.nodes if "sin" in str(node.target)).args = ()
+
+
+def of_another_shape(graph):
+    """The call runs, but one that reads its result does not."""
+    sin = next(node for node in graph.nodes if "sin" in str(node.target))
+    with graph.inserting_before(sin):
+        sin.args = (graph.call_function(torch.ops.aten.view.default, (sin.args[0], [-1])),)
+
+
+@pytest.mark.parametrize("hook", [hook for hooks in HOOKS.values() for hook in hooks])
+@pytest.mark.parametrize("broken, call", [(without_arguments, "sin"), (of_another_shape, "mm|matmul")])
+def test_a_user_pass_that_leaves_a_call_that_cannot_run_is_named(hook, broken, call, caplog):
+    def program(x):
+        return x.sin() @ torch.ones(x.shape[1], 2)
+
+    options = {hook: broken, "codegen": "eager"}
+    wanted = rf"{hook}: {broken.__name__} leaves an invalid graph: a call cannot run: \w*({call})"
+    with pytest.raises(Exception, match=f"RuleError: {wanted}"):
+        torch.compile(program, backend="triptych", options=options)(X)
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="triptych", options={**options, "on_error": "fallback"})
+    assert torch.equal(compiled(X), program(X)) and re.search(wanted, caplog.text)
 
 
 def test_a_user_pass_that_breaks_the_graph_is_undone():
@@ -94,7 +131,7 @@ def test_a_user_pass_that_breaks_the_graph_is_undone():
         relu.args = (torch.fx.Graph().placeholder("nowhere"),)
 
     gm = aten()
-    session = run("joint", gm, joint_custom_post_pass=malformed)
+    session = run("joint", gm, joint_custom_post_pass=malformed, on_error="fallback")
     assert torch.equal(gm(X), X.relu() + 1) and session.warnings
 
 
@@ -109,10 +146,10 @@ def return_nothing(graph):
 @pytest.mark.parametrize("broken", [erase_output, return_nothing])
 @pytest.mark.parametrize("hook", ["pre_grad_custom_pass", "joint_custom_post_pass", "post_grad_custom_post_pass"])
 def test_a_user_pass_that_drops_the_output_is_undone(hook, broken, caplog):
-    options = {"codegen": "eager", "on_error": "raise", hook: broken}
+    options = {"codegen": "eager", "on_error": "fallback", hook: broken}
     compiled = torch.compile(lambda x: x.sin() + 1, backend=triptych.compile_fx, options=options)
     assert torch.equal(compiled(X), X.sin() + 1)
-    assert f"{hook}: {broken.__name__} raised VerificationError" in caplog.text
+    assert f"{hook}: {broken.__name__} leaves an invalid graph: " in caplog.text
 
 
 def test_a_user_pass_may_leave_the_order_to_the_sort():

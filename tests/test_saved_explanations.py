@@ -158,7 +158,8 @@ def test_a_record_in_a_notebook_is_escaped(explanation):
     html = record._repr_html_()
     assert "<b>merge_concats_pass</b>" in html and '<span style="color: #107c10">+ cat_' in html
     assert "&lt;- cat_of_cat" in html and "<- cat_of_cat" not in html
-    broken = triptych.explain(lambda x: x + 1, torch.ones(2), options={"codegen": "eager", "pre_grad_custom_pass": raises})
+    options = {"codegen": "eager", "on_error": "fallback", "pre_grad_custom_pass": raises}
+    broken = triptych.explain(lambda x: x + 1, torch.ones(2), options=options)
     (record,) = broken.runs_of("pre_grad_custom_pass")
     assert "&lt;script&gt;" in record._repr_html_() and "<script>" not in record._repr_html_()
 

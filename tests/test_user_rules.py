@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -81,13 +82,16 @@ def test_a_rule_that_raises_is_named_with_the_option_it_came_by():
             raise ValueError("no")
 
     for option in ("add_rules", "joint_custom_pre_pass"):
-        seen = triptych.explain(gated, *INPUTS, options={**EAGER, option: [Broken]})
+        options = {**EAGER, option: [Broken]}
+        seen = triptych.explain(gated, *INPUTS, options={**options, "on_error": "fallback"})
         assert f"{option}: rule broken raised ValueError: no at " in str(seen)
+        with pytest.raises(Exception, match=f"RuleError: pass {option}, rule broken: ValueError: no"):
+            torch.compile(gated, backend="triptych", options=options)(*INPUTS)
 
 
-@pytest.mark.parametrize("times, wanted", [(1, "no at mul; that rewrite was left out"),
-                                           (2, "no at mul, and 1 more time; those rewrites were left out"),
-                                           (40, "no at mul, and 39 more times; those rewrites were left out")])  # fmt: skip
+@pytest.mark.parametrize("times, wanted", [(1, "no at mul in the joint graph; that rewrite was left out"),
+                                           (2, "no at mul, and 1 more time in the joint graph; those rewrites were left out"),
+                                           (40, "no at mul, and 39 more times in the joint graph; those rewrites were left out")])  # fmt: skip
 def test_a_rule_that_raises_is_logged_once_and_recorded_for_every_site(times, wanted, caplog):
     class Broken(SiluByHand):
         """x * sigmoid(x) -> an error"""
@@ -102,10 +106,11 @@ def test_a_rule_that_raises_is_logged_once_and_recorded_for_every_site(times, wa
             x = x * torch.sigmoid(x)
         return x
 
-    seen = triptych.explain(program, INPUTS[0], options={**EAGER, "add_rules": Broken})
+    options = {**EAGER, "add_rules": Broken, "on_error": "fallback"}
+    seen = triptych.explain(program, INPUTS[0], options=options)
     logged = [record.getMessage() for record in caplog.records if "raised" in record.getMessage()]
     assert logged == [f"add_rules: rule broken raised ValueError: {wanted}"]
-    assert [w for w in seen.warnings if "raised" in w] == [logged[0].partition(";")[0]]
+    assert [w for w in seen.warnings if "raised" in w] == [logged[0].partition(" in the joint")[0]]
     (record,) = (record for record in seen.passes if record.error)
     assert sum(decline.raised for decline in record.declines) == times and "Traceback" in record.error
 
@@ -253,6 +258,53 @@ def test_why_not_takes_the_name_of_a_users_rule():
     options = {**EAGER, "add_rules": [SiluByHand], "joint_custom_pre_pass": [RELU_OF_SUM]}
     answer = triptych.why_not("silu_by_hand", gated, *INPUTS, options=options)
     assert [one.rule for one in answer.fires] == ["silu_by_hand"]
+
+
+@pytest.mark.parametrize("hook", ["pre_grad_custom_pass", "joint_custom_pre_pass", "joint_custom_post_pass"])
+def test_why_not_takes_the_name_of_a_rule_in_any_hook(hook):
+    answer = triptych.why_not("silu_by_hand", gated, *INPUTS, options={hook: [SiluByHand, RELU_OF_SUM]})
+    assert [one.rule for one in answer.fires] == ["silu_by_hand"]
+
+
+class TanByHand(triptych.Rule):
+    """sin(x) / cos(x) -> tan(x)"""
+
+    exact = False
+
+    def pattern(self, op, x):
+        return op.div(op.sin(x), op.cos(x))
+
+    def rewrite(self, op, x):
+        return op.tan(x)
+
+
+class NoSine(triptych.Rule):
+    """sin(x) -> cos(x - pi / 2)"""
+
+    exact = False
+    stages = ("joint",)
+
+    def pattern(self, op, x):
+        return op.sin(x)
+
+    def rewrite(self, op, x):
+        return op.cos(op.sub(x, math.pi / 2))
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        ({"add_rules": [TanByHand, NoSine]}, "at sin (pre_grad): an earlier pass, add_rules (tan_by_hand), rewrote this node"),
+        ({"joint_custom_pre_pass": TanByHand}, "at sin (joint): an earlier pass, joint_custom_pre_pass (tan_by_hand), rewrote"),
+    ],
+    ids=["an earlier stage", "the same stage"],
+)
+def test_why_not_names_the_pass_that_rewrote_the_site_first(options, says):
+    def program(x):
+        return torch.sin(x) / torch.cos(x)
+
+    answer = triptych.why_not(NoSine, program, INPUTS[0], options=options)
+    assert not answer.fires and says in str(answer[0])
 
 
 def test_why_not_says_that_a_hook_is_no_rule():

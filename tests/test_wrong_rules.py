@@ -57,6 +57,8 @@ WRONG_CLASSES = {
     "optional": ({"pattern": lambda self, op, x: op.optional("reluu", x)}, "unknown operation 'reluu'"),
     "capture of check": ({"check": lambda self, m, xx: None}, "asks for 'xx', which the pattern does not capture; did you mean 'x'"),
     "capture of rewrite": ({"rewrite": lambda self, op, other: other}, "asks for 'other', which the pattern does not capture; known: x"),
+    "misspelt flag": ({"exct": False}, "Mine sets 'exct', which no rule has; did you mean 'exact'"),
+    "flag in the singular": ({"mixed_dtype": True}, "Mine sets 'mixed_dtype', which no rule has; did you mean 'mixed_dtypes'"),
     "no pattern at all": ({"pattern": lambda self, op, x: None}, "must return a pattern built with `op`"),
     "restriction": ({"pattern": lambda self, op, x: op.relu(x), "stages": ("joint", "postgrad")}, "rule mine 'postgrad'; did you mean 'post_grad'"),
     "stages as a string": ({"stages": "joint"}, r"stages of the rule mine are a tuple of names, not 'joint': write \('joint',\)"),

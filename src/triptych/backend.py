@@ -24,6 +24,7 @@ from .ir.facts import fact, is_tangent
 from .ir.graph_copies import Backup
 from .ir.origins import Origins
 from .ir.partitioned import BACKWARD, RESULTS, Backward, mark_gradients
+from .ir.rule_notes import note_earlier_rules, rules_by_node
 from .ir.values.buffers import KnownBuffers, forget_changes
 from .options import Options
 from .partition import partition
@@ -184,6 +185,7 @@ def compile_flow(
         session.buffers.attach_guards()
     session.keep("pre_grad", gm)
     log_graph("pre_grad_graphs", "AFTER PRE GRAD", gm)
+    earlier_rules = rules_by_node(gm, session.rules_before_autograd)
     with_identities = keep_identities(gm)
     codegen = choose_codegen(session, gm, example_inputs)
     refused = RefusedCalls(session)
@@ -195,6 +197,7 @@ def compile_flow(
         return joint
 
     def partition_joint(joint: GraphModule, inputs: Any, **facts: Any) -> tuple[GraphModule, GraphModule]:
+        note_earlier_rules(joint, earlier_rules)
         # AOTAutograd partitions the sub-graphs of regions first, each without inputs: those stay as they are
         if inputs:
             joint = joint_stage(joint, inputs)
@@ -267,6 +270,7 @@ def compile_flow(
         return first_that_compiles(ways, session, lambda error: "It is a backward graph, compiled when it first ran")
 
     def inference(gm: GraphModule, inputs: Sequence[Any]) -> Compiled:
+        note_earlier_rules(gm, earlier_rules)
         # before the joint stage, so that its passes see the graph without the computations on weights
         frozen = freeze(gm, inputs, session) if options.freeze else None
         if frozen is not None:

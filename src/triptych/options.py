@@ -69,8 +69,9 @@ class Options:
         default="off",
     )
     on_error: str = _doc(
-        "when compiling or a check by verify fails: 'fallback' (compile in a simpler way, undo what the check found, "
-        f"with a warning) or 'raise'; the default can be set by the environment variable {ON_ERROR_VARIABLE}",
+        "when compiling fails, a pass or rule of yours raises, or a check by verify fails: 'fallback' (compile in a "
+        "simpler way, go on without the pass or that rewrite, undo what the check found, with a warning) or 'raise' "
+        f"(the error, which names the pass); the default can be set by the environment variable {ON_ERROR_VARIABLE}",
         default_factory=lambda: os.environ.get(ON_ERROR_VARIABLE, "fallback"),
     )
     tune: str = _doc(

@@ -15,11 +15,11 @@ from torch.fx import GraphModule, Node
 
 from .. import _private
 from ..ir.graph_copies import snapshot
-from ..ir.text import RULE
+from ..ir.text import EARLIER_RULE, RULE
 from ..ir.work import WORK, is_launch
 from ..passes.session import Session
 
-NOTES = (RULE, WORK, "nn_module_stack", "fwd_nn_module_stack", "stack_trace")
+NOTES = (RULE, EARLIER_RULE, WORK, "nn_module_stack", "fwd_nn_module_stack", "stack_trace")
 """What reports read from the meta of a launch, and Inductor drops where it writes the launch in another way."""
 
 

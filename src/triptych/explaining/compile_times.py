@@ -157,6 +157,8 @@ class PhaseClock:
 
 
 MOST_FRAMES = 4
+OTHER = "imports and cache keys"
+"""What the time outside all phases goes to, for the most part."""
 LEAST = 0.01
 """The share of a compile below which a phase is not named in a line."""
 
@@ -168,7 +170,8 @@ def compile_line(times: CompileTimes) -> str:
     longest_first = sorted(named.items(), key=lambda item: -item[1])
     parts = [f"{TITLES[name]} {duration(seconds)}" for name, seconds in longest_first]
     if (rest := whole - sum(named.values())) >= LEAST * whole:
-        parts.append(f"other {duration(rest)}")
+        small = [TITLES[name] for name, seconds in times.phases().items() if seconds and name not in (*named, "other")]
+        parts.append(f"other {duration(rest)} ({', '.join([*small, OTHER])})")
     if times.questions:
         parts.append(f"{count(times.questions, 'question')} to the device, {times.answered} answered before")
     return f"{duration(whole)}: {', '.join(parts)}"

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from ..cost.estimate import OperationCost, group_cost, operation_cost
 from ..ir.facts import fact
-from ..ir.text import RULE, call_text, source_line, target_name
+from ..ir.text import RULE, call_text, rule_of, source_line, target_name
 from ..ir.work import is_launch
 from ..passes.session import Session
 from .kernels import kernel_calls, kernels
@@ -142,7 +142,7 @@ class _Nodes:
 def provenance(session: Session, nodes: Sequence[Node]) -> dict[str, Any]:
     """Rules, passes, module and source lines of what computes something; views have no say."""
     working = [node for node in nodes if operation_cost(node).bytes or is_launch(node)] or list(nodes)
-    rules = sorted({str(node.meta[RULE]) for node in working if node.meta.get(RULE)})
+    rules = sorted({rule for node in working if (rule := rule_of(node))})
     passes = {name for node in working if (name := _pass_of(session, node))}
     sources = dict.fromkeys(line for node in working if (line := source_line(node)))
     modules = [path for node in working if (path := module_path(node)) is not None]
@@ -154,10 +154,12 @@ def provenance(session: Session, nodes: Sequence[Node]) -> dict[str, Any]:
 
 def _pass_of(session: Session, node: Node) -> str:
     """The pass in which the rule of a node fired: the one that created it, or else the last."""
-    rule = node.meta.get(RULE)
+    rule = rule_of(node)
     if not rule:
         return ""
-    fired = [record for record in session.records if record.fired.get(rule) or record.name == rule]
+    # a node that is named after an earlier rule was traced from one that the rule wrote in stage 1
+    records = [r for r in session.records if RULE in node.meta or r.stage == "pre_grad"]
+    fired = [record for record in records if record.fired.get(rule) or record.name == rule]
     creators = [r for r in fired if any(node.name in site.created for site in r.sites)]
     return (creators or fired)[-1].name if fired else ""
 

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from html import escape
 from typing import Any
 
 from torch.fx import GraphModule, Node
 
 from ..arguments import require_graph, require_keywords, require_model, require_switches
-from ..errors import RuleError
 from ..ir.facts import fact
+from ..ir.graph_copies import snapshot
 from ..ir.program import Program
 from ..ir.text import source_line
 from ..match.matcher import Matcher
 from ..options import ADD_RULES, HOOKS, Options
-from ..passes.catalogue import all_rules, own_rules, rules_of, stages_of
+from ..passes.catalogue import all_rules, own_rules, rules_of
+from ..passes.custom_passes import instance_of
 from ..pipeline import required_names
-from ..rewrite.driver import is_wrong_use
 from ..rewrite.passes import Pass
 from ..rewrite.record import Decline, Firing
 from ..rewrite.refusal import NotConcerned, Refused
-from ..rewrite.rewriter import Rewriter
 from ..rewrite.rule import CompiledRule, Match, Rule, compiled
 from .explanation import Explanation
+from .would_fire import refusal_of, runs_on, taken_sites
 
 SHOWN = 3
 """How many sites of a rule are listed in a graph in which the rule was stopped because it found no end."""
@@ -159,13 +159,14 @@ def why_not(
         seen = _explained(model_or_gm, args, kwargs, train, user_options, add_rules=added)
         fires, misses = _seen(rules, seen)
         stopped = _stopped(rules, seen)
-        removable = known.keys() - required_names()
-        removed = (*user_options.remove_passes, *(one.name for one in rules if one.name in removable | given))
-        without = _explained(model_or_gm, args, kwargs, train, user_options, remove_passes=removed)
+        traced: list[GraphModule] = []
+        options_without = _without(rules, user_options, known.keys() - required_names(), traced)
+        without = _explained(model_or_gm, args, kwargs, train, options_without)
         graphs = {name: gm for name, gm in without.graphs.items() if name.partition("#")[0] in LOOKED_AT}
+        misses += taken_sites(rules, seen, without, traced, user_options)
     for one in rules:
         for name, gm in graphs.items():
-            if not is_graph and not _runs_on(one, name):
+            if not is_graph and not runs_on(one, name):
                 continue
             would_fire, refused = _look(one, Program(gm, options=user_options, is_inference=not train), name)
             fires += would_fire if is_graph else []
@@ -178,19 +179,9 @@ def why_not(
     return WhyNot(rule if isinstance(rule, str) else rules[0].name, fires, ranked, is_here, has_shapes, stopped)
 
 
+FIRST_OF_JOINT = "joint_custom_pre_pass"
 LOOKED_AT = ("dynamo", "pre_grad", "joint")
 """The graphs, as the stages left them, in which near misses are looked for."""
-
-
-def _runs_on(rule: Rule, graph: str) -> bool:
-    """Does a rule run on such a graph? The user's rules may run on any; those of later stages are looked for in the
-    joint graph."""
-    stages = stages_of(rule.name)
-    if not stages:
-        return True
-    if graph.startswith(("dynamo", "pre_grad")):
-        return "pre_grad" in stages
-    return stages != ["pre_grad"]
 
 
 def _explained(
@@ -200,6 +191,25 @@ def _explained(
 
     options = dataclasses.replace(options, codegen="eager", **changed)
     return explain(model, *args, train=train, options=options, **kwargs)
+
+
+def _without(rules: Sequence[Rule], options: Options, removable: Set[str], traced: list[GraphModule]) -> Options:
+    """The options that leave the rules out, wherever the user has given them. The joint graphs are noted in `traced` as
+    they are before other passes rewrite them."""
+    names = {one.name for one in rules}
+
+    def is_left(custom: Any) -> bool:
+        one = instance_of(custom)
+        given = one.rules() if isinstance(one, Pass) else [one] if isinstance(one, Rule) else []
+        return names.isdisjoint(rule.name for rule in given)
+
+    def note(graph: GraphModule) -> None:
+        traced.append(snapshot(graph))
+
+    hooks: dict[str, Any] = {hook: tuple(filter(is_left, options.custom_passes(hook))) for hook in HOOKS}
+    hooks[FIRST_OF_JOINT] = (note, *hooks[FIRST_OF_JOINT])
+    removed = (*options.remove_passes, *(names & removable))
+    return dataclasses.replace(options, remove_passes=removed, **hooks)
 
 
 def _seen(rules: Sequence[Rule], seen: Explanation) -> tuple[list[Firing], list[Decline]]:
@@ -244,7 +254,7 @@ def _look(rule: Rule, program: Program, graph: str) -> tuple[list[Firing], list[
             if miss is not None and miss.matched:
                 misses.append(Decline.of(miss, rule.name, node, graph=graph))
             continue
-        refusals = [_refusal(program, ready, match) for match in matches]
+        refusals = [refusal_of(program, ready, match) for match in matches]
         if None in refusals:
             fires.append(Firing(rule.name, node.name, source_line(node), graph))
         elif refused := _worth_telling(refusals):
@@ -265,29 +275,10 @@ def _look_at_sites(rule: CompiledRule, program: Program, graph: str) -> tuple[li
     misses = []
     for match in rule.rule.sites(program):
         node, names = match.node, (rule.name,) if match.names is None else match.names
-        refused = _refusal(program, rule, match)
+        refused = refusal_of(program, rule, match)
         if refused is None and names:  # without a name it changes the order and is no rewrite
             fires.setdefault(node, Firing(names[0], node.name, source_line(node), graph))
         elif refused is not None and not isinstance(refused, NotConcerned):
             name = next(iter(names), rule.name)
             misses.append(Decline.of(refused.refusal, name, node, len(match.nodes), graph=graph))
     return list(fires.values()), misses
-
-
-def _refusal(program: Program, rule: CompiledRule, match: Match) -> Refused | None:
-    """Why a complete match is not rewritten: the rewrite is built, checked, and undone."""
-    rewriter = Rewriter(program, rule.name)
-    roots = [r.node for r in match.roots]
-    op = match.emitter(program, match.before or max(roots), rule.name)
-    try:
-        rule.check(match)
-        rule.rewrite(op, match, lambda result: rewriter.require_sound(result, roots, op, match.nodes, rule.rule))
-    except Refused as refused:
-        return refused
-    except Exception as error:
-        if is_wrong_use(rule.rule, error):
-            raise RuleError(f"rule {rule.name}: {error}") from error
-        return Refused(f"raised {type(error).__name__}: {error}")
-    finally:
-        op.discard()
-    return None

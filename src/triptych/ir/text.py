@@ -26,6 +26,13 @@ TABLES_OF_KERNELS = ("kernel_idx", "constant_args_idx", "tma_descriptor_metadata
 
 RULE = "triptych_rule"
 """Meta key of a node: the name of the rule that created it."""
+EARLIER_RULE = "triptych_earlier_rule"
+"""Meta key of a node that AOTAutograd traced: the name of the rule that wrote, in stage 1, what it was traced from."""
+
+
+def rule_of(node: Node) -> str:
+    """The rule that wrote a node, in this stage or an earlier one; empty if the program has it as it was captured."""
+    return str(node.meta.get(RULE) or node.meta.get(EARLIER_RULE) or "")
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -138,7 +145,7 @@ def join_line(node: Node, type_: str, call: str) -> str:
     """The line of a node whose type and expression are written already."""
     if node.op == "output":
         return f"return {call}"
-    source, rule = source_line(node), node.meta.get(RULE)
+    source, rule = source_line(node), rule_of(node)
     start = f"{node.name}: {type_} = {call}" if type_ else f"{node.name} = {call}"
     return start + (f"  # {source}" if source else "") + (f"  <- {rule}" if rule else "")
 

@@ -64,13 +64,16 @@ def name_of(custom: Any) -> str:
     return getattr(custom, "__name__", type(custom).__name__)
 
 
-def call_custom(custom: Callable[..., Any], gm: GraphModule, is_inference: bool) -> None:
-    """Call a function on the graph or, if its annotation says so, on the module; tell it `is_inference` if it asks."""
+def call_custom(custom: Callable[..., Any], gm: GraphModule, is_inference: bool) -> Any:
+    """Call a function on the graph or, if its annotation says so, on the module; tell it `is_inference` if it asks.
+    Returns what it returned."""
     asks = "is_inference" in inspect.signature(custom).parameters
     subject = gm if wants_module(custom) else gm.graph
     try:
         with _private.without_dispatch_modes():  # a tensor that the function creates is a real one
-            take_over(gm, custom(subject, **({"is_inference": is_inference} if asks else {})))
+            returned = custom(subject, **({"is_inference": is_inference} if asks else {}))
+            take_over(gm, returned)
+            return returned
     except AttributeError as error:
         if error.obj is not gm.graph or not hasattr(gm, str(error.name)):
             raise

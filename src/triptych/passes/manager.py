@@ -30,7 +30,8 @@ from .culprit import Rewrite, first_bad, last_rewrite
 from .custom_passes import call_custom, custom_steps, name_of
 from .node_lines import node_lines
 from .record import Listing, PassRecord
-from .returned_graphs import WrongResult
+from .returned_graphs import WrongResult, require_plausible_count
+from .runnable import require_runnable, written
 from .session import Session, is_watched
 from .torch_bisector import disabled_by_bisector
 from .torch_tools import timed_pass, timed_stage
@@ -124,9 +125,9 @@ class _StageRunner:
             record.note = "disabled by torch's CompilerBisector"
             self._close(record, before, None)
             return
-        strict = self.session.options.verify == "each" or pass_.required
+        strict = self._is_strict(of_user=bool(name)) or pass_.required
         rewriter = Rewriter(self.program, record.name, None if pass_.required else self.session.rewrites_left)
-        tally = Tally(sites=[] if self.session.observed else None)
+        tally = Tally(graph=self.graph, sites=[] if self.session.observed else None)
         if not pass_.required and (reason := self.program.unreadable):
             record.declines.append(Decline(pass_.name, "", reason))
             self._close(record, before, None)
@@ -139,11 +140,13 @@ class _StageRunner:
         except RuleError as error:
             if pass_.required:  # the user cannot fix this, so the compile falls back
                 raise RuntimeError(str(error)) from error
+            record.fired = tally.fired
+            self._add_failed(record, pass_.name)
             raise
         except Exception as error:
             if strict:
                 raise TriptychError(f"pass {record.name} raised {type(error).__name__}: {error}") from error
-            self._failed(record, f"pass {record.name}", error)
+            self._failed(record, f"pass {record.name} {_raised(error)}: {error}")
         record.seconds = time.perf_counter() - started
         record.tried, record.matched, record.stop = tally.tried, tally.matched, tally.stop
         record.endless = tally.endless
@@ -170,27 +173,41 @@ class _StageRunner:
             self._close(record, before, None)
             return
         backup = GraphState(self.gm)
-        was, had = fingerprint(self.gm.graph), interface(self.gm.graph)
+        was, had, calls = fingerprint(self.gm.graph), interface(self.gm.graph), written(self.gm.graph)
         started = time.perf_counter()
+        has_returned = False
         try:
             with timed_pass(self.stage, f"{hook}: {name}"):
-                call_custom(custom, self.gm, self.is_inference)
+                returned = call_custom(custom, self.gm, self.is_inference)
+            has_returned = True
             require_interface(self.gm.graph, had)
             self._put_in_order()
             self.gm.graph.lint()
+            record.changed = fingerprint(self.gm.graph) != was
+            require_plausible_count(returned, record.changed)
+            self.program = self._new_program()
+            require_runnable(self.program, calls)
         except Exception as error:
             self.gm.graph = backup.graph()
+            self.program = self._new_program()
+            record.changed = False
             if isinstance(error, WrongResult):
                 raise RuleError(f"{hook}: {name} {error}") from error
-            if self.session.options.verify == "each":
-                raise RuleError(f"{hook}: {name} raised {type(error).__name__}: {error}") from error
-            self._failed(record, f"{hook}: {name}", error)
+            what = "leaves an invalid graph" if has_returned else _raised(error)
+            message = f"{hook}: {name} {what}: {error}"
+            if self._is_strict(of_user=True):
+                self._add_failed(record, name)
+                raise RuleError(message) from error
+            self._failed(record, message)
         record.seconds = time.perf_counter() - started
-        record.changed = fingerprint(self.gm.graph) != was
         record.rewrites = int(record.changed)
         record.fired[name] += record.rewrites
-        self.program = self._new_program()
         self._close(record, before, backup)
+
+    def _is_strict(self, of_user: bool) -> bool:
+        """Is what raises an error? Otherwise it is left out, with a warning."""
+        options = self.session.options
+        return options.verify == "each" or of_user and options.on_error == "raise"
 
     def _new_program(self) -> Program:
         program = Program(self.gm, self.inputs, self.session.options, self.is_inference)
@@ -243,7 +260,8 @@ class _StageRunner:
             if self.listing is not None:
                 record.versions = (record.versions[0], self.listing.add(node_lines(self.gm.graph, self.listing.latest)))
             _private.trace_artifact(f"triptych_{self.stage}_{record.name}_{self.graph}", lambda: text(self.gm))
-            log.debug("%s %s: %d rewrites in %s", self.stage, record.name, record.rewrites, self.graph)
+            rewrites = f"{record.rewrites} rewrite{'s' * (record.rewrites != 1)}"
+            log.debug("%s %s: %s in %s", self.stage, record.name, rewrites, self.graph)
         self.session.add(record)
         if raised is not None:  # only now: a bisection reads the record of the pass that failed
             raise raised
@@ -310,9 +328,20 @@ class _StageRunner:
         self.gm.graph = state.graph()
         self.program = self._new_program()
 
-    def _failed(self, record: PassRecord, what: str, error: Exception) -> None:
+    def _add_failed(self, record: PassRecord, rule: str) -> None:
+        """Add the record of a pass that ends the compile. What raised counts as a rewrite: a bisection names it."""
         record.error = traceback.format_exc()
-        _warn(self.session, f"{what} raised {type(error).__name__}: {error}; the compile goes on without it")
+        record.fired[rule] += 1
+        record.rewrites = record.fired.total()
+        self.session.add(record)
+
+    def _failed(self, record: PassRecord, what: str) -> None:
+        record.error = traceback.format_exc()
+        _warn(self.session, f"{what}; the compile goes on without it")
+
+
+def _raised(error: Exception) -> str:
+    return f"raised {type(error).__name__}"
 
 
 def _warn(session: Session, message: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch.fx import Graph, Node
 
 from ..cost.estimate import OperationCost, operation_cost
-from ..ir.text import RULE, call_text, join_line, type_text
+from ..ir.text import call_text, join_line, rule_of, type_text
 
 
 class NodeLine(str):
@@ -40,7 +40,7 @@ class NodeLine(str):
         line.name, line.type, line.call = node.name, type_, call
         line.inputs = tuple(operand.name for operand in node.all_input_nodes)
         line.stack_trace = trace if isinstance(trace := meta.get("stack_trace"), str) else ""
-        line.rule = str(meta.get(RULE) or "")
+        line.rule = rule_of(node)
         sources = meta.get("from_node")
         line.origin = str(sources[0].name) if sources else ""
         line.sequence = number if isinstance(number := meta.get("seq_nr"), int) else -1

@@ -21,7 +21,7 @@ def take_over(gm: GraphModule, returned: Any) -> None:
     """Give the module the graph that a function returned, with the attributes which that graph reads.
 
     A function that changed the graph in place returns nothing, the same graph or module, or whether or how often it
-    changed something. Anything else is an error.
+    changed something. Anything else is an error, and so is a count of changes where there are none.
     """
     module = returned.graph_module if isinstance(returned, PassResult) else returned
     if module is None or module is gm or module is gm.graph or isinstance(module, (bool, int)):
@@ -37,6 +37,15 @@ def take_over(gm: GraphModule, returned: Any) -> None:
         _take_attributes(gm, graph, owner)
     _take_notes(gm.graph, graph)
     gm.graph = graph
+
+
+def require_plausible_count(returned: Any, is_changed: bool) -> None:
+    """A number says how often a function changed the graph, as torch's own passes do; any other number is an error."""
+    if isinstance(returned, int) and not isinstance(returned, bool) and returned and not is_changed:
+        raise WrongResult(
+            f"returned {returned}, and the graph is as it was: a function in a hook changes the graph in place and "
+            "returns nothing or the number of its changes, or returns another torch.fx.Graph or torch.fx.GraphModule"
+        )
 
 
 class WrongResult(TriptychError):

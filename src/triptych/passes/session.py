@@ -86,10 +86,14 @@ class Session:
         return sum(r.rewrites for r in self.records)
 
     @property
+    def rules_before_autograd(self) -> set[str]:
+        """The rules of stage 1 that fired and changed more than how an operation is written."""
+        return {r for record in self.records if record.stage == "pre_grad" for r in +record.fired} - RESPELLS
+
+    @property
     def rewritten_before_autograd(self) -> bool:
         """Has stage 1 changed the operations that autograd differentiates?"""
-        rules = (rule for record in self.records if record.stage == "pre_grad" for rule in +record.fired)
-        return any(rule not in RESPELLS for rule in rules)
+        return bool(self.rules_before_autograd)
 
     def __repr__(self) -> str:
         graphs = ", ".join(self.graphs) or "none kept"

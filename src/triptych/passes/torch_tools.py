@@ -43,7 +43,8 @@ def _what_passes_did(session: Session) -> str:
     declined, seconds = (sum(r.declined for r in records), sum(r.seconds for r in records))
     ran = len({(record.stage, record.name) for record in records})
     rewrites = sum(record.rewrites for record in records)
-    counts = f"{changed} of {ran} passes changed something, {rewrites} rewrites, {declined} declined"
+    written = f"{rewrites} rewrite{'s' * (rewrites != 1)}"
+    counts = f"{changed} of {ran} passes changed something, {written}, {declined} declined"
     return f"{counts}, {seconds:.2f} s in passes"
 
 

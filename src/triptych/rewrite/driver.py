@@ -44,6 +44,8 @@ class Failure:
 class Tally:
     """What a run of rules did."""
 
+    graph: str = ""
+    """Of which graph, for the log."""
     tried: int = 0
     matched: int = 0
     fired: Counter[str] = field(default_factory=Counter)
@@ -94,7 +96,8 @@ def run_rules(rewriter: Rewriter, rules: Sequence[Rule], *, strict: bool = False
     finally:
         for failure in tally.failures.values():
             left_out = "that rewrite was" if failure.count == 1 else "those rewrites were"
-            log.warning("%s: %s; %s left out", rewriter.pass_name, failure, left_out)
+            graph = f" in the {tally.graph} graph" if tally.graph else ""
+            log.warning("%s: %s%s; %s left out", rewriter.pass_name, failure, graph, left_out)
     if rewriter.stopped:
         tally.stop = "limit of rewrites"
     return tally

@@ -16,6 +16,9 @@ from .examples import Example
 if TYPE_CHECKING:
     from .rule import Rule
 
+LIKE_A_FLAG = 0.85
+"""How much like the name of a flag that of another attribute must be, as difflib has it, to be taken for a slip."""
+
 
 def check_class(cls: type[Rule]) -> None:
     """Check what a class says by itself. A base class for other rules need not be complete, and a pattern that reads
@@ -24,6 +27,7 @@ def check_class(cls: type[Rule]) -> None:
     if not cls.of_user:
         return  # the tests of our rules do the rest
     _require_examples(cls)
+    _require_known_flags(cls)
     for name, first in (("pattern", "op"), ("check", "m"), ("rewrite", "op")):
         _require_self(cls, name, first)
     if cls.sites is _base(cls).sites and cls.pattern is not _base(cls).pattern:
@@ -120,6 +124,17 @@ def _require_stages(name: str, stages: Any) -> None:
     for stage in stages:
         if stage not in STAGES_OF_RULES:
             raise UnknownName(f"stage for the rule {name}", stage, STAGES_OF_RULES)
+
+
+def _require_known_flags(cls: type[Rule]) -> None:
+    """A rule may have attributes of its own, but not one whose name is nearly that of a flag."""
+    base = _base(cls)
+    flags = [name for name in base.__annotations__ if name != "of_user"]
+    for name, value in vars(cls).items():
+        if name.startswith("_") or hasattr(base, name) or callable(value) or hasattr(value, "__get__"):
+            continue
+        if near := difflib.get_close_matches(name, flags, n=1, cutoff=LIKE_A_FLAG):
+            raise TriptychError(f"{cls.__name__} sets {name!r}, which no rule has; did you mean {near[0]!r}?")
 
 
 def _require_examples(cls: type[Rule]) -> None:
