@@ -22,6 +22,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("pipeline",),
     ("verify",),
     ("passes",),
+    ("replay",),
     ("repro",),
     ("cache", "calling_convention", "codegen", "freezing", "partition", "weak_references", "fallback", "stages", "backend",
      "entry_point", "exported_programs", "spmd_check"),
