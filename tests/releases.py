@@ -23,7 +23,7 @@ RELEASES = ("2.11", "2.12", "2.13", "2.14", "2.15")
 TOOLS = ("pytest", "pytest-xdist", "hypothesis", "expecttest", "numpy", "transformers")
 FAST = (
     "test_private", "test_flow", "test_stages", "test_match", "test_rewrite", "test_ir", "test_passes", "test_reading",
-    "test_numbers", "test_partition", "test_lost_errors", "test_layout_checks", "kernels/test_constants",
+    "test_numbers", "test_partition", "test_lost_errors", "test_replay", "kernels/test_constants",
     "test_gpu_code",
 )  # fmt: skip
 

@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from triptych import _private, kernels
-from triptych.codegen.host_code import quick_host_code
-from triptych.codegen.launches import OUR_KERNELS, without_preparation
+from triptych.codegen.launches import OUR_KERNELS, direct_launches, without_preparation
 
 STREAM = 7
 
 
 class Kernel:
-    """What `quick_host_code` knows of a kernel in generated code; `calls` says who was called with what."""
+    """What `direct_launches` knows of a kernel in generated code; `calls` says who was called with what."""
 
     dump_launch_params = dump_launch_tensors = False
 
@@ -89,35 +88,35 @@ def launch(kernel: Kernel, times: int) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def test_the_first_launch_is_torchs_own(load):
-    with quick_host_code():
-        with quick_host_code():  # as the cache of programs does around a compile
+    with direct_launches():
+        with direct_launches():  # as the cache of programs does around a compile
             kernel = load(Kernel())
     assert launch(kernel, 3) == [("run", (0,)), ("launch", (1,)), ("launch", (2,))]
 
 
 @pytest.mark.parametrize("kernel", [Kernel(is_static=False), Kernel(configurations=2)], ids=["scratch", "not tuned"])
 def test_left_to_torch(load, kernel):
-    with quick_host_code():
+    with direct_launches():
         load(kernel)
     assert launch(kernel, 2) == [("run", (0,)), ("run", (1,))]
 
 
 def test_dumped_launches_are_left_to_torch(load, monkeypatch):
     monkeypatch.setattr(Kernel, "dump_launch_tensors", True)
-    with quick_host_code():
+    with direct_launches():
         kernel = load(Kernel())
     assert launch(kernel, 2) == [("run", (0,)), ("run", (1,))]
 
 
 def test_code_loaded_by_somebody_else_is_not_touched(load):
     kernel = load(Kernel())
-    with quick_host_code():
+    with direct_launches():
         pass
     assert launch(kernel, 2) == [("run", (0,)), ("run", (1,))]
 
 
 def test_profiled_and_benchmarked_launches_are_torchs_own(load):
-    with quick_host_code():
+    with direct_launches():
         kernel = load(Kernel())
     kernel.run(0, stream=STREAM)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
@@ -129,7 +128,7 @@ def test_profiled_and_benchmarked_launches_are_torchs_own(load):
 
 def test_releases_that_do_so_themselves(load, monkeypatch):
     monkeypatch.setattr(Kernel, "_build_fast_launcher", None, raising=False)
-    with quick_host_code():
+    with direct_launches():
         kernel = load(Kernel())
     assert "run" not in vars(kernel)
 
@@ -172,7 +171,7 @@ def static_results(can_launch: bool) -> type:
 def test_our_kernels_are_launched_without_triton(load, monkeypatch, can_launch):
     monkeypatch.setattr(_private, "CachingAutotuner", OfOurs)
     monkeypatch.setattr(_private, "StaticTritonCompileResult", static_results(can_launch))
-    with quick_host_code():
+    with direct_launches():
         kernel = load(OfOurs())
     by_torch = launch(kernel, 3)
     if can_launch:
@@ -188,7 +187,7 @@ def test_a_release_that_cannot_do_it_launches_as_before(load, monkeypatch):
 
     monkeypatch.setattr(_private, "CachingAutotuner", OfOurs)
     monkeypatch.setattr(_private, "StaticTritonCompileResult", types.SimpleNamespace(can_statically_launch=fails))
-    with quick_host_code():
+    with direct_launches():
         kernel = load(OfOurs())
     assert launch(kernel, 2) == [("run", (0,)), ("run", (1,))]
 
@@ -197,7 +196,7 @@ def test_a_torch_that_launches_directly_gets_its_run_back(load, monkeypatch):
     monkeypatch.setattr(OfOurs, "_build_fast_launcher", None, raising=False)
     monkeypatch.setattr(_private, "CachingAutotuner", OfOurs)
     monkeypatch.setattr(_private, "StaticTritonCompileResult", static_results(True))
-    with quick_host_code():
+    with direct_launches():
         kernel = load(OfOurs())
     assert launch(kernel, 2) == [("run", (0,)), ("run", (1,))]
     assert "run" not in vars(kernel) and kernel.launchers[0]._is_static and kernel._cached_launcher is None

@@ -22,8 +22,8 @@ from ..replay.program import forget_recordings
 from .base import Compiled
 from .decompositions import Decompositions, corrected
 from .fallbacks import call_what_has_no_kernel, own_lowerings
-from .host_code import quick_host_code
 from .kernel_corrections import without_faulty_kernels
+from .launches import direct_launches
 from .lowered import lowering_noted
 from .realized import keep_copied, keep_gaps, keep_masks
 from .write_order import keeping_write_order
@@ -85,7 +85,7 @@ class InductorCodegen:
     def emit(self, gm: GraphModule, example_inputs: Sequence[Any], graph: str) -> Compiled:
         # The settings are set here, not around the whole compile: a backward is compiled at its first call.
         settings = {**self.settings, **(WITH_SPARSE_TENSORS if has_sparse_tensors(gm) else {})}
-        with _private.inductor_config.patch(settings), quick_host_code(), replaying(self.session.options):
+        with _private.inductor_config.patch(settings), direct_launches(), replaying(self.session.options):
             # Inductor's cache key reads the generated Python, so a stale one would serve a stale kernel.
             gm.recompile()
             call_what_has_no_kernel(gm)

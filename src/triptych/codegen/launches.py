@@ -8,9 +8,10 @@ the kernels of our operators.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -25,6 +26,16 @@ OUR_KERNELS = (
 )  # fmt: skip
 """The Triton kernels of our operators. Torch launches kernels that it did not generate through Triton, which takes the
 host several times as long as torch's static launcher."""
+
+
+@contextlib.contextmanager
+def direct_launches() -> Iterator[None]:
+    """Applies to the modules of generated code that are loaded inside."""
+    loaded = _private.PyCodeCache.modules
+    before = len(loaded)
+    yield
+    for module in loaded[before:]:
+        launch_kernels_directly(module)
 
 
 def launch_kernels_directly(module: types.ModuleType) -> None:

@@ -21,8 +21,8 @@ from ..passes.torch_bisector import bisector_runs
 from ..replay.attach import replaying
 from .base import CodeGenerator, Compiled
 from .eager import boxed
-from .host_code import quick_host_code
 from .inductor import InductorCodegen, cache_marker
+from .launches import direct_launches
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def program_cache(session: Session, codegen: CodeGenerator) -> Iterator[ProgramC
         return
     settings = f"{session.rewritten_before_autograd}/{torch.backends.mkldnn.enabled}"
     marker = cache_marker(f"{codegen.key}/{codegen.known_buffers}/{settings}")
-    with _private.inductor_config.patch(joint_custom_post_pass=marker), quick_host_code(), replaying(session.options):
+    with _private.inductor_config.patch(joint_custom_post_pass=marker), direct_launches(), replaying(session.options):
         yield ProgramCache(True, _private.autograd_cache_arguments(codegen.shared))
 
 
