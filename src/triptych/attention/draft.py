@@ -281,12 +281,13 @@ class _SheetKnowledge(Knowledge):
     def _operands(self, node: Node) -> list[Node]:
         return [] if self.program.real(node) is not None else super()._operands(node)
 
-    def _note(self, node: Node) -> None:
-        if (real := self.program.real(node)) is None:
-            return super()._note(node)
-        self._elements[node] = knowledge(self.origin).elements(real)
-        self._intervals[node] = knowledge(self.origin).interval(real)
-        return None
+    def _elements_of(self, node: Node) -> Elements | None:
+        real = self.program.real(node)
+        return super()._elements_of(node) if real is None else knowledge(self.origin).elements(real)
+
+    def _interval_of(self, node: Node) -> Interval:
+        real = self.program.real(node)
+        return super()._interval_of(node) if real is None else knowledge(self.origin).interval(real)
 
 
 class _SheetShapeOnly(ShapeOnly):

@@ -29,9 +29,9 @@ from .affine import (
 )
 from .arithmetic import COMPARISONS, by_range
 from .elements import Elements, leaf_of, uniform
-from .ranges import RANGES, Interval, interval, of_dtype, of_elements
+from .ranges import RANGES, Interval, has_range, interval, of_dtype, of_elements
 from .shape_only import SAME_ELEMENTS, ShapeOnly, distinct, is_plain
-from .transfer import TRANSFER
+from .transfer import FROM_NUMBERS, TRANSFER
 
 AHEAD = 100
 """How many of the next nodes of an ATen graph are analysed together with a node."""
@@ -59,8 +59,7 @@ class Knowledge:
 
     def evaluate(self, node: Node) -> torch.Tensor | None:
         """The elements, on the CPU, of a small tensor that depends on static sizes alone."""
-        with _private.plain_torch():  # computed for real, also inside a compile
-            return self._shape_only.value(node)
+        return self._shape_only.value(node)
 
     def is_all_true(self, node: Node) -> bool:
         """A boolean that is true everywhere."""
@@ -232,22 +231,13 @@ class Knowledge:
 
     def interval(self, node: Node) -> Interval:
         """A static lower and upper bound of all elements."""
-        self.elements(node)
+        if node not in self._intervals:
+            with _private.plain_torch(), torch.no_grad():
+                _answer(node, self._intervals, self._bounding_operands, self._interval_of)
         return self._intervals[node]
 
-    def _look(self, asked: Node) -> None:
-        """Visits operands first, without recursion: a graph may be deeper than Python's stack."""
-        work = [asked]
-        while work:
-            node = work[-1]
-            if node in self._elements:
-                work.pop()
-                continue
-            waiting = [n for n in self._operands(node) if n not in self._elements]
-            if waiting:
-                work.extend(waiting)
-                continue
-            self._note(node)
+    def _look(self, node: Node) -> None:
+        _answer(node, self._elements, self._operands, self._elements_of)
 
     def _operands(self, node: Node) -> list[Node]:
         call = self.program.call(node)
@@ -263,34 +253,49 @@ class Knowledge:
             operands += [n for n in writer.all_input_nodes if n is not node and tensor_fact(n) is not None]
         return operands
 
-    def _note(self, node: Node) -> None:
-        call, result = self.program.call(node), tensor_fact(node)
-        assert result is not None
-        elements = None
-        told = call is not None and not call.mutates and (call.op in TRANSFER or call.op in RANGES)
-        if call is None or not told or not is_plain(result) or self.unsafe(node):
-            if node.op == "get_attr" and is_plain(result):
-                elements = self._attribute(node, result)
-            elif node.op == "placeholder" and self.program.buffers is not None:
-                contents = self.program.buffers.contents(node, self.program.aliasing)
-                elements = None if contents is None else contents.pattern
-            elif call is not None and is_plain(result):
-                elements = self._after_write(node, call, result)
-            self._elements[node] = elements
-            self._intervals[node] = of_dtype(result.dtype) if elements is None else of_elements(elements, result)
-            return
-        if call.op in TRANSFER:
-            try:
-                elements = TRANSFER[call.op](self, node, call, result)
-            except TooLarge:
-                elements = None
-        self._elements[node] = elements
+    def _elements_of(self, node: Node) -> Elements | None:
+        call, result = self.program.call(node), tensor_of(node)
+        if call is None:
+            return self._given(node, result)
+        if self._follows_from_operands(node, call) and all(self._elements.get(n) is None for n in self._operands(node)):
+            return None  # most nodes
+        if not is_plain(result):
+            return None
+        if call.mutates or call.op not in TRANSFER or self.unsafe(node):
+            return self._after_write(node, call, result)
+        try:
+            elements = TRANSFER[call.op](self, node, call, result)
+        except TooLarge:
+            elements = None
+        return by_range(self, call, result) if elements is None and call.op in COMPARISONS else elements
+
+    def _follows_from_operands(self, node: Node, call: Call) -> bool:
+        """Is nothing known of the result where nothing is known of any operand?"""
+        if call.op in COMPARISONS or call.op in FROM_NUMBERS or self.program.aliasing.written(node):
+            return False
+        return bool(node.all_input_nodes)
+
+    def _interval_of(self, node: Node) -> Interval:
+        call, result, elements = self.program.call(node), tensor_of(node), self.elements(node)
         if elements is not None:
-            self._intervals[node] = of_elements(elements, result)
-            return
-        self._intervals[node] = interval(self, node, call, result)
-        if call.op in COMPARISONS:
-            self._elements[node] = by_range(self, call, result)
+            return of_elements(elements, result)
+        if call is None or not has_range(call, result) or not is_plain(result) or self.unsafe(node):
+            return of_dtype(result.dtype)
+        return interval(self, node, call, result)
+
+    def _bounding_operands(self, node: Node) -> list[Node]:
+        """The operands whose intervals say in which interval the result is."""
+        call = self.program.call(node)
+        return self._operands(node) if call is not None and has_range(call, tensor_of(node)) else []
+
+    def _given(self, node: Node, result: torch.Tensor) -> Elements | None:
+        """What is known of an input or an attribute."""
+        if node.op == "get_attr":
+            return self._attribute(node, result) if is_plain(result) else None
+        if node.op != "placeholder" or self.program.buffers is None:
+            return None
+        contents = self.program.buffers.contents(node, self.program.aliasing)
+        return None if contents is None else contents.pattern
 
     def _attribute(self, node: Node, result: torch.Tensor) -> Elements | None:
         value = self.evaluate(node)
@@ -336,7 +341,6 @@ class Knowledge:
             return None
         try:
             self._elements[node] = TRANSFER[call.op](self, node, call, result)  # as it is before the write
-            self._intervals[node] = of_dtype(result.dtype)
             op = writes.op[:-1]
             return TRANSFER[op](self, writer, Call(op, writes.args), result)
         except TooLarge:
@@ -355,6 +359,8 @@ class Knowledge:
         if tensor is None or not dtype(tensor.dtype):
             return False
         elements = self.elements(node)
+        if elements is None and self.evaluate(node) is None:
+            return False  # most often
         about = self.mask(node) if dtype is _booleans else elements
         with _private.plain_torch():
             if about is not None and _unless_too_large(lambda: by_pattern(about, tensor.shape)):
@@ -363,6 +369,24 @@ class Knowledge:
                 return False
             value = self.evaluate(node)
             return value is not None and bool(by_value(distinct(value, keep=2 if matrices else 0)))
+
+
+def _answer(
+    asked: Node, answers: dict[Node, Any], operands: Callable[[Node], list[Node]], answer: Callable[[Node], Any]
+) -> None:
+    """Answer a question about a node from the answers for its operands. These come first, without recursion: a graph
+    may be deeper than Python's stack."""
+    work = [asked]
+    while work:
+        node = work[-1]
+        if node in answers:
+            work.pop()
+            continue
+        waiting = [n for n in operands(node) if n not in answers]
+        if waiting:
+            work.extend(waiting)
+            continue
+        answers[node] = answer(node)
 
 
 def as_number(value: torch.Tensor) -> bool | int | float:
