@@ -278,16 +278,16 @@ class _SheetKnowledge(Knowledge):
             for n in self.program.aliasing.shared(node)  # type: ignore[attr-defined]
         )
 
-    def _operands(self, node: Node) -> list[Node]:
-        return [] if self.program.real(node) is not None else super()._operands(node)
+    def _operands(self, node: Node, call: Call) -> list[Node]:
+        return [] if self.program.real(node) is not None else super()._operands(node, call)
 
-    def _elements_of(self, node: Node) -> Elements | None:
+    def _elements_of(self, node: Node, operands: Sequence[Node]) -> Elements | None:
         real = self.program.real(node)
-        return super()._elements_of(node) if real is None else knowledge(self.origin).elements(real)
+        return super()._elements_of(node, operands) if real is None else knowledge(self.origin).elements(real)
 
-    def _interval_of(self, node: Node) -> Interval:
+    def _interval_of(self, node: Node, operands: Sequence[Node]) -> Interval:
         real = self.program.real(node)
-        return super()._interval_of(node) if real is None else knowledge(self.origin).interval(real)
+        return super()._interval_of(node, operands) if real is None else knowledge(self.origin).interval(real)
 
 
 class _SheetShapeOnly(ShapeOnly):

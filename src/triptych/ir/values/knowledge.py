@@ -4,7 +4,7 @@ are its elements in? Computed lazily, once per node. Every answer is proved for 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from .affine import (
 )
 from .arithmetic import COMPARISONS, by_range
 from .elements import Elements, leaf_of, uniform
-from .ranges import RANGES, Interval, has_range, interval, of_dtype, of_elements
+from .ranges import Interval, has_range, interval, of_dtype, of_elements
 from .shape_only import SAME_ELEMENTS, ShapeOnly, distinct, is_plain
 from .transfer import FROM_NUMBERS, TRANSFER
 
@@ -233,18 +233,16 @@ class Knowledge:
         """A static lower and upper bound of all elements."""
         if node not in self._intervals:
             with _private.plain_torch(), torch.no_grad():
-                _answer(node, self._intervals, self._bounding_operands, self._interval_of)
+                _answer(node, self._intervals, self._operands_of_interval, self._interval_of)
         return self._intervals[node]
 
     def _look(self, node: Node) -> None:
-        _answer(node, self._elements, self._operands, self._elements_of)
+        _answer(node, self._elements, self._operands_of_elements, self._elements_of)
 
-    def _operands(self, node: Node) -> list[Node]:
-        call = self.program.call(node)
-        if call is not None and call.mutates:
+    def _operands(self, node: Node, call: Call) -> list[Node]:
+        """The values that the elements of a result may follow from."""
+        if call.mutates:
             return [call.args["self"]] if self._writes_in_full(node, call) else []
-        if call is None or (call.op not in TRANSFER and call.op not in RANGES):
-            return []
         operands = [n for n in node.all_input_nodes if tensor_fact(n) is not None]
         if call.op == "getitem" and isinstance(call.args["self"], Node):
             operands += [n for n in call.args["self"].all_input_nodes if tensor_fact(n) is not None]
@@ -253,15 +251,25 @@ class Knowledge:
             operands += [n for n in writer.all_input_nodes if n is not node and tensor_fact(n) is not None]
         return operands
 
-    def _elements_of(self, node: Node) -> Elements | None:
+    def _operands_of_elements(self, node: Node) -> list[Node]:
+        call = self.program.call(node)
+        return self._operands(node, call) if call is not None and (call.mutates or call.op in TRANSFER) else []
+
+    def _operands_of_interval(self, node: Node) -> list[Node]:
+        call = self.program.call(node)
+        return self._operands(node, call) if call is not None and has_range(call, tensor_of(node)) else []
+
+    def _elements_of(self, node: Node, operands: Sequence[Node]) -> Elements | None:
         call, result = self.program.call(node), tensor_of(node)
         if call is None:
             return self._given(node, result)
-        if self._follows_from_operands(node, call) and all(self._elements.get(n) is None for n in self._operands(node)):
+        if not call.mutates and call.op not in TRANSFER:
+            return None
+        if self._follows_from(operands, node, call) and all(self._elements[n] is None for n in operands):
             return None  # most nodes
         if not is_plain(result):
             return None
-        if call.mutates or call.op not in TRANSFER or self.unsafe(node):
+        if call.mutates or self.unsafe(node):
             return self._after_write(node, call, result)
         try:
             elements = TRANSFER[call.op](self, node, call, result)
@@ -269,24 +277,19 @@ class Knowledge:
             elements = None
         return by_range(self, call, result) if elements is None and call.op in COMPARISONS else elements
 
-    def _follows_from_operands(self, node: Node, call: Call) -> bool:
+    def _follows_from(self, operands: Sequence[Node], node: Node, call: Call) -> bool:
         """Is nothing known of the result where nothing is known of any operand?"""
-        if call.op in COMPARISONS or call.op in FROM_NUMBERS or self.program.aliasing.written(node):
+        if not operands or call.op in COMPARISONS or call.op in FROM_NUMBERS:
             return False
-        return bool(node.all_input_nodes)
+        return not self.program.aliasing.written(node)
 
-    def _interval_of(self, node: Node) -> Interval:
+    def _interval_of(self, node: Node, operands: Sequence[Node]) -> Interval:
         call, result, elements = self.program.call(node), tensor_of(node), self.elements(node)
         if elements is not None:
             return of_elements(elements, result)
         if call is None or not has_range(call, result) or not is_plain(result) or self.unsafe(node):
             return of_dtype(result.dtype)
         return interval(self, node, call, result)
-
-    def _bounding_operands(self, node: Node) -> list[Node]:
-        """The operands whose intervals say in which interval the result is."""
-        call = self.program.call(node)
-        return self._operands(node) if call is not None and has_range(call, tensor_of(node)) else []
 
     def _given(self, node: Node, result: torch.Tensor) -> Elements | None:
         """What is known of an input or an attribute."""
@@ -372,7 +375,10 @@ class Knowledge:
 
 
 def _answer(
-    asked: Node, answers: dict[Node, Any], operands: Callable[[Node], list[Node]], answer: Callable[[Node], Any]
+    asked: Node,
+    answers: dict[Node, Any],
+    operands_of: Callable[[Node], list[Node]],
+    answer: Callable[[Node, Sequence[Node]], Any],
 ) -> None:
     """Answer a question about a node from the answers for its operands. These come first, without recursion: a graph
     may be deeper than Python's stack."""
@@ -382,11 +388,12 @@ def _answer(
         if node in answers:
             work.pop()
             continue
-        waiting = [n for n in operands(node) if n not in answers]
+        operands = operands_of(node)
+        waiting = [n for n in operands if n not in answers]
         if waiting:
             work.extend(waiting)
             continue
-        answers[node] = answer(node)
+        answers[node] = answer(node, operands)
 
 
 def as_number(value: torch.Tensor) -> bool | int | float:
