@@ -35,6 +35,7 @@ from .joined_products import (
     products,
     read_again,
     runs_with_one_key,
+    surely_copied,
     take_pieces,
 )  # fmt: skip
 
@@ -202,12 +203,12 @@ class JoinedWeights(Rule):
             yield Match.at(program, members[0].node, problem=problem)
 
     def check(self, m, group):
-        copied = [False] * len(group.members)
-        self.require_gain(m, group, copied)
-        # only now: which pieces must be copied takes longer to find out, and most groups gain nothing without copies
+        fewest = surely_copied(m.program, group)
+        self.require_gain(m, group, fewest)
+        # only now: following strides takes longer, and most groups gain nothing even with the fewest copies
         shape = tensor_of(group.members[0].node).shape
         copied = copied_pieces(m.program, group, [*shape[:-1], sum(group.sizes)], len(shape) - 1)
-        if any(copied):
+        if copied != fewest:
             self.require_gain(m, group, copied)
         m.bindings["copied"] = copied
 
