@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import getitem
@@ -118,14 +117,16 @@ class Aliasing:
         self._every_writer.remove(node)
         self._barriers.remove(node)
 
-    @contextlib.contextmanager
-    def moving(self, node: Node) -> Iterator[None]:
-        """Context in which a node is moved: writes and region bounds are indexed by graph position, so the node's are
-        removed before the move and added again after it."""
+    def move_before(self, node: Node, anchor: Node) -> None:
+        """Move a node. Writes and region bounds are indexed by graph position, so the node's are removed before the
+        move and added again after it."""
         seen = self.effects(node)
-        self._displace(node, seen)
-        yield
-        self._place(node, seen)
+        indexed = seen.writes or seen.barrier
+        if indexed:
+            self._displace(node, seen)
+        anchor.prepend(node)
+        if indexed:
+            self._place(node, seen)
 
     def refresh(self, node: Node) -> None:
         """Recompute the effects of a node whose operands have changed: it may alias and write other memory now."""
@@ -241,7 +242,8 @@ class Aliasing:
                 self._writers[first] = writers
             if root in self._input_classes:
                 self._input_classes.add(first)
-            self._output_uses[first] += self._output_uses.pop(root, 0)
+            if uses := self._output_uses.pop(root, 0):
+                self._output_uses[first] += uses
 
     def _join_by_storage(self, node: Node) -> None:
         value = fact(node)

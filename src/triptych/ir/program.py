@@ -223,13 +223,14 @@ class Program:
         if self._aliasing is not None:
             self._aliasing.forget(node)
 
-    @contextlib.contextmanager
-    def moving(self, node: Node) -> Iterator[None]:
-        """Context in which a node is moved to another position."""
+    def move_before(self, node: Node, anchor: Node) -> None:
+        """Move a node to another position of the graph."""
         if is_bound(node):
             self.__dict__.pop("autocast_regions", None)  # recomputed on the next use
-        with contextlib.nullcontext() if self._aliasing is None else self._aliasing.moving(node):
-            yield
+        if self._aliasing is None:
+            anchor.prepend(node)
+        else:
+            self._aliasing.move_before(node, anchor)
 
     def value(self, node: Node) -> Value:
         return Value(self, node)

@@ -227,17 +227,18 @@ def same_constant(value: Any, default: Any) -> bool:
 
 def argument_key(value: Any) -> Any:
     """A hashable key that is equal for the same arguments; 1, 1.0 and True get three different keys."""
-    if isinstance(value, (Node, torch.dtype, torch.device)):
+    kind = type(value)
+    if kind is Node or kind is torch.dtype or kind is torch.device:
         return value
-    if type(value) in (int, bool, str):
-        return (type(value), value)
+    if kind is int or kind is bool or kind is str:
+        return (kind, value)
     if isinstance(value, (list, tuple)):
-        return tuple(argument_key(v) for v in value)
+        return tuple([argument_key(v) for v in value])
     if isinstance(value, dict):
-        return tuple((k, argument_key(v)) for k, v in value.items())
-    if isinstance(value, slice):
+        return tuple([(k, argument_key(v)) for k, v in value.items()])
+    if kind is slice:
         return ("slice", argument_key((value.start, value.stop, value.step)))
-    return (type(value), repr(value))
+    return (kind, repr(value))
 
 
 @functools.cache
