@@ -18,7 +18,7 @@ class Aliasing:
     """May-alias classes of the values of one graph, and the nodes that write each class.
 
     Operations and their schemas say which values may share memory. The storages of the fake values are compared too
-    (at the ATen level only those of inputs and of operations that may alias), because inputs may share memory without
+    (at the ATen level only those of inputs and of operations that may copy), because inputs may share memory without
     any operation in the graph saying so.
     """
 
@@ -56,9 +56,10 @@ class Aliasing:
             self._fresh.add(node)  # most nodes of an ATen graph: a new value in memory of its own
             return
         shared = self._shared_with(node, seen)
-        if not shared and not seen.writes and node.op not in ("placeholder", "get_attr"):
+        if shared:
+            self._join((node, *shared))
+        elif not seen.writes and node.op not in ("placeholder", "get_attr"):
             self._fresh.add(node)
-        self._join((node, *shared))
         if node.op in ("placeholder", "get_attr"):
             self._inputs.append(node)
             self._input_classes.add(self._root(node))
@@ -66,7 +67,7 @@ class Aliasing:
             self._output_uses.update(self._root(n) for n in node_operands(node.args))
         if seen.writes or seen.barrier:
             self._place(node, seen)
-        if "val" not in node.meta or seen.aliases or node.op == "placeholder":
+        if "val" not in node.meta or seen.may_copy or node.op == "placeholder":
             self._join_by_storage(node)
 
     def _shared_with(self, node: Node, seen: Effects) -> list[Node]:

@@ -246,7 +246,7 @@ class Knowledge:
         operands = [n for n in node.all_input_nodes if tensor_fact(n) is not None]
         if call.op == "getitem" and isinstance(call.args["self"], Node):
             operands += [n for n in call.args["self"].all_input_nodes if tensor_fact(n) is not None]
-        writer = self._written_once(node)
+        writer = self._written_once(node) if self.program.aliasing.any_write else None
         if writer is not None:
             operands += [n for n in writer.all_input_nodes if n is not node and tensor_fact(n) is not None]
         return operands
@@ -260,13 +260,15 @@ class Knowledge:
         return self._operands(node, call) if call is not None and has_range(call, tensor_of(node)) else []
 
     def _elements_of(self, node: Node, operands: Sequence[Node]) -> Elements | None:
-        call, result = self.program.call(node), tensor_of(node)
+        call = self.program.call(node)
         if call is None:
-            return self._given(node, result)
+            return self._given(node, tensor_of(node))
         if not call.mutates and call.op not in TRANSFER:
             return None
-        if self._follows_from(operands, node, call) and all(self._elements[n] is None for n in operands):
+        known_operands = [n for n in operands if self._elements[n] is not None]
+        if not known_operands and self._follows_from(operands, node, call):
             return None  # most nodes
+        result = tensor_of(node)
         if not is_plain(result):
             return None
         if call.mutates or self.unsafe(node):
@@ -394,6 +396,7 @@ def _answer(
             work.extend(waiting)
             continue
         answers[node] = answer(node, operands)
+        work.pop()
 
 
 def as_number(value: torch.Tensor) -> bool | int | float:
