@@ -278,6 +278,9 @@ class _SheetKnowledge(Knowledge):
             for n in self.program.aliasing.shared(node)  # type: ignore[attr-defined]
         )
 
+    def _look_at_graph(self) -> None:
+        """Expressions are added one by one, and each is analysed when it is asked about."""
+
     def _operands(self, node: Node, call: Call) -> list[Node]:
         return [] if self.program.real(node) is not None else super()._operands(node, call)
 

@@ -3,6 +3,7 @@ are its elements in? Computed lazily, once per node. Every answer is proved for 
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from torch.fx import Node
 
 from ... import _private
 from ..calls import Call
-from ..facts import known, known_equal, tensor_fact, tensor_of
+from ..facts import fact, known, known_equal, tensor_fact, tensor_of
 from ..operations import with_trait
 from ..program import ATEN, Program
 from .affine import (
@@ -32,9 +33,6 @@ from .elements import Elements, leaf_of, uniform
 from .ranges import Interval, has_range, interval, of_dtype, of_elements
 from .shape_only import SAME_ELEMENTS, ShapeOnly, distinct, is_plain
 from .transfer import FROM_NUMBERS, TRANSFER
-
-AHEAD = 100
-"""How many of the next nodes of an ATen graph are analysed together with a node."""
 
 NEVER_NEGATIVE, NEVER_NEGATIVE_ZERO = with_trait("never_negative"), with_trait("never_negative_zero")
 
@@ -215,19 +213,33 @@ class Knowledge:
         if tensor_fact(node) is None:
             return None
         with _private.plain_torch(), torch.no_grad():
-            self._look(node)
-            self._look_ahead(node)
+            if not self._elements:
+                self._look_at_graph()
+            _answer(node, self._elements, self._operands_of_elements, self._elements_of)
         return self._elements[node]
 
-    def _look_ahead(self, node: Node) -> None:
-        """Analyse the next nodes of an ATen graph too: whole passes ask about one node after the other, and leaving the
-        dispatch modes takes longer than analysing a node."""
-        for _ in range(AHEAD if self.program.dialect == ATEN else 0):
-            node = node.next
-            if node.op == "output" or node.op == "root":
-                return
+    def _look_at_graph(self) -> None:
+        """Analyse an ATen graph as a whole, because passes ask about all of its nodes. A value is known only if it
+        follows from known ones, so the walk starts at the sources of known values and goes on where one is found."""
+        program = self.program
+        if program.dialect != ATEN or program.buffers is not None:
+            return
+        self._elements = dict.fromkeys(program.graph.nodes)
+        work = [*program.calls_of(*FROM_NUMBERS, *COMPARISONS), *program.graph.find_nodes(op="get_attr")]
+        if program.aliasing.any_write:
+            work += filter(program.aliasing.written, self._elements)
+        waiting = set(work)
+        heapq.heapify(work)
+        while work:
+            node = heapq.heappop(work)
+            elements = None
             if tensor_fact(node) is not None:
-                self._look(node)
+                elements = self._elements[node] = self._elements_of(node, self._operands_of_elements(node))
+            if elements is not None or isinstance(fact(node), (list, tuple)):  # the pieces of a known tensor
+                later = [user for user in node.users if user not in waiting and user.op != "output"]
+                waiting.update(later)
+                for user in later:
+                    heapq.heappush(work, user)
 
     def interval(self, node: Node) -> Interval:
         """A static lower and upper bound of all elements."""
@@ -235,9 +247,6 @@ class Knowledge:
             with _private.plain_torch(), torch.no_grad():
                 _answer(node, self._intervals, self._operands_of_interval, self._interval_of)
         return self._intervals[node]
-
-    def _look(self, node: Node) -> None:
-        _answer(node, self._elements, self._operands_of_elements, self._elements_of)
 
     def _operands(self, node: Node, call: Call) -> list[Node]:
         """The values that the elements of a result may follow from."""
