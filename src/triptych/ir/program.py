@@ -327,8 +327,8 @@ class Program:
         """Some size or number of the graph is a symbol."""
         symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
         known = [fact(n) for n in self.graph.nodes]
-        return any(isinstance(v, symbols) for v in known) or any(
-            isinstance(s, torch.SymInt) for v in known if isinstance(v, torch.Tensor) for s in v.shape
+        return any(
+            _private.has_symbolic_sizes(v) if isinstance(v, torch.Tensor) else isinstance(v, symbols) for v in known
         )
 
     @functools.cached_property
