@@ -355,11 +355,6 @@ def storage_id(tensor: torch.Tensor) -> int | None:
         return None
 
 
-def has_symbolic_sizes(tensor: torch.Tensor) -> bool:
-    """Is a size, stride or storage offset of the tensor a symbol?"""
-    return tensor._has_symbolic_sizes_strides
-
-
 def region_functions() -> dict[Any, str]:
     """Torch-level calls that open or close a region: what stands on either side must stay there."""
     from torch._C import _set_grad_enabled

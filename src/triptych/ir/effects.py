@@ -246,7 +246,7 @@ def returned_operand(call: Call | None) -> Node | None:
 
 def _from_call(node: Node, call: Call | None) -> Effects:
     """Effects of a torch-level call, from the schema of its operation; the worst case if the operation is unknown."""
-    operands = tuple(node_operands((node.args, node.kwargs)))
+    operands = tuple(node.all_input_nodes)
     if call is None:
         return Effects(writes=operands, aliases=operands, random=True, kept=True)
     if any(part in call.op for part in KEPT_NAMES):

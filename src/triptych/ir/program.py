@@ -328,7 +328,7 @@ class Program:
         symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
         known = [fact(n) for n in self.graph.nodes]
         return any(
-            _private.has_symbolic_sizes(v) if isinstance(v, torch.Tensor) else isinstance(v, symbols) for v in known
+            v._has_symbolic_sizes_strides if isinstance(v, torch.Tensor) else isinstance(v, symbols) for v in known
         )
 
     @functools.cached_property

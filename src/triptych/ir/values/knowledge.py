@@ -30,6 +30,7 @@ from .affine import (
 )
 from .arithmetic import COMPARISONS, by_range
 from .elements import Elements, leaf_of, uniform
+from .operands_first import answer_from_operands
 from .ranges import Interval, has_range, interval, of_dtype, of_elements
 from .shape_only import SAME_ELEMENTS, ShapeOnly, distinct, is_plain
 from .transfer import FROM_NUMBERS, TRANSFER
@@ -215,7 +216,7 @@ class Knowledge:
         with _private.plain_torch(), torch.no_grad():
             if not self._elements:
                 self._look_at_graph()
-            _answer(node, self._elements, self._operands_of_elements, self._elements_of)
+            answer_from_operands(node, self._elements, self._operands_of_elements, self._elements_of)
         return self._elements[node]
 
     def _look_at_graph(self) -> None:
@@ -245,7 +246,7 @@ class Knowledge:
         """A static lower and upper bound of all elements."""
         if node not in self._intervals:
             with _private.plain_torch(), torch.no_grad():
-                _answer(node, self._intervals, self._operands_of_interval, self._interval_of)
+                answer_from_operands(node, self._intervals, self._operands_of_interval, self._interval_of)
         return self._intervals[node]
 
     def _operands(self, node: Node, call: Call) -> list[Node]:
@@ -383,29 +384,6 @@ class Knowledge:
                 return False
             value = self.evaluate(node)
             return value is not None and bool(by_value(distinct(value, keep=2 if matrices else 0)))
-
-
-def _answer(
-    asked: Node,
-    answers: dict[Node, Any],
-    operands_of: Callable[[Node], list[Node]],
-    answer: Callable[[Node, Sequence[Node]], Any],
-) -> None:
-    """Answer a question about a node from the answers for its operands. These come first, without recursion: a graph
-    may be deeper than Python's stack."""
-    work = [asked]
-    while work:
-        node = work[-1]
-        if node in answers:
-            work.pop()
-            continue
-        operands = operands_of(node)
-        waiting = [n for n in operands if n not in answers]
-        if waiting:
-            work.extend(waiting)
-            continue
-        answers[node] = answer(node, operands)
-        work.pop()
 
 
 def as_number(value: torch.Tensor) -> bool | int | float:
