@@ -37,30 +37,34 @@ def run_all_stages(name):
 @pytest.mark.parametrize("name", ["attention", *PROGRAMS])
 def test_the_index_is_that_of_the_graph_as_it_is(name, monkeypatch):
     asked = []
-    nodes_by_op = Program.nodes_by_op
+    calls_of = Program.calls_of
 
-    def compared(program):
-        index = nodes_by_op(program)
-        expected = {}
-        for node in program.graph.nodes:
-            if (call := program.call(node)) is not None:
-                expected.setdefault(call.op, []).append(node)
-        assert index == expected
-        asked.append(index)
-        return index
+    def compared(program, *ops):
+        nodes = calls_of(program, *ops)
+        called = {node: call.op for node in program.graph.nodes if (call := program.call(node)) is not None}
+        assert nodes == [node for node, op in called.items() if op in ops]
+        assert set(program.ops()) == set(called.values())
+        asked.append(ops)
+        return nodes
 
-    monkeypatch.setattr(Program, "nodes_by_op", compared)
+    monkeypatch.setattr(Program, "calls_of", compared)
     run_all_stages(name)
     assert asked
 
 
-def test_the_index_is_built_once_for_an_unchanged_graph():
+def test_only_the_nodes_that_changed_are_read_again(monkeypatch):
     gm, _ = capture_aten(lambda x: x.relu() + 1, (torch.randn(4),))
     program = Program(gm)
-    index = program.nodes_by_op()
-    assert program.nodes_by_op() is index and [n.name for n in program.calls_of("add", "relu")] == ["relu", "add"]
-    program.changed(index["relu"][0])
-    assert program.nodes_by_op() is not index
+    relu, add = program.calls_of("add", "relu")
+    assert [n.name for n in (relu, add)] == ["relu", "add"]
+    relu.target = torch.ops.aten.sin.default
+    program.changed(relu)
+    read = []
+    call = program.call
+    monkeypatch.setattr(program._call_index, "_call", lambda node: read.append(node) or call(node))
+    assert set(program.ops()) == {"sin", "add"}
+    assert program.calls_of("relu") == [] and program.calls_of("sin") == [relu]
+    assert read == [relu]
 
 
 @pytest.mark.parametrize("name", ["attention", *PROGRAMS])
@@ -84,31 +88,34 @@ def test_a_quick_look_says_no_only_where_the_rule_would(name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["attention", *PROGRAMS])
 def test_operands_rule_out_only_what_cannot_match(name, monkeypatch):
-    """The driver asks `may_match` before the matcher; here it always says yes, and then nothing it would have ruled out
-    matches."""
+    """The driver asks about the operands before the matcher; here the answer is always yes, and then nothing matches
+    that would have been ruled out."""
     ruled_out = []
-    find, may_match = Matcher.find, CompiledRule.may_match
+    find, are_met = Matcher.find, driver._are_met
 
-    def say_yes(rule, op, operand_ops):
-        if not may_match(rule, op, operand_ops):
-            ruled_out.append(rule.roots)
+    def say_yes(needs, operand_ops):
+        if not are_met(needs, operand_ops):
+            ruled_out.append(needs)
         return True
 
     def find_nothing_there(matcher, roots, node):
         found = list(find(matcher, roots, node))
-        assert not (found and ruled_out and ruled_out[-1] is roots), roots
+        assert not (found and ruled_out), roots
         return iter(found)
 
-    monkeypatch.setattr(CompiledRule, "may_match", say_yes)
+    monkeypatch.setattr(driver, "_are_met", say_yes)
     monkeypatch.setattr(driver, "_apply", forget_after(driver._apply, ruled_out))
     monkeypatch.setattr(Matcher, "find", find_nothing_there)
     run_all_stages(name)
 
 
 def forget_after(apply, ruled_out):
-    def applied(*args):
+    def applied(rewriter, matcher, rule, node, *others):
+        needs = rule.operand_needs(rewriter.program.call(node).op)
+        if needs not in ruled_out:  # those of a rule that looked itself, and was not concerned
+            ruled_out.clear()
         try:
-            return apply(*args)
+            return apply(rewriter, matcher, rule, node, *others)
         finally:
             ruled_out.clear()
 

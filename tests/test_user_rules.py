@@ -355,7 +355,7 @@ class Back(triptych.Rule):
     ("rule", "others", "says"),
     [
         (Endless, [], "endless rewrites its own result again and again"),
-        (There, [Back], "the results of there, back are rewritten again and again"),
+        (There, [Back], "the results of back, there are rewritten again and again"),
     ],
 )
 def test_why_not_of_a_rule_that_finds_no_end_shows_the_first_sites_and_says_so(rule, others, says):

@@ -278,15 +278,19 @@ class _SheetKnowledge(Knowledge):
             for n in self.program.aliasing.shared(node)  # type: ignore[attr-defined]
         )
 
-    def _operands(self, node: Node) -> list[Node]:
-        return [] if self.program.real(node) is not None else super()._operands(node)
+    def _look_at_graph(self) -> None:
+        """Expressions are added one by one, and each is analysed when it is asked about."""
 
-    def _note(self, node: Node) -> None:
-        if (real := self.program.real(node)) is None:
-            return super()._note(node)
-        self._elements[node] = knowledge(self.origin).elements(real)
-        self._intervals[node] = knowledge(self.origin).interval(real)
-        return None
+    def _operands(self, node: Node, call: Call) -> list[Node]:
+        return [] if self.program.real(node) is not None else super()._operands(node, call)
+
+    def _elements_of(self, node: Node, operands: Sequence[Node]) -> Elements | None:
+        real = self.program.real(node)
+        return super()._elements_of(node, operands) if real is None else knowledge(self.origin).elements(real)
+
+    def _interval_of(self, node: Node, operands: Sequence[Node]) -> Interval:
+        real = self.program.real(node)
+        return super()._interval_of(node, operands) if real is None else knowledge(self.origin).interval(real)
 
 
 class _SheetShapeOnly(ShapeOnly):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import getitem
@@ -19,7 +18,7 @@ class Aliasing:
     """May-alias classes of the values of one graph, and the nodes that write each class.
 
     Operations and their schemas say which values may share memory. The storages of the fake values are compared too
-    (at the ATen level only those of inputs and of operations that may alias), because inputs may share memory without
+    (at the ATen level only those of inputs and of operations that may copy), because inputs may share memory without
     any operation in the graph saying so.
     """
 
@@ -57,9 +56,10 @@ class Aliasing:
             self._fresh.add(node)  # most nodes of an ATen graph: a new value in memory of its own
             return
         shared = self._shared_with(node, seen)
-        if not shared and not seen.writes and node.op not in ("placeholder", "get_attr"):
+        if shared:
+            self._join((node, *shared))
+        elif not seen.writes and node.op not in ("placeholder", "get_attr"):
             self._fresh.add(node)
-        self._join((node, *shared))
         if node.op in ("placeholder", "get_attr"):
             self._inputs.append(node)
             self._input_classes.add(self._root(node))
@@ -67,7 +67,7 @@ class Aliasing:
             self._output_uses.update(self._root(n) for n in node_operands(node.args))
         if seen.writes or seen.barrier:
             self._place(node, seen)
-        if "val" not in node.meta or seen.aliases or node.op == "placeholder":
+        if "val" not in node.meta or seen.may_copy or node.op == "placeholder":
             self._join_by_storage(node)
 
     def _shared_with(self, node: Node, seen: Effects) -> list[Node]:
@@ -118,14 +118,16 @@ class Aliasing:
         self._every_writer.remove(node)
         self._barriers.remove(node)
 
-    @contextlib.contextmanager
-    def moving(self, node: Node) -> Iterator[None]:
-        """Context in which a node is moved: writes and region bounds are indexed by graph position, so the node's are
-        removed before the move and added again after it."""
+    def move_before(self, node: Node, anchor: Node) -> None:
+        """Move a node. Writes and region bounds are indexed by graph position, so the node's are removed before the
+        move and added again after it."""
         seen = self.effects(node)
-        self._displace(node, seen)
-        yield
-        self._place(node, seen)
+        indexed = seen.writes or seen.barrier
+        if indexed:
+            self._displace(node, seen)
+        anchor.prepend(node)
+        if indexed:
+            self._place(node, seen)
 
     def refresh(self, node: Node) -> None:
         """Recompute the effects of a node whose operands have changed: it may alias and write other memory now."""
@@ -241,7 +243,8 @@ class Aliasing:
                 self._writers[first] = writers
             if root in self._input_classes:
                 self._input_classes.add(first)
-            self._output_uses[first] += self._output_uses.pop(root, 0)
+            if uses := self._output_uses.pop(root, 0):
+                self._output_uses[first] += uses
 
     def _join_by_storage(self, node: Node) -> None:
         value = fact(node)

@@ -21,7 +21,16 @@ from .canonical import CANONICAL
 from .facts import fact, fixed_number, settled, tensor_fact
 from .modules import module_call
 from .operations import OPERATIONS, operation
-from .schema import REQUIRED, fixed_parameters, list_parameters, overloads, parameters, same_constant, signature
+from .schema import (
+    REQUIRED,
+    Signature,
+    fixed_parameters,
+    list_parameters,
+    overloads,
+    parameters,
+    same_constant,
+    signature,
+)
 
 log = logging.getLogger("triptych")
 
@@ -85,7 +94,11 @@ def _read(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | N
         if isinstance(target, _private.OpOverload):
             sig = signature(target)
             bound = sig.bind(args, kwargs, check=False)
-            return None if bound is None else _canonical(node, sig.name, bound, sig.mutates)
+            if bound is None:
+                return None
+            if _is_canonical(sig):
+                return Call(sig.name, bound, sig.mutates)
+            return _canonical(node, sig.name, bound, sig.mutates)
         if target in OPERATORS:
             return _operator(node, OPERATORS[target], args, kwargs)
         if isinstance(target, _private.HigherOrderOperator):
@@ -101,7 +114,7 @@ def _read(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | N
 def _settled_arguments(node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments, where nodes whose symbols tracing has specialised are replaced by their numbers."""
     for operand in node.all_input_nodes:
-        if settled(operand) is not operand:
+        if tensor_fact(operand) is None and settled(operand) is not operand:
             return torch.fx.map_arg((node.args, node.kwargs), settled)
     return node.args, node.kwargs
 
@@ -242,6 +255,13 @@ def _bind(node: Node, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if name in ("size", "stride") and len(args) == 1:  # without a dim; the schemas take one dim
         return Call(name, {"self": args[0], **kwargs})
     return None
+
+
+@functools.cache
+def _is_canonical(sig: Signature) -> bool:
+    """Are the arguments of every call of this overload in canonical form once they are bound to its parameters?"""
+    adapted = {"dim", "dims"} | fixed_parameters(sig.name) | list_parameters(sig.name)
+    return sig.name not in CANONICAL and adapted.isdisjoint(sig.by_name)
 
 
 def _canonical(node: Node, name: str, args: dict[str, Any], mutates: bool) -> Call | None:

@@ -92,6 +92,8 @@ def node_operands(value: Any) -> Iterator[Node]:
 
 @dataclass(frozen=True)
 class _SchemaEffects:
+    names: tuple[str, ...]
+    """Of the arguments, by position."""
     written: tuple[int, ...]
     aliased: tuple[int, ...]
     may_copy: bool
@@ -146,20 +148,24 @@ def _schema_effects(overload: _private.OpOverload) -> _SchemaEffects:
         aliased = [i for i, argument in enumerate(schema.arguments) if "Tensor" in str(argument.type)]
     may_copy = vague or makes_sparse or _private.is_composite(overload)
     plain = not (written or aliased or may_copy or random or kept or barrier or name in KEEPS_STATISTICS)
-    return _SchemaEffects(tuple(written), tuple(aliased), may_copy, random, kept, barrier, plain)
+    names = tuple(argument.name for argument in schema.arguments)
+    return _SchemaEffects(names, tuple(written), tuple(aliased), may_copy, random, kept, barrier, plain)
 
 
 def _from_schema(node: Node, overload: _private.OpOverload) -> Effects:
     known = _schema_effects(overload)
     if known.plain:
         return PURE
-    names = [a.name for a in overload._schema.arguments]
 
     def operands(indices: tuple[int, ...]) -> tuple[Node, ...]:
         nodes: list[Node] = []
+        args = node.args
         for i in indices:
-            value = node.args[i] if i < len(node.args) else node.kwargs.get(names[i])
-            nodes.extend(node_operands(value))
+            value = args[i] if i < len(args) else node.kwargs.get(known.names[i])
+            if isinstance(value, Node):
+                nodes.append(value)
+            else:
+                nodes.extend(node_operands(value))
         return tuple(nodes)
 
     writes = operands(known.written)
@@ -240,7 +246,7 @@ def returned_operand(call: Call | None) -> Node | None:
 
 def _from_call(node: Node, call: Call | None) -> Effects:
     """Effects of a torch-level call, from the schema of its operation; the worst case if the operation is unknown."""
-    operands = tuple(node_operands((node.args, node.kwargs)))
+    operands = tuple(node.all_input_nodes)
     if call is None:
         return Effects(writes=operands, aliases=operands, random=True, kept=True)
     if any(part in call.op for part in KEPT_NAMES):

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, KeysView, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,7 @@ from .. import _private
 from ..options import Options
 from .alias import Aliasing
 from .autocast import AutocastRegions, is_bound
+from .call_index import CallIndex
 from .calls import Call, read
 from .computed_facts import compute_facts, fake, fake_mode_of, no_pending_symbols, unify_fake_modes
 from .fact_memo import FactMemo
@@ -67,6 +68,8 @@ class Program:
 
     buffers: KnownBuffers | None = None
     """What the user's buffers hold, in a graph that Dynamo captured."""
+    _call_index: CallIndex | None = None
+    """Built on first use."""
 
     def __init__(
         self,
@@ -89,8 +92,6 @@ class Program:
         self.constant_numbers = itertools.count()
         """Numbers for the names of tensors that are added to the graph's module."""
         self._calls: dict[Node, Call | None] = {}
-        self._by_op: dict[str, list[Node]] | None = None
-        """The calls of the graph by operation, each list in graph order; None after a change of the graph."""
         self.notes: dict[Node, Any] = {}
         """Cached results that depend on a single node; an entry is dropped when its node changes."""
         self._aliasing: Aliasing | None = None
@@ -117,23 +118,19 @@ class Program:
             call = self._calls[node] = read(node)
             return call
 
-    def nodes_by_op(self) -> dict[str, list[Node]]:
-        """The calls of the graph by operation, each list in graph order. It is built once for all passes that follow,
-        until one of them changes the graph."""
-        if self._by_op is None:
-            self._by_op = {}
-            for node in self.graph.nodes:
-                if (call := self.call(node)) is not None:
-                    self._by_op.setdefault(call.op, []).append(node)
-        return self._by_op
+    @property
+    def _calls_by_op(self) -> CallIndex:
+        if self._call_index is None:
+            self._call_index = CallIndex(self.graph.nodes, self.call)
+        return self._call_index
+
+    def ops(self) -> KeysView[str]:
+        """The operations that the graph calls."""
+        return self._calls_by_op.ops()
 
     def calls_of(self, *ops: str) -> list[Node]:
         """The calls of these operations, in graph order, as the graph is now."""
-        by_op = self.nodes_by_op()
-        found = [by_op[op] for op in ops if op in by_op]
-        if len(found) < 2:
-            return list(found[0]) if found else []
-        return sorted(node for nodes in found for node in nodes)
+        return self._calls_by_op.calls_of(ops)
 
     @property
     def aliasing(self) -> Aliasing:
@@ -170,7 +167,7 @@ class Program:
 
     def changed(self, node: Node) -> None:
         """Drop what is cached about a node whose arguments have changed."""
-        self._by_op = None
+        self._index_again(node)
         self._calls.pop(node, None)
         self.notes.pop(node, None)
 
@@ -207,14 +204,18 @@ class Program:
                 if isinstance(size, torch.SymInt):
                     self._sizes.setdefault(size.node.expr, []).append((node, dim))
 
+    def _index_again(self, node: Node) -> None:
+        if self._call_index is not None:
+            self._call_index.changed(node)
+
     def added(self, node: Node) -> None:
-        self._by_op = None
+        self._index_again(node)
         self._note_sizes(node)
         if self._aliasing is not None:
             self._aliasing.add(node)
 
     def erased(self, node: Node) -> None:
-        self._by_op = None
+        self._index_again(node)
         self._calls.pop(node, None)
         self.notes.pop(node, None)
         if is_bound(node):
@@ -222,14 +223,14 @@ class Program:
         if self._aliasing is not None:
             self._aliasing.forget(node)
 
-    @contextlib.contextmanager
-    def moving(self, node: Node) -> Iterator[None]:
-        """Context in which a node is moved to another position."""
-        self._by_op = None
+    def move_before(self, node: Node, anchor: Node) -> None:
+        """Move a node to another position of the graph."""
         if is_bound(node):
             self.__dict__.pop("autocast_regions", None)  # recomputed on the next use
-        with contextlib.nullcontext() if self._aliasing is None else self._aliasing.moving(node):
-            yield
+        if self._aliasing is None:
+            anchor.prepend(node)
+        else:
+            self._aliasing.move_before(node, anchor)
 
     def value(self, node: Node) -> Value:
         return Value(self, node)
@@ -326,8 +327,8 @@ class Program:
         """Some size or number of the graph is a symbol."""
         symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
         known = [fact(n) for n in self.graph.nodes]
-        return any(isinstance(v, symbols) for v in known) or any(
-            isinstance(s, torch.SymInt) for v in known if isinstance(v, torch.Tensor) for s in v.shape
+        return any(
+            v._has_symbolic_sizes_strides if isinstance(v, torch.Tensor) else isinstance(v, symbols) for v in known
         )
 
     @functools.cached_property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,12 +136,16 @@ class Signature:
         self.by_name = {p.name: p for p in self.params}
         self._positional = [p for p in self.params if not p.keyword_only]
         self._required = [p.name for p in self.params if p.default is REQUIRED]
+        self._fewest = max((i + 1 for i, p in enumerate(self.params) if p.default is REQUIRED), default=0)
+        """This many arguments by position include all required ones."""
         self.mutates = schema.is_mutable
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any], check: bool = True) -> dict[str, Any] | None:
         """Arguments by parameter name, defaults left out; None if the call does not fit."""
         bound: dict[str, Any] = {}
         positional = self._positional
+        if not check and not kwargs and self._fewest <= len(args) <= len(positional):
+            return self._plain(zip(positional, args))
         if len(args) > len(positional):
             gathered = self._gather_trailing(args, positional)
             if gathered is None:
@@ -178,16 +182,18 @@ class Signature:
         for name in self._required:
             if name not in bound:
                 return None
-        by_name = self.by_name
+        return self._plain((self.by_name[name], value) for name, value in bound.items())
+
+    def _plain(self, arguments: Iterable[tuple[Param, Any]]) -> dict[str, Any]:
+        """The arguments in their plain form, without those that equal a default."""
         kept = {}
-        for name, value in bound.items():
-            param = by_name[name]
+        for param, value in arguments:
             if isinstance(value, Node) and not param.grows:  # plain already, and equal to no default
-                kept[name] = value
+                kept[param.name] = value
                 continue
             value = param.plain(value)
             if not param.may_be_left_out(value):
-                kept[name] = value
+                kept[param.name] = value
         return kept
 
     def _parameter_called(self, name: str) -> str | None:
@@ -227,17 +233,18 @@ def same_constant(value: Any, default: Any) -> bool:
 
 def argument_key(value: Any) -> Any:
     """A hashable key that is equal for the same arguments; 1, 1.0 and True get three different keys."""
-    if isinstance(value, (Node, torch.dtype, torch.device)):
+    kind = type(value)
+    if kind is Node or kind is torch.dtype or kind is torch.device:
         return value
-    if type(value) in (int, bool, str):
-        return (type(value), value)
+    if kind is int or kind is bool or kind is str:
+        return (kind, value)
     if isinstance(value, (list, tuple)):
-        return tuple(argument_key(v) for v in value)
+        return tuple([argument_key(v) for v in value])
     if isinstance(value, dict):
-        return tuple((k, argument_key(v)) for k, v in value.items())
-    if isinstance(value, slice):
+        return tuple([(k, argument_key(v)) for k, v in value.items()])
+    if kind is slice:
         return ("slice", argument_key((value.start, value.stop, value.step)))
-    return (type(value), repr(value))
+    return (kind, repr(value))
 
 
 @functools.cache

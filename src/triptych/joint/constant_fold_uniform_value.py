@@ -118,9 +118,8 @@ class FoldViewToFull(Rule):
     """
 
     def sites(self, program: Program) -> Iterator[Match]:
-        for node in program.calls_of(*filter(_is_view, program.nodes_by_op())):
-            call = None if node._erased else program.call(node)
-            if call is not None and node.users and _is_view(call.op):
+        for node in program.calls_of(*filter(_is_view, program.ops())):
+            if not node._erased and node.users and knowledge(program).elements(node) is not None:
                 yield Match.at(program, node)
 
     def check(self, m):

@@ -107,7 +107,9 @@ class Matcher:
             self._miss(value, pattern, value)
 
     def _match_either(self, pattern: Either, value: Any) -> Iterator[None]:
-        for option in pattern.options:
+        call = self.program.call(value) if isinstance(value, Node) else None
+        options = pattern.other_options if call is None else pattern.options_by_op.get(call.op, pattern.other_options)
+        for option in pattern.options if self.missed is not None else options:
             yield from self._match(option, value)
 
     def _match_list(self, pattern: ListOf, value: Any) -> Iterator[None]:

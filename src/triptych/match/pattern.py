@@ -10,6 +10,7 @@ values that it can bind.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import numbers
 from collections.abc import Callable, Iterator, Sequence
@@ -167,6 +168,17 @@ class Either(Pattern):
 
     def children(self) -> Iterator[Pattern]:
         return iter(self.options)
+
+    @functools.cached_property
+    def options_by_op(self) -> dict[str, tuple[Pattern, ...]]:
+        """For each operation that the root of an option names: the options that a call of it can match."""
+        roots = [(option, option.root_ops()) for option in self.options]
+        return {op: tuple(o for o, ops in roots if not ops or op in ops) for _, named in roots for op in named}
+
+    @functools.cached_property
+    def other_options(self) -> tuple[Pattern, ...]:
+        """The options that anything else than a call of those operations can match."""
+        return tuple(option for option in self.options if not option.root_ops())
 
     def root_ops(self) -> frozenset[str]:
         roots = [o.root_ops() for o in self.options]

@@ -42,7 +42,7 @@ from ..pre_grad.joined_products import ProductGroup, ProductNode, product_of
 from ..rewrite.emit import Emitter
 from ..rewrite.examples import declines, fires, others_are_weights
 from ..rewrite.passes import Pass
-from ..rewrite.rule import Rule
+from ..rewrite.rule import Match, Rule
 from .group_batch_fusion_passes import LINEAR
 from .group_batch_fusion_passes import NAME as BATCH_FUSION
 from .joined_on_cpu import concatenated, copies, in_rows, joined, require_quicker
@@ -89,10 +89,13 @@ class GroupedGemm(JoinedWeights):
             node, product.x, product.weight, product.bias, product.turned, inner, sources=tuple(c[-1] for c in chains)
         )
 
-    def check(self, m, group, copied):
+    def check(self, m, group):
         options = m.program.options
         wanted = not BATCHED.isdisjoint(options.add_passes) and BATCHED.isdisjoint(options.remove_passes)
         m.require(not wanted, "{wanted} was added, which also batches the operations on the results", wanted=LINEAR)
+        super().check(m, group)
+
+    def require_gain(self, m: Match, group: ProductGroup, copied: Sequence[bool]) -> None:
         apart, together = _works(m.program, group)
         require_quicker(m, apart, together + copies(m.program, group, copied))
 

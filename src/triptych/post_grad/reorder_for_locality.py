@@ -133,9 +133,11 @@ class _Walk:
     def _unit(self, leader: Node) -> list[Node]:
         """The nodes that move together: a value, or an operation with several results and its `getitem`s."""
         if leader not in self.units:
-            unit = [leader, *sorted(u for u in leader.users if _takes_apart(u))]
+            unit = [leader]
+            if not isinstance(fact(leader), torch.Tensor):
+                unit += sorted(u for u in leader.users if _takes_apart(u))
             self.units[leader] = unit
-            self.waiting[leader] = len({u for n in unit for u in n.users} - set(unit))
+            self.waiting[leader] = len({u for n in unit for u in n.users} - set(unit) if unit[1:] else leader.users)
         return self.units[leader]
 
     def _may_move(self, leader: Node) -> bool:
@@ -158,7 +160,7 @@ class _Walk:
 
 
 def _takes_apart(node: Node) -> bool:
-    if node.op != "call_function" or node.target is not operator.getitem or not node.all_input_nodes:
+    if node.target is not operator.getitem or node.op != "call_function" or not node.all_input_nodes:
         return False
     return not isinstance(fact(node.all_input_nodes[0]), torch.Tensor)
 
@@ -169,7 +171,9 @@ def _leader(node: Node) -> Node:
 
 def _line_up(unit: list[Node], anchor: Node) -> bool:
     """Do the nodes of the unit already stand one after the other, directly before the anchor?"""
-    return unit[-1].next is anchor and all(left.next is right for left, right in itertools.pairwise(unit))
+    if unit[-1].next is not anchor:
+        return False
+    return len(unit) == 1 or all(left.next is right for left, right in itertools.pairwise(unit))
 
 
 def _first_between(places: Sequence[int], first: int, last: int) -> int | None:

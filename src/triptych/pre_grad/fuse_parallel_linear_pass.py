@@ -35,6 +35,7 @@ from .joined_products import (
     products,
     read_again,
     runs_with_one_key,
+    surely_copied,
     take_pieces,
 )  # fmt: skip
 
@@ -194,16 +195,25 @@ class JoinedWeights(Rule):
         """Sites for layers that all have a bias, or all have none."""
         group = placed(members) if len(members) > 1 else None
         if group is not None:
-            shape = tensor_of(group.members[0].node).shape
-            copied = copied_pieces(program, group, [*shape[:-1], sum(group.sizes)], len(shape) - 1)
-            yield group.site(program, copied=copied)
+            yield group.site(program)
         elif members:
             problem = "a result is used before the weights of the next layer are computed"
             if len(members) < 2:
                 problem = f"no other layer over this input {'has' if biased else 'lacks'} a bias"
             yield Match.at(program, members[0].node, problem=problem)
 
-    def check(self, m, group, copied):
+    def check(self, m, group):
+        fewest = surely_copied(m.program, group)
+        self.require_gain(m, group, fewest)
+        # only now: following strides takes longer, and most groups gain nothing even with the fewest copies
+        shape = tensor_of(group.members[0].node).shape
+        copied = copied_pieces(m.program, group, [*shape[:-1], sum(group.sizes)], len(shape) - 1)
+        if copied != fewest:
+            self.require_gain(m, group, copied)
+        m.bindings["copied"] = copied
+
+    def require_gain(self, m: Match, group: ProductGroup, copied: Sequence[bool]) -> None:
+        """Leave the layers alone unless one layer is faster, with copies of some pieces of its result."""
         program, x = m.program, group.members[0].x
         device, training = tensor_of(x).device, program.is_training
         joined = Work.of(device, products(x, [sum(group.sizes)], training))

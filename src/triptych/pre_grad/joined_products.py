@@ -209,6 +209,12 @@ def placed(members: Sequence[ProductNode]) -> ProductGroup | None:
     return ProductGroup(best, first if best is early else last)
 
 
+def surely_copied(program: Program, group: ProductGroup) -> list[bool]:
+    """For each member: is it certain, without a look at what reads it, that `copied_pieces` copies its piece?"""
+    aliasing = program.aliasing
+    return [aliasing.is_output(m.node) or aliasing.written(m.node) for m in group.members]
+
+
 def copied_pieces(program: Program, group: ProductGroup, shape: Sequence[Any], dim: int) -> list[bool]:
     """For each member: must its piece of the joined result be copied, because its memory or strides are visible?"""
     example = tensor_of(group.members[0].node)
@@ -221,13 +227,11 @@ def copied_pieces(program: Program, group: ProductGroup, shape: Sequence[Any], d
             pieces = example.new_empty(list(shape)).split(group.sizes, dim)
         if key is not None:
             memo[key] = pieces
-    return [_is_seen(program, m.node, piece) for m, piece in zip(group.members, pieces)]
+    members = zip(group.members, pieces, surely_copied(program, group))
+    return [sure or _is_seen(program, m.node, piece) for m, piece, sure in members]
 
 
 def _is_seen(program: Program, node: Node, piece: torch.Tensor) -> bool:
-    aliasing = program.aliasing
-    if aliasing.is_output(node) or aliasing.written(node):
-        return True
     try:
         follow(program, {node: piece})
     except Refused:

@@ -20,7 +20,7 @@ from ..match.matcher import Matcher
 from .record import Decline, Firing
 from .refusal import Declined, NotConcerned, Refused
 from .rewriter import Rewriter
-from .rule import CompiledRule, Match, Rule, compiled
+from .rule import CompiledRule, Match, OperandNeeds, Rule, compiled
 
 log = logging.getLogger("triptych")
 
@@ -70,7 +70,7 @@ class RuleSet:
         self.by_op: dict[str, list[CompiledRule]] = {}
         self.anywhere: list[CompiledRule] = []
         self.reach = 1
-        self._at: dict[str, Sequence[CompiledRule]] = {}
+        self._at: dict[str, list[tuple[CompiledRule, OperandNeeds | None]]] = {}
         for rule in rules:
             ready = compiled(rule)
             self.reach = max(self.reach, ready.depth)
@@ -79,11 +79,12 @@ class RuleSet:
             if not ready.root_ops:
                 self.anywhere.append(ready)
 
-    def at(self, op: str) -> Sequence[CompiledRule]:
-        rules = self._at.get(op)
-        if rules is None:
-            rules = self._at[op] = [*self.by_op.get(op, ()), *self.anywhere]
-        return rules
+    def at(self, op: str) -> list[tuple[CompiledRule, OperandNeeds | None]]:
+        """The rules that can match a call of this operation, each with what it needs of the operands."""
+        if op not in self._at:
+            rules = [*self.by_op.get(op, ()), *self.anywhere]
+            self._at[op] = [(rule, rule.operand_needs(op)) for rule in rules]
+        return self._at[op]
 
 
 def run_rules(rewriter: Rewriter, rules: Sequence[Rule], *, strict: bool = False, tally: Tally | None = None) -> Tally:
@@ -153,14 +154,14 @@ def _run_sites(rewriter: Rewriter, rule: CompiledRule, strict: bool, tally: Tall
 def _run_patterns(rewriter: Rewriter, rules: Sequence[Rule], strict: bool, tally: Tally) -> None:
     ruleset = RuleSet(rules)
     program = rewriter.program
-    if not ruleset.anywhere and program.nodes_by_op().keys().isdisjoint(ruleset.by_op):
+    work = deque(program.graph.nodes if ruleset.anywhere else program.calls_of(*ruleset.by_op))
+    if not work:
         return  # no rule could fire
     matcher = Matcher(program)
-    work = deque(program.graph.nodes)
     waiting = set(work)
-    limit = 10 * len(work) + 1000
+    captured = set(program.graph.nodes)
+    limit = 10 * len(captured) + 1000
     visits = 0
-    captured = set(work)
     of_results: Counter[str] = Counter()  # by rule: rewrites of nodes that a rule of this run has added
     while work and not rewriter.stopped:
         node = work.popleft()
@@ -179,12 +180,12 @@ def _run_patterns(rewriter: Rewriter, rules: Sequence[Rule], strict: bool, tally
         if call is None or not ready:
             continue
         operand_ops: list[str] | None = None
-        for rule in ready:
+        for rule, needs in ready:
             tally.tried += 1
-            if rule.needs is not None:
+            if needs is not None:
                 if operand_ops is None:
                     operand_ops = _operand_ops(program, node)
-                if not rule.may_match(call.op, operand_ops):
+                if not _are_met(needs, operand_ops):
                     continue
             if rule.looks_first and not rule.concerns(program, node, call):
                 continue
@@ -203,6 +204,15 @@ def _run_patterns(rewriter: Rewriter, rules: Sequence[Rule], strict: bool, tally
 def _operand_ops(program: Program, node: Node) -> list[str]:
     """The operations that compute the operands of a node."""
     return [call.op for operand in node.all_input_nodes if (call := program.call(operand)) is not None]
+
+
+def _are_met(needs: OperandNeeds, operand_ops: list[str]) -> bool:
+    """Can a pattern match where operands are computed by these operations? Most often it cannot, and the matcher need
+    not be asked."""
+    for way in needs:
+        if not any(ops.isdisjoint(operand_ops) for ops in way):
+            return True
+    return False
 
 
 def _endless(of_results: Counter[str]) -> tuple[str, ...]:

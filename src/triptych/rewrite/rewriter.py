@@ -277,8 +277,7 @@ class Rewriter(Checks):
     def move_before(self, node: Node, anchor: Node) -> None:
         """Move a node; the caller must ensure that it crosses no write, random draw or region."""
         self.edited = True
-        with self.program.moving(node):
-            anchor.prepend(node)
+        self.program.move_before(node, anchor)
 
     def set_arguments(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any = None) -> None:
         """Another spelling of the same call; its fact is not recomputed, because the result stays the same."""

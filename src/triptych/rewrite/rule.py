@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import re
 from abc import ABCMeta
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch.fx import Node
@@ -306,6 +306,9 @@ class Rule(metaclass=RuleType):
             raise TriptychError(f"{type(self).__name__} has no rewrite")
 
 
+OperandNeeds = list[list[frozenset[str]]]
+
+
 class CompiledRule:
     """A prepared rule: its pattern, the operations that its root can call, and the captures that its methods take."""
 
@@ -317,21 +320,19 @@ class CompiledRule:
         self.roots: tuple[Pattern, ...] = () if self.finds_itself else pattern_of(rule.pattern, self.name)
         self.root_ops = self.roots[0].root_ops() if self.roots else frozenset()
         self.looks_first = type(rule).concerns is not Rule.concerns
-        self.needs = _operand_ops(self.roots[0]) if self.roots else None
+        self._needs = _operand_ops(self.roots[0]) if self.roots else None
         self.depth = max((r.depth() for r in self.roots), default=1)
         known = None if self.finds_itself else captures_of(self.roots)
         self._check = require_captures(rule.check, known)
         self._rewrite = require_captures(rule.rewrite, known)
 
-    def may_match(self, op: str, operand_ops: Collection[str]) -> bool:
-        """Can the pattern match a call of this operation whose operands are results of those operations? Most cannot,
-        and the matcher need not be asked."""
-        if self.needs is None:
-            return True
-        for root, needed in self.needs:
-            if op in root and all(not ops.isdisjoint(operand_ops) for ops in needed):
-                return True
-        return False
+    def operand_needs(self, op: str) -> OperandNeeds | None:
+        """For each way in which the pattern can match a call of this operation: for each operand of which the pattern
+        says what computes it, the operations that can. None if operands do not tell whether the pattern matches."""
+        if self._needs is None:
+            return None
+        ways = [operands for root_ops, operands in self._needs if op in root_ops]
+        return ways if all(ways) else None
 
     def concerns(self, program: Program, node: Node, call: Call) -> bool:
         try:

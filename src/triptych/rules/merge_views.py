@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -40,8 +41,14 @@ class MergeReshapes(Rule):
         )
 
     def concerns(self, program: Program, node: Node, call: Call) -> bool:
-        inner = call.args.get("self")
-        return keeps_order(call) and isinstance(inner, Node) and keeps_order(program.call(inner))
+        viewed: Any = call.args.get("self")
+        inner = program.call(viewed) if isinstance(viewed, Node) else None
+        if inner is None or not keeps_order(call) or not keeps_order(inner):
+            return False
+        if "reshape" in (call.op, inner.op) and len(viewed.users) == 1:
+            return True
+        x, result = tensor_fact(inner.args.get("self")), tensor_fact(node)
+        return x is not None and result is not None and known_equal(result.shape, x.shape)
 
     def check(self, m, x):
         outer, inner = m.root.call, m.program.call(m.nodes[1])

@@ -3,8 +3,9 @@ are its elements in? Computed lazily, once per node. Every answer is proved for 
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.fx import Node
 
 from ... import _private
 from ..calls import Call
-from ..facts import known, known_equal, tensor_fact, tensor_of
+from ..facts import fact, known, known_equal, tensor_fact, tensor_of
 from ..operations import with_trait
 from ..program import ATEN, Program
 from .affine import (
@@ -29,12 +30,10 @@ from .affine import (
 )
 from .arithmetic import COMPARISONS, by_range
 from .elements import Elements, leaf_of, uniform
-from .ranges import RANGES, Interval, interval, of_dtype, of_elements
+from .operands_first import answer_from_operands
+from .ranges import Interval, has_range, interval, of_dtype, of_elements
 from .shape_only import SAME_ELEMENTS, ShapeOnly, distinct, is_plain
-from .transfer import TRANSFER
-
-AHEAD = 100
-"""How many of the next nodes of an ATen graph are analysed together with a node."""
+from .transfer import FROM_NUMBERS, TRANSFER
 
 NEVER_NEGATIVE, NEVER_NEGATIVE_ZERO = with_trait("never_negative"), with_trait("never_negative_zero")
 
@@ -59,8 +58,7 @@ class Knowledge:
 
     def evaluate(self, node: Node) -> torch.Tensor | None:
         """The elements, on the CPU, of a small tensor that depends on static sizes alone."""
-        with _private.plain_torch():  # computed for real, also inside a compile
-            return self._shape_only.value(node)
+        return self._shape_only.value(node)
 
     def is_all_true(self, node: Node) -> bool:
         """A boolean that is true everywhere."""
@@ -216,81 +214,103 @@ class Knowledge:
         if tensor_fact(node) is None:
             return None
         with _private.plain_torch(), torch.no_grad():
-            self._look(node)
-            self._look_ahead(node)
+            if not self._elements:
+                self._look_at_graph()
+            answer_from_operands(node, self._elements, self._operands_of_elements, self._elements_of)
         return self._elements[node]
 
-    def _look_ahead(self, node: Node) -> None:
-        """Analyse the next nodes of an ATen graph too: whole passes ask about one node after the other, and leaving the
-        dispatch modes takes longer than analysing a node."""
-        for _ in range(AHEAD if self.program.dialect == ATEN else 0):
-            node = node.next
-            if node.op == "output" or node.op == "root":
-                return
+    def _look_at_graph(self) -> None:
+        """Analyse an ATen graph as a whole, because passes ask about all of its nodes. A value is known only if it
+        follows from known ones, so the walk starts at the sources of known values and goes on where one is found."""
+        program = self.program
+        if program.dialect != ATEN or program.buffers is not None:
+            return
+        self._elements = dict.fromkeys(program.graph.nodes)
+        work = [*program.calls_of(*FROM_NUMBERS, *COMPARISONS), *program.graph.find_nodes(op="get_attr")]
+        if program.aliasing.any_write:
+            work += filter(program.aliasing.written, self._elements)
+        waiting = set(work)
+        heapq.heapify(work)
+        while work:
+            node = heapq.heappop(work)
+            elements = None
             if tensor_fact(node) is not None:
-                self._look(node)
+                elements = self._elements[node] = self._elements_of(node, self._operands_of_elements(node))
+            if elements is not None or isinstance(fact(node), (list, tuple)):  # the pieces of a known tensor
+                later = [user for user in node.users if user not in waiting and user.op != "output"]
+                waiting.update(later)
+                for user in later:
+                    heapq.heappush(work, user)
 
     def interval(self, node: Node) -> Interval:
         """A static lower and upper bound of all elements."""
-        self.elements(node)
+        if node not in self._intervals:
+            with _private.plain_torch(), torch.no_grad():
+                answer_from_operands(node, self._intervals, self._operands_of_interval, self._interval_of)
         return self._intervals[node]
 
-    def _look(self, asked: Node) -> None:
-        """Visits operands first, without recursion: a graph may be deeper than Python's stack."""
-        work = [asked]
-        while work:
-            node = work[-1]
-            if node in self._elements:
-                work.pop()
-                continue
-            waiting = [n for n in self._operands(node) if n not in self._elements]
-            if waiting:
-                work.extend(waiting)
-                continue
-            self._note(node)
-
-    def _operands(self, node: Node) -> list[Node]:
-        call = self.program.call(node)
-        if call is not None and call.mutates:
+    def _operands(self, node: Node, call: Call) -> list[Node]:
+        """The values that the elements of a result may follow from."""
+        if call.mutates:
             return [call.args["self"]] if self._writes_in_full(node, call) else []
-        if call is None or (call.op not in TRANSFER and call.op not in RANGES):
-            return []
         operands = [n for n in node.all_input_nodes if tensor_fact(n) is not None]
         if call.op == "getitem" and isinstance(call.args["self"], Node):
             operands += [n for n in call.args["self"].all_input_nodes if tensor_fact(n) is not None]
-        writer = self._written_once(node)
+        writer = self._written_once(node) if self.program.aliasing.any_write else None
         if writer is not None:
             operands += [n for n in writer.all_input_nodes if n is not node and tensor_fact(n) is not None]
         return operands
 
-    def _note(self, node: Node) -> None:
-        call, result = self.program.call(node), tensor_fact(node)
-        assert result is not None
-        elements = None
-        told = call is not None and not call.mutates and (call.op in TRANSFER or call.op in RANGES)
-        if call is None or not told or not is_plain(result) or self.unsafe(node):
-            if node.op == "get_attr" and is_plain(result):
-                elements = self._attribute(node, result)
-            elif node.op == "placeholder" and self.program.buffers is not None:
-                contents = self.program.buffers.contents(node, self.program.aliasing)
-                elements = None if contents is None else contents.pattern
-            elif call is not None and is_plain(result):
-                elements = self._after_write(node, call, result)
-            self._elements[node] = elements
-            self._intervals[node] = of_dtype(result.dtype) if elements is None else of_elements(elements, result)
-            return
-        if call.op in TRANSFER:
-            try:
-                elements = TRANSFER[call.op](self, node, call, result)
-            except TooLarge:
-                elements = None
-        self._elements[node] = elements
+    def _operands_of_elements(self, node: Node) -> list[Node]:
+        call = self.program.call(node)
+        return self._operands(node, call) if call is not None and (call.mutates or call.op in TRANSFER) else []
+
+    def _operands_of_interval(self, node: Node) -> list[Node]:
+        call = self.program.call(node)
+        return self._operands(node, call) if call is not None and has_range(call, tensor_of(node)) else []
+
+    def _elements_of(self, node: Node, operands: Sequence[Node]) -> Elements | None:
+        call = self.program.call(node)
+        if call is None:
+            return self._given(node, tensor_of(node))
+        if not call.mutates and call.op not in TRANSFER:
+            return None
+        known_operands = [n for n in operands if self._elements[n] is not None]
+        if not known_operands and self._follows_from(operands, node, call):
+            return None  # most nodes
+        result = tensor_of(node)
+        if not is_plain(result):
+            return None
+        if call.mutates or self.unsafe(node):
+            return self._after_write(node, call, result)
+        try:
+            elements = TRANSFER[call.op](self, node, call, result)
+        except TooLarge:
+            elements = None
+        return by_range(self, call, result) if elements is None and call.op in COMPARISONS else elements
+
+    def _follows_from(self, operands: Sequence[Node], node: Node, call: Call) -> bool:
+        """Is nothing known of the result where nothing is known of any operand?"""
+        if not operands or call.op in COMPARISONS or call.op in FROM_NUMBERS:
+            return False
+        return not self.program.aliasing.written(node)
+
+    def _interval_of(self, node: Node, operands: Sequence[Node]) -> Interval:
+        call, result, elements = self.program.call(node), tensor_of(node), self.elements(node)
         if elements is not None:
-            self._intervals[node] = of_elements(elements, result)
-            return
-        self._intervals[node] = interval(self, node, call, result)
-        if call.op in COMPARISONS:
-            self._elements[node] = by_range(self, call, result)
+            return of_elements(elements, result)
+        if call is None or not has_range(call, result) or not is_plain(result) or self.unsafe(node):
+            return of_dtype(result.dtype)
+        return interval(self, node, call, result)
+
+    def _given(self, node: Node, result: torch.Tensor) -> Elements | None:
+        """What is known of an input or an attribute."""
+        if node.op == "get_attr":
+            return self._attribute(node, result) if is_plain(result) else None
+        if node.op != "placeholder" or self.program.buffers is None:
+            return None
+        contents = self.program.buffers.contents(node, self.program.aliasing)
+        return None if contents is None else contents.pattern
 
     def _attribute(self, node: Node, result: torch.Tensor) -> Elements | None:
         value = self.evaluate(node)
@@ -336,7 +356,6 @@ class Knowledge:
             return None
         try:
             self._elements[node] = TRANSFER[call.op](self, node, call, result)  # as it is before the write
-            self._intervals[node] = of_dtype(result.dtype)
             op = writes.op[:-1]
             return TRANSFER[op](self, writer, Call(op, writes.args), result)
         except TooLarge:
@@ -355,6 +374,8 @@ class Knowledge:
         if tensor is None or not dtype(tensor.dtype):
             return False
         elements = self.elements(node)
+        if elements is None and self.evaluate(node) is None:
+            return False  # most often
         about = self.mask(node) if dtype is _booleans else elements
         with _private.plain_torch():
             if about is not None and _unless_too_large(lambda: by_pattern(about, tensor.shape)):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # ---- constructors ----
 
 
-@of("arange", "prims.iota")
+@of("arange", "prims.iota", from_numbers=True)
 def _arange(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
     start, step = number(call.args.get("start", 0)), number(call.args.get("step", 1))
     if is_real(result.dtype) or isinstance(start, (float, torch.SymFloat)) or isinstance(step, (float, torch.SymFloat)):
@@ -34,7 +34,7 @@ def _arange(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> El
 FILLED = {"full": "fill_value", "full_like": "fill_value", "new_full": "fill_value", "scalar_tensor": "s"}
 
 
-@of(*FILLED, "fill", "new_zeros", "new_ones", "tensor")
+@of(*FILLED, "fill", "new_zeros", "new_ones", "tensor", from_numbers=True)
 def _filled(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
     if call.op == "tensor":
         fill = next(iter(call.args.get("operands", ())), None)
@@ -65,7 +65,7 @@ def _of_number(know: Knowledge, fill: Any, result: torch.Tensor) -> Elements | N
         return None
 
 
-@of("eye")
+@of("eye", from_numbers=True)
 def _eye(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
     offset = index(0, 2) - index(1, 2)
     return _ones_where(condition([(offset, offset.times(-1))], result.shape), result)
@@ -179,7 +179,7 @@ def _to(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elemen
     return cast_all(elements.pieces, result)
 
 
-@of("where", "masked_fill")
+@of("where", "masked_fill", from_numbers=True)
 def _where(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Elements | None:
     names = ("condition", "self", "other") if call.op == "where" else ("mask", "value", "self")
     mask, yes, no = (operand(know, call.args.get(name), result) for name in names)

@@ -67,6 +67,13 @@ def of_elements(elements: Elements, result: torch.Tensor) -> Interval:
     return union or widest
 
 
+def has_range(call: Call, result: torch.Tensor) -> bool:
+    """Can the operands say more about the interval of a result than its dtype does?"""
+    if call.mutates or call.op not in RANGES:
+        return False
+    return RANGES[call.op] is not _integer or not result.dtype.is_floating_point
+
+
 def interval(know: Knowledge, node: Node, call: Call, result: torch.Tensor) -> Interval:
     """The interval of a result, from those of the operands."""
     widest = of_dtype(result.dtype)

@@ -34,8 +34,7 @@ class ShapeOnly:
     def value(self, node: Node) -> torch.Tensor | None:
         """The elements of a tensor, on the CPU whatever its device; None if it depends on more than shapes."""
         if node not in self._values:
-            with _private.plain_torch(), torch.no_grad():
-                self._compute(node)
+            self._compute(node)
         value = self._values[node]
         return value if isinstance(value, torch.Tensor) else None
 
@@ -71,7 +70,10 @@ class ShapeOnly:
         attribute = getattr(owner, str(node.target), None) if isinstance(owner, GraphModule) else None
         if type(attribute) is not torch.Tensor or attribute.numel() > self.limit or attribute.device.type != "cpu":
             return None
-        return None if self.program.aliasing.written(node) else attribute.detach()
+        if self.program.aliasing.written(node):
+            return None
+        with _private.plain_torch():
+            return attribute.detach()
 
     def _allowed(self, node: Node) -> bool:
         """Is it a small pure torch call on static shapes, with the same result on the CPU as on its device?"""
@@ -99,6 +101,10 @@ class ShapeOnly:
         return True
 
     def _evaluate(self, node: Node) -> Any:
+        with _private.plain_torch(), torch.no_grad():  # computed for real, also inside a compile
+            return self._result(node)
+
+    def _result(self, node: Node) -> Any:
         call = self.program.call(node)
         known = fact(node)
         assert call is not None

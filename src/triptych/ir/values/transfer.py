@@ -20,11 +20,16 @@ Transfer = Callable[["Knowledge", Node, Call, torch.Tensor], "Elements | None"]
 
 TRANSFER: dict[str, Transfer] = {}
 
+FROM_NUMBERS: set[str] = set()
+"""Operations whose result may be known although no tensor among their operands is: `full_like(x, 2)`."""
 
-def of(*ops: str) -> Callable[[Transfer], Transfer]:
+
+def of(*ops: str, from_numbers: bool = False) -> Callable[[Transfer], Transfer]:
     def register(transfer: Transfer) -> Transfer:
         for op in ops:
             TRANSFER[op] = transfer
+        if from_numbers:
+            FROM_NUMBERS.update(ops)
         return transfer
 
     return register
