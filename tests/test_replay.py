@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import weakref
 
 import pytest
@@ -191,3 +192,12 @@ def test_an_operator_that_may_wait_is_named_with_its_line():
 )
 def test_what_is_asked_for(options, mode, replays):
     assert triptych.Options.make(options, mode).replays == replays
+
+
+def test_what_is_replaced_in_inductor_is_there():
+    from triptych import _private
+
+    for name in ("maybe_realign_inputs", "cudagraph_post_compile", "cudagraph_partition_post_compile"):
+        assert inspect.isfunction(getattr(_private.output_code, name)), name
+    compiled = inspect.getsource(_private.output_code.CompiledFxGraph.post_compile)
+    assert compiled.count("maybe_realign_inputs(") == 1
