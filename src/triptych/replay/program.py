@@ -28,10 +28,12 @@ PLACES = 64
 with the weights of each."""
 SIZES = 8
 """For so many sizes is a program with dynamic shapes recorded."""
+WAITS = 64
+"""So many calls may a backward wait until what it reads is kept in its place."""
 LARGE = 2**20
 """Bytes from which on an input is not copied at each call if it may lie in the memory of another recording."""
 
-kept_memory: dict[int, weakref.ref[Recording]] = {}
+kept_memory: weakref.WeakValueDictionary[int, Recording] = weakref.WeakValueDictionary()
 """The memory of values that recordings keep for others to read: it stays where it is as long as the recording does."""
 
 
@@ -53,6 +55,7 @@ class Sizes:
     settled: bool = False
     """Has the clock decided?"""
     times_held: int = 0
+    times_waited: int = 0
     peak: int = 0
     """The process's peak of memory before the last recording."""
     is_full: str = ""
@@ -149,11 +152,11 @@ class Program:
             if reason := too_long_on_device(sizes.calls):
                 self._refuse(sizes, reason)
                 return False
-        return not self._waits_for_another(inputs)
+        return not self._waits_for_another(sizes, inputs)
 
     def _has_moved(self, sizes: Sizes, inputs: Sequence[Any]) -> bool:
         """An input lies elsewhere than in every recording. Is the program to be recorded anew?"""
-        if self._waits_for_another(inputs):
+        if self._waits_for_another(sizes, inputs):
             return False
         sizes.moves += 1
         if sizes.moves >= PLACES:
@@ -161,13 +164,17 @@ class Program:
             return False
         return True
 
-    def _waits_for_another(self, inputs: Sequence[Any]) -> bool:
+    def _waits_for_another(self, sizes: Sizes, inputs: Sequence[Any]) -> bool:
         """Has a backward a large input that a recording of the forward would keep in its place, and none does yet?"""
-        return any(
+        waits = any(
             isinstance(x, Tensor) and x.numel() * x.element_size() >= LARGE and not self._stays(i, x)
             for i, x in enumerate(inputs)
             if i in self.fixed
         )
+        sizes.times_waited = sizes.times_waited + 1 if waits else 0
+        if sizes.times_waited > WAITS:
+            self._refuse(sizes, "what the forward saves lies elsewhere at each call")
+        return waits
 
     def _record(self, sizes: Sizes, inputs: list[Any]) -> Sequence[Any]:
         note_addresses(sizes, inputs)
@@ -186,7 +193,7 @@ class Program:
             self._refuse_all(f"recording failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
             return self.run(inputs)
         for memory in recording.outputs.kept_memory():
-            kept_memory[memory] = weakref.ref(recording)
+            kept_memory[memory] = recording
         sizes.recordings.append(recording)
         if sizes.settled and (reason := self._too_much_memory(sizes)):
             sizes.recordings.pop()  # the others stay
@@ -200,7 +207,7 @@ class Program:
 
     def _stays(self, i: int, x: Tensor) -> bool:
         """Does an input stay in its place: a parameter or a buffer, or a value that a recording keeps?"""
-        if is_kept(x):
+        if storage(x) in kept_memory:
             return True
         # to a backward everything is fixed that the forward saved, also what lies elsewhere at each step
         return i in self.fixed and (Role.HANDED not in self.roles or isinstance(x, Parameter))
@@ -282,12 +289,6 @@ programs: weakref.WeakSet[Program] = weakref.WeakSet()
 def forget_recordings() -> None:
     for program in list(programs):
         program.forget()
-
-
-def is_kept(x: Tensor) -> bool:
-    """Does a value lie in the memory of a recording?"""
-    owner = kept_memory.get(storage(x))
-    return owner is not None and owner() is not None
 
 
 def note_addresses(sizes: Sizes, inputs: Sequence[Any]) -> None:
