@@ -9,6 +9,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._inductor import output_code
 
 import triptych
 from tests.replay_guarantees import *  # noqa: F403
@@ -16,6 +17,7 @@ from tests.replay_guarantees import WIDTH, Net, compiled, inputs, pair, same_gra
 from tests.replayed import FakeDevice, replaying_on_a_cpu
 from triptych.replay import decision
 from triptych.replay.attach import reason_not_to
+from triptych.replay.handover import compiled_graphs
 from triptych.replay.outputs import Role
 from triptych.replay.program import Program
 
@@ -152,6 +154,33 @@ def test_one_thread_records_at_a_time():
     assert len(device.graphs) == 1
     second([torch.ones(4)])
     assert len(device.graphs) == 2
+
+
+def test_threads_that_compile_do_not_hand_over_each_others_graphs(monkeypatch):
+    finished, ours = [], [threading.Event(), threading.Event()]
+    monkeypatch.setattr(output_code, "maybe_realign_inputs", lambda *given: None)
+    monkeypatch.setattr(output_code, "cudagraph_post_compile", lambda *given: finished.append("by torch"))
+    before = dict(vars(output_code))
+
+    class Graph:
+        inputs_to_check = mutated_input_idxs = ()
+
+    def other():
+        with compiled_graphs(lambda compiled: None, lambda compiled: finished.append("by the other"), True):
+            ours[0].set()
+            assert ours[1].wait(60)
+            output_code.cudagraph_post_compile([], Graph())
+
+    thread = threading.Thread(target=other)
+    with compiled_graphs(lambda compiled: None, lambda compiled: finished.append("by this one"), True):
+        thread.start()
+        assert ours[0].wait(60)
+        output_code.cudagraph_post_compile([], Graph())
+    output_code.cudagraph_post_compile([], Graph())
+    ours[1].set()
+    thread.join(60)
+    assert finished == ["by this one", "by torch", "by the other"]
+    assert vars(output_code) == before
 
 
 def test_a_finalizer_calls_the_program_that_is_called():
