@@ -5,10 +5,13 @@ Whoever imports these tests provides `device`, which counts replays, and `codege
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import triptych
 
@@ -22,6 +25,17 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.second(F.gelu(self.first(x)))
+
+
+def pair(make=Net):
+    """A model to compile, and its twin that is not."""
+    model = make()
+    return model, copy.deepcopy(model)
+
+
+def same_gradients(model, want):
+    for mine, theirs in zip(model.parameters(), want.parameters()):
+        torch.testing.assert_close(mine.grad, theirs.grad)
 
 
 def compiled(program, codegen, **options):
@@ -296,3 +310,263 @@ def test_two_programs_in_turn(device, codegen):
             p.grad = None
     for mine, want in held:
         torch.testing.assert_close(mine, want)
+
+
+@pytest.mark.parametrize("after", [lambda y: y * 1.0, torch.sin])
+def test_inputs_with_one_gradient_do_not_share_it(device, codegen, after):
+    def program(x, y):
+        return after(x + y)
+
+    run = compiled(program, codegen)
+    mine, want = ([torch.ones(4, 4, requires_grad=True) for _ in range(2)] for _ in range(2))
+    for n in range(8):
+        run(*mine).sum().backward()
+        program(*want).sum().backward()
+        for x, y in zip(mine, want):
+            torch.testing.assert_close(x.grad, y.grad)
+        if n % 3 == 2:
+            for x in (*mine, *want):
+                x.grad = None
+
+
+HOLDERS = {
+    "its memory": lambda x: x.untyped_storage(),
+    "a typed storage": lambda x: x.storage(),
+    "a view": lambda x: x.view(-1),
+    "an iterator": lambda x: iter(x.unbind(0)),
+    "DLPack": lambda x: torch.utils.dlpack.to_dlpack(x),
+    "data": lambda x: x.data,
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_gradients_of_which_something_else_is_held(device, codegen, holder):
+    model, want = pair()
+    run, held = compiled(model, codegen), []
+    for x in inputs(8):
+        step(run, x)
+        step(want, x)
+        for mine, theirs in zip(model.parameters(), want.parameters()):
+            held.append((HOLDERS[holder](mine.grad), mine.grad.clone(), theirs.grad))
+        model.zero_grad()
+        want.zero_grad()
+    for mine, then, theirs in held:
+        if holder == "its memory":
+            mine = torch.empty(0, device=then.device).set_(mine)[: then.numel()]
+        elif holder == "a typed storage":
+            mine = torch.empty(0, device=then.device).set_(mine)[: then.numel()]
+        elif holder == "an iterator":
+            mine = torch.stack([*mine])
+        elif holder == "DLPack":
+            mine = torch.utils.dlpack.from_dlpack(mine)
+        torch.testing.assert_close(mine.reshape(-1), then.reshape(-1))
+        torch.testing.assert_close(then, theirs)
+
+
+GRADIENT_HOOKS = {
+    "keeps it": lambda p, log: p.register_hook(log.append),
+    "doubles it": lambda p, log: p.register_hook(lambda g: log.append(g) or 2 * g),
+    "adds the last one": lambda p, log: p.register_hook(lambda g: log.append(g) or g + log[len(log) // 2]),
+    "keeps what is accumulated": lambda p, log: p.register_post_accumulate_grad_hook(lambda p: log.append(p.grad.detach())),
+    "takes it away": lambda p, log: p.register_post_accumulate_grad_hook(
+        lambda p: log.append(p.grad) or setattr(p, "grad", None)
+    ),
+    "puts another in its place": lambda p, log: p.register_post_accumulate_grad_hook(
+        lambda p: log.append(p.grad) or setattr(p, "grad", torch.ones_like(p))
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("hook", GRADIENT_HOOKS)
+def test_hooks_on_gradients(device, codegen, hook):
+    model, want = pair()
+    run, logs = compiled(model, codegen), []
+    for net in (model, want):
+        logs.append([[] for _ in net.parameters()])
+        for p, log in zip(net.parameters(), logs[-1]):
+            GRADIENT_HOOKS[hook](p, log)
+    for n, x in enumerate(inputs(8)):
+        step(run, x)
+        step(want, x)
+        same_gradients(model, want)
+        if n % 3 == 2:
+            model.zero_grad()
+            want.zero_grad()
+    torch.testing.assert_close(logs[0], logs[1])
+
+
+def test_the_program_inside_a_hook_of_its_backward(device, codegen):
+    model, want = pair()
+    run, logs = compiled(model, codegen), []
+    for net, call in ((model, run), (want, want)):
+        logs.append([])
+
+        def hook(gradient, call=call, log=logs[-1]):
+            with torch.enable_grad():
+                x = torch.ones(4, WIDTH, requires_grad=True)
+                log.append(torch.autograd.grad(call(x).square().sum(), x)[0])
+
+        net.first.bias.register_hook(hook)
+    for x in inputs(8):
+        step(run, x)
+        step(want, x)
+        same_gradients(model, want)
+    torch.testing.assert_close(logs[0], logs[1])
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints_around_the_program(device, codegen, reentrant):
+    model, want = pair()
+    run = compiled(model, codegen)
+    for n, x in enumerate(inputs(8)):
+        x.requires_grad_()
+        for call in (run, want):
+            y = x
+            for _ in range(3):
+                y = checkpoint(call, y, use_reentrant=reentrant)
+            y.square().mean().backward()
+        same_gradients(model, want)
+        if n % 3 == 2:
+            model.zero_grad()
+            want.zero_grad()
+
+
+def test_results_that_share_memory_may_be_written(device, codegen):
+    linear = nn.Linear(WIDTH, WIDTH)
+
+    def program(x):
+        y = linear(x).sin()
+        return y[:, :4], y[:, 4:], y[:2].exp()
+
+    run = compiled(program, codegen)
+    for x in inputs(6):
+        mine, want = run(x), program(x)
+        for results in (mine, want):
+            results[0].add_(1)
+            sum(y.sum() for y in results).backward()
+        torch.testing.assert_close(mine, want)
+        del mine, want, results
+    assert device.replays >= 4
+
+
+def test_lazy_conjugates(device, codegen):
+    def program(x):
+        y = x * 2
+        return y, y.conj()
+
+    class Product(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4, 4, dtype=torch.complex64))
+
+        def forward(self, x):
+            return ((x @ self.weight).sin() @ self.weight).imag * (x.conj() * self.weight.conj()).real
+
+    run, (model, want) = compiled(program, codegen), pair(Product)
+    train = compiled(model, codegen)
+    for n in range(6):
+        x = torch.randn(4, 4, dtype=torch.complex64)
+        x = x.conj() if n % 2 else x
+        torch.testing.assert_close(run(x), program(x))
+        step(train, x)
+        step(want, x)
+        same_gradients(model, want)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, x):
+        y = self.norm(self.linear(x)).tanh()
+        self.mean = 0.9 * self.mean + y.detach().mean(0)
+        return x + y
+
+
+def test_blocks_that_are_one_program(device, codegen):
+    model, want = pair(lambda: nn.Sequential(*[Block() for _ in range(6)]).double())
+    for block in model:
+        block.compile(
+            backend=triptych.compile_fx, options={"codegen": codegen, "cuda_graphs": "on"}, dynamic=False
+        )
+    held = []
+    for n, x in enumerate(inputs(12)):
+        for net in (model, want):
+            net.train(n % 5 != 4)
+            step(net, x.double())
+        same_gradients(model, want)
+        torch.testing.assert_close([*model.buffers()], [*want.buffers()])
+        held.append((model[0].mean, want[0].mean))
+        if n % 2:
+            model.zero_grad()
+            want.zero_grad()
+    for mine, theirs in held:
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_modes_in_turn(device, codegen):
+    model, want = pair()
+    run, held = compiled(model, codegen), []
+    for n, x in enumerate(inputs(15)):
+        if n % 3 == 2:
+            step(run, x)
+            step(want, x)
+            same_gradients(model, want)
+            continue
+        with torch.inference_mode() if n % 3 else torch.no_grad():
+            held.append((run(x), want(x)))
+        assert held[-1][0].is_inference() == (n % 3 == 1)
+    for mine, theirs in held:
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_an_exception_in_a_hook_stops_the_backward(device, codegen):
+    model, want = pair()
+    run, seen = compiled(model, codegen), []
+
+    def hook(gradient):
+        seen.append(1)
+        if len(seen) % 3 == 0:
+            raise KeyError("no more of this")
+
+    for p in model.parameters():
+        p.register_hook(hook)
+    for x in inputs(16):
+        model.zero_grad()
+        want.zero_grad()
+        try:
+            step(run, x)
+        except KeyError:
+            continue
+        step(want, x)
+        same_gradients(model, want)
+
+
+def test_inputs_written_before_the_backward(device, codegen):
+    def program(x, w):
+        return (x * w).sin()
+
+    run, w = compiled(program, codegen), torch.ones(4, WIDTH, requires_grad=True)
+    for x in inputs(8):
+        (want,) = torch.autograd.grad(program(x.clone(), w).sum(), w)
+        y = run(x, w)
+        x.add_(1)
+        try:
+            (mine,) = torch.autograd.grad(y.sum(), w)
+        except RuntimeError as error:
+            assert "modified by an inplace operation" in str(error)
+        else:
+            torch.testing.assert_close(mine, want)
+
+
+def test_a_parameter_written_before_the_backward_is_an_error(device, codegen):
+    model = Net()
+    run = compiled(model, codegen)
+    for x in inputs(6):
+        y = run(x)
+        with torch.no_grad():
+            model.second.weight.mul_(1.5)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()

@@ -6,8 +6,10 @@ whatever the caller passes. What of this a program does not survive, it would no
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -31,6 +33,25 @@ class FakeGraph:
             for mine, new in zip(self.results, self.run()):
                 if isinstance(mine, Tensor) and mine.data_ptr() != new.data_ptr():
                     base_of(mine).copy_(base_of(new))
+
+
+def by_address(value: Any) -> Any:
+    """Tensors as a graph knows them: memory at an address, whoever has it, and kept alive by nobody."""
+    if isinstance(value, list):
+        return [by_address(one) for one in value]
+    if not isinstance(value, Tensor) or value.data_ptr() == 0:
+        return value
+    count = 1 + sum((size - 1) * stride for size, stride in zip(value.size(), value.stride()))
+    memory = (ctypes.c_char * (count * value.element_size())).from_address(value.data_ptr())
+    raw = torch.frombuffer(memory, dtype=torch.uint8).view(value.dtype).as_strided(value.size(), value.stride())
+    raw = raw.conj() if value.is_conj() else raw
+    return raw._neg_view() if value.is_neg() else raw
+
+
+def without_owners(run: Any) -> Any:
+    """A function that reads the memory of the tensors it closes over, and does not keep them."""
+    cells = tuple(CellType(by_address(cell.cell_contents)) for cell in run.__closure__)
+    return FunctionType(run.__code__, run.__globals__, closure=cells)
 
 
 def base_of(x: Tensor) -> Tensor:
@@ -71,7 +92,11 @@ class FakeDevice:
         tensors = [x for cell in given or () for x in flat(cell.cell_contents)]
         before = [x.clone() for x in tensors]
         random = torch.get_rng_state()
-        results = run()
+        self.somebody_records = True
+        try:
+            results = run()
+        finally:
+            self.somebody_records = False
         torch.set_rng_state(random)
         addresses = {x.untyped_storage().data_ptr() for x in tensors}
         for x in results:
@@ -81,7 +106,7 @@ class FakeDevice:
             for x, value in zip(tensors, before):
                 if not torch.equal(x, value):
                     x.copy_(value)
-        graph = FakeGraph(run, results, self.idle_memory)
+        graph = FakeGraph(without_owners(run), results, self.idle_memory)
         self.graphs.append(graph)
         return graph, results
 
@@ -93,7 +118,8 @@ class FakeDevice:
 
     def empty(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
         made = torch.empty_strided(size, stride, dtype=dtype)
-        return base_of(made).fill_(1).as_strided(size, stride)
+        base_of(made).fill_(1)
+        return made
 
     def memory_in_use(self) -> int:
         return self.in_use

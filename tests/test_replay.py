@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import gc
 import inspect
+import threading
 import weakref
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._inductor import output_code
 
 import triptych
 from tests.replay_guarantees import *  # noqa: F403
-from tests.replay_guarantees import WIDTH, Net, compiled, inputs
+from tests.replay_guarantees import WIDTH, Net, compiled, inputs, pair, same_gradients, step
 from tests.replayed import FakeDevice, replaying_on_a_cpu
 from triptych.replay import decision
 from triptych.replay.attach import reason_not_to
+from triptych.replay.handover import compiled_graphs
 from triptych.replay.outputs import Role
 from triptych.replay.program import Program
 
@@ -53,6 +56,184 @@ def test_memory_is_freed_with_the_program(device, codegen):
     device.graphs.clear()
     gc.collect()
     assert parameter() is None
+
+
+def test_a_hook_frees_what_the_forward_saved(device, codegen):
+    """As hooks do that move saved tensors elsewhere until the backward."""
+    model, want = pair()
+    run = compiled(model, codegen)
+
+    def pack(x):
+        if isinstance(x, torch.nn.Parameter) or x._is_view():
+            return x
+        moved = x.clone()
+        x.untyped_storage().resize_(0)
+        return moved
+
+    for x in inputs(8):
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            y = run(x.clone())
+        y.sum().backward()
+        want(x).sum().backward()
+        same_gradients(model, want)
+
+
+def test_a_gradient_whose_memory_is_freed(device, codegen):
+    model, want = pair()
+    run = compiled(model, codegen)
+    for x in inputs(8):
+        step(run, x)
+        step(want, x)
+        same_gradients(model, want)
+        for p in model.parameters():
+            p.grad.untyped_storage().resize_(0)
+        model.zero_grad()
+        want.zero_grad()
+
+
+def test_arrays_over_gradients_and_results(device, codegen):
+    model, want = pair()
+    run, held = compiled(model, codegen), []
+    for x in inputs(8):
+        y = run(x)
+        y.square().mean().backward()
+        step(want, x)
+        held += [(p.grad.numpy(), q.grad) for p, q in zip(model.parameters(), want.parameters())]
+        held.append((y.detach().numpy(), want(x).detach()))
+        model.zero_grad()
+        want.zero_grad()
+    for mine, theirs in held:
+        torch.testing.assert_close(torch.from_numpy(mine), theirs)
+
+
+def test_threads_train_one_model(device, codegen):
+    model, want = pair()
+    run, wrong = compiled(model, codegen), []
+    step(run, inputs(1)[0])
+
+    def train(k):
+        try:
+            for n in range(10):
+                x = torch.full((4, WIDTH), (k + n) / 10)
+                losses = [call(x).square().mean() for call in (run, want)]
+                mine = torch.autograd.grad(losses[0], [*model.parameters()])
+                torch.testing.assert_close(mine, torch.autograd.grad(losses[1], [*want.parameters()]))
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=train, args=(k,)) for k in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(60)
+    assert not wrong and not any(one.is_alive() for one in threads)
+
+
+def asked_for(run, roles, device, **facts):
+    return Program(run, roles, device, policy=decision.Policy(always=True), **facts)
+
+
+def test_one_thread_records_at_a_time():
+    device, began, end = FakeDevice(), threading.Event(), threading.Event()
+    record = device.record
+
+    def slowly(work):
+        began.set()
+        assert end.wait(60)
+        return record(work)
+
+    device.record = slowly
+    first, second = (asked_for(lambda given: (given[0] * 2,), [Role.OWN], device) for _ in range(2))
+    for program in (first, second):
+        program([torch.ones(4)])  # warm
+    thread = threading.Thread(target=lambda: first([torch.ones(4)]))
+    thread.start()
+    assert began.wait(60)
+    assert torch.equal(second([torch.ones(4)])[0], torch.full((4,), 2.0)) and not device.graphs
+    end.set()
+    thread.join(60)
+    assert len(device.graphs) == 1
+    second([torch.ones(4)])
+    assert len(device.graphs) == 2
+
+
+def test_threads_that_compile_do_not_hand_over_each_others_graphs(monkeypatch):
+    finished, ours = [], [threading.Event(), threading.Event()]
+    monkeypatch.setattr(output_code, "maybe_realign_inputs", lambda *given: None)
+    monkeypatch.setattr(output_code, "cudagraph_post_compile", lambda *given: finished.append("by torch"))
+    before = dict(vars(output_code))
+
+    class Graph:
+        inputs_to_check = mutated_input_idxs = ()
+
+    def other():
+        with compiled_graphs(lambda compiled: None, lambda compiled: finished.append("by the other"), True):
+            ours[0].set()
+            assert ours[1].wait(60)
+            output_code.cudagraph_post_compile([], Graph())
+
+    thread = threading.Thread(target=other)
+    with compiled_graphs(lambda compiled: None, lambda compiled: finished.append("by this one"), True):
+        thread.start()
+        assert ours[0].wait(60)
+        output_code.cudagraph_post_compile([], Graph())
+    output_code.cudagraph_post_compile([], Graph())
+    ours[1].set()
+    thread.join(60)
+    assert finished == ["by this one", "by torch", "by the other"]
+    assert vars(output_code) == before
+
+
+def test_a_finalizer_calls_the_program_that_is_called():
+    """Between the check that nobody holds what it wrote and the replay."""
+    device, held, calls = FakeDevice(), [], []
+    program = asked_for(lambda given: (given[0] * 2,), [Role.KEPT], device)
+
+    def stream():
+        if calls.pop():
+            held.append(program([torch.full((4,), 7.0)])[0])
+        return 0
+
+    device.stream = stream
+    for n in range(6):
+        calls[:] = [False, n == 4]
+        (y,) = program([torch.full((4,), float(n))])
+        assert torch.equal(y, torch.full((4,), 2.0 * n))
+        del y
+    assert torch.equal(held[0], torch.full((4,), 14.0))
+
+
+def test_a_program_whose_inputs_always_move_is_not_recorded_for_ever():
+    device, parameters = FakeDevice(), []
+    program = asked_for(lambda given: (given[0] * 2,), [Role.OWN], device, fixed={0})
+    for n in range(400):
+        parameters.append(torch.full((4,), float(n)))
+        assert torch.equal(program([parameters[-1]])[0], 2 * parameters[-1])
+    assert len(device.graphs) <= 64 and program.verdict() == "not replayed: its inputs move from call to call"
+    assert not any(sizes.recordings for sizes in program.by_sizes.values())
+
+
+def test_a_part_returns_an_input_that_a_later_part_writes():
+    """Inductor does so with each input that later parts of a graph need."""
+
+    def read(given):
+        (x,) = given
+        given.clear()
+        return x, x * 2
+
+    def write(given):
+        x, y = given
+        given.clear()
+        return (x.add_(y),)
+
+    device = FakeDevice()
+    first = asked_for(read, [Role.KEPT, Role.KEPT], device, written={0})
+    second = asked_for(write, [Role.KEPT], device, written={0})
+    for n in range(8):
+        x = torch.full((4,), float(n))
+        second([*first([x])])
+        assert torch.equal(x, torch.full((4,), 3.0 * n))
+    assert device.replays >= 8
 
 
 def test_random_numbers_are_those_without_replays(device):

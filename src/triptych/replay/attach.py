@@ -25,7 +25,7 @@ from .decision import Policy
 from .device import Cuda, Device
 from .handover import compiled_graphs
 from .outputs import Role, Run
-from .program import Program, programs
+from .program import Program, all_programs
 
 log = logging.getLogger("triptych")
 
@@ -150,10 +150,10 @@ def verdicts_noted(say: Callable[[str], None], facts: Facts, options: Options) -
 
     What it gives is told of the compiled graph.
     """
-    before = set(programs)
+    before = set(all_programs())
 
     def note(compiled: Any) -> None:
-        made = [one for one in programs if one not in before]
+        made = [one for one in all_programs() if one not in before]
         if options.replays == "off":
             say("not replayed: cuda_graphs is off")
         elif facts.reason:

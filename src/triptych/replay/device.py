@@ -110,10 +110,10 @@ class Cuda:
                 graph.capture_begin(pool, capture_error_mode="thread_local")
                 try:
                     outputs = run()
+                    graph.capture_end()
                 except BaseException:
                     self._give_up(graph, pool)
                     raise
-                graph.capture_end()
             finally:
                 _private.clear_cublas_workspaces()
                 if collects:

@@ -40,6 +40,8 @@ class Inputs:
             self.memory = {i: room_for(given[i], device) for i in self.copied}
         self.places = [without_repeats(self.memory[i]) for i in self.copied]
         self.written = tuple((n, i) for n, i in enumerate(self.copied) if i in written)
+        # a later part of the program writes the input that this part returns: it must be the caller's, not our copy
+        self.returned = sorted({*self.fixed, *(i for _, i in self.written)})
 
     def for_recording(self, given: Sequence[Any]) -> list[Any]:
         """The inputs to record the program with."""

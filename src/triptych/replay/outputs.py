@@ -39,16 +39,17 @@ class View:
     offset: int
 
     def of(self, base: Tensor, shift: int = 0) -> Tensor:
-        return base.as_strided(self.size, self.stride, self.offset + shift)
+        # detached: views that leave an autograd function together may not be written in place
+        return base.as_strided(self.size, self.stride, self.offset + shift).detach()
 
 
 class Region:
     """Memory of results that leaves as one copy: one tensor, or several over the same memory."""
 
     def __init__(self, results: Sequence[tuple[int, Tensor]], device: Device) -> None:
-        tensors = {id(x): x for _, x in results}
-        first = next(iter(tensors.values()))
-        if any(x.dtype != first.dtype for x in tensors.values()):
+        tensors = [x for _, x in results]
+        first = tensors[0]
+        if any(read_as(x) != read_as(first) for x in tensors):
             raise NotRecordable("results of different types share memory")
         self.device, self.dtype = device, first.dtype
         self.positions = [i for i, _ in results]
@@ -56,8 +57,8 @@ class Region:
         if self.is_whole:
             self.source = first
             return
-        begin = min(int(x.storage_offset()) for x in tensors.values())
-        end = max(int(x.storage_offset()) + extent(x) for x in tensors.values())
+        begin = min(int(x.storage_offset()) for x in tensors)
+        end = max(int(x.storage_offset()) + extent(x) for x in tensors)
         self.source = first.as_strided((end - begin,), (1,), begin)
         self.views = [View(tuple(x.size()), x.stride(), int(x.storage_offset()) - begin) for _, x in results]
 
@@ -66,8 +67,7 @@ class Region:
 
     def place(self, copy: Tensor, results: list[Any]) -> None:
         if self.is_whole:
-            for i in self.positions:
-                results[i] = copy
+            results[self.positions[0]] = copy
             return
         for i, view in zip(self.positions, self.views):
             results[i] = view.of(copy)
@@ -77,21 +77,34 @@ class Outputs:
     """The results of one recording, and how each leaves."""
 
     def __init__(
-        self, results: Sequence[Any], roles: Sequence[Role], inputs: Sequence[Any], fixed: Sequence[int], device: Device
+        self,
+        results: Sequence[Any],
+        roles: Sequence[Role],
+        inputs: Sequence[Any],
+        returned: Sequence[int],
+        device: Device,
     ) -> None:
+        """`returned`: inputs that are returned themselves, where a result lies in their memory."""
+        self.device = device
         self.constant: list[Any] = [x if not isinstance(x, Tensor) else None for x in results]
         self.of_inputs: list[tuple[int, int, View | None]] = []
-        """Results that lie in the memory of an input that stays where it is: position, input, view or the same."""
+        """Results that lie in the memory of such an input: position, input, view or the same."""
         self.handed: list[tuple[int, Tensor]] = []
+        self.repeated: list[tuple[int, int]] = []
+        """Results that are another one once more, and that one. Autograd must see that: it would make two gradients of
+        them that share memory, and add to both."""
         kept: list[Tensor] = []
         own: dict[int, list[tuple[int, Tensor]]] = {}
-        memory_of = {storage(inputs[i]): i for i in reversed(fixed)}
+        memory_of = {storage(inputs[i]): i for i in reversed(returned)}
+        first_of: dict[tuple[int, Role], int] = {}
         for position, (x, role) in enumerate(zip(results, roles, strict=True)):
             if not isinstance(x, Tensor):
                 continue
             if type(x) not in (Tensor, Parameter) or x.layout != torch.strided:
                 raise NotRecordable("a result is not a plain tensor")
-            if (i := memory_of.get(storage(x))) is not None:
+            if (first := first_of.setdefault((id(x), role), position)) != position:
+                self.repeated.append((position, first))
+            elif (i := memory_of.get(storage(x))) is not None:
                 self.of_inputs.append((position, i, view_of(x, inputs[i])))
             elif role is Role.OWN:
                 own.setdefault(storage(x), []).append((position, x))
@@ -101,7 +114,12 @@ class Outputs:
                 self.constant[position] = x
                 kept.append(x)
         self.regions = [Region(group, device) for group in own.values()]
-        self.watched = [(x, storage(x)) for x in (*kept, *(x for _, x in self.handed))]
+        self.lent = [*kept, *(x for _, x in self.handed)]
+        """Results that leave in the memory of the graph, with what Python has of that memory, and where it is."""
+        self.storages = [x.untyped_storage() for x in self.lent]
+        self.memory = [storage(x) for x in self.lent]
+        self.addresses = [x.data_ptr() for x in self.lent]
+        self.positions = [*range(len(self.lent))]
         self.at_rest: list[int] = []
 
     def nobody_holds_them_now(self) -> None:
@@ -109,18 +127,24 @@ class Outputs:
         self.at_rest = self._use_counts()
 
     def are_held(self) -> bool:
-        """Does anybody else have a result that lies in the memory of the graph, or a view of one?"""
-        return any(map(operator.gt, self._use_counts(), self.at_rest))
+        """Does anybody else have a result that lies in the memory of the graph, or a view of one?
+
+        Whoever had one may also have freed its memory, or given it another: the graph must never write there again.
+        """
+        if any(map(operator.gt, self._use_counts(), self.at_rest)):
+            return True
+        return not self.device.lie_at(self.lent, self.addresses, self.positions)
 
     def _use_counts(self) -> list[int]:
         counts: list[int] = []
-        for x, memory in self.watched:
-            # Python's references to the tensor, C++'s references to it, the tensors over its memory
-            counts += (sys.getrefcount(x), _private.use_count(x), _private.storage_use_count(memory))
+        for x, python, memory in zip(self.lent, self.storages, self.memory):
+            # references of Python and of C++ to the tensor, and to its memory. All of Python's count as one of C++
+            counts += (sys.getrefcount(x), _private.use_count(x))
+            counts += (sys.getrefcount(python), _private.storage_use_count(memory))
         return counts
 
     def kept_memory(self) -> set[int]:
-        return {memory for _, memory in self.watched}
+        return set(self.memory)
 
     def take(self, inputs: Sequence[Any]) -> list[Any]:
         """The results of the last replay, which the caller may keep."""
@@ -133,12 +157,19 @@ class Outputs:
         copy_all(copies, [region.source for region in self.regions])
         for region, copy in zip(self.regions, copies):
             region.place(copy, results)
+        for position, first in self.repeated:
+            results[position] = results[first]
         return results
 
 
 def storage(x: Tensor) -> int:
     """What identifies the memory of a tensor."""
     return x.untyped_storage()._cdata
+
+
+def read_as(x: Tensor) -> tuple[torch.dtype, bool, bool]:
+    """How the memory of a tensor is read. A view by size, stride and offset does not change that."""
+    return x.dtype, x.is_conj(), x.is_neg()
 
 
 def extent(x: Tensor) -> int:
@@ -148,7 +179,7 @@ def extent(x: Tensor) -> int:
 
 def view_of(x: Tensor, base: Tensor) -> View | None:
     """The geometry of a result over the memory of an input; None if it is the input."""
-    if x.dtype != base.dtype:
+    if read_as(x) != read_as(base):
         raise NotRecordable("a result is an input read as another type")
     view = View(tuple(x.size()), x.stride(), int(x.storage_offset() - base.storage_offset()))
     same = View(tuple(base.size()), base.stride(), 0)

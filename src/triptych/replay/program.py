@@ -30,6 +30,8 @@ SIZES = 8
 """For so many sizes is a program with dynamic shapes recorded."""
 WAITS = 64
 """So many calls may a backward wait until what it reads is kept in its place."""
+MOVES = 4 * PLACES
+"""After so many calls in a row that found their inputs elsewhere than in any recording, the recordings are dropped."""
 LARGE = 2**20
 """Bytes from which on an input is not copied at each call if it may lie in the memory of another recording."""
 
@@ -48,7 +50,7 @@ class Sizes:
     moved: set[int] = field(default_factory=set)
     """Inputs that were seen at another address than before."""
     moves: int = 0
-    """How often it was recorded for other addresses since the last replay."""
+    """How often its inputs lay elsewhere than in any recording, since the last call for which one matched."""
     last_inputs: list[int] = field(default_factory=list)
     refused: str = ""
     """Why it is not replayed."""
@@ -83,10 +85,12 @@ class Program:
         self.sizes_among_inputs: tuple[int, ...] | None = None
         self.refused = reason
         """Why it is never replayed."""
-        self.lock = threading.RLock()
+        self.lock = threading.Lock()
+        """Held during a call. Whoever calls meanwhile, be it a finalizer in the same thread, gets no replay."""
         self.tell: Callable[[str], None] | None = None
         """Is told what is decided."""
-        programs.add(self)
+        with programs_lock:
+            programs.add(self)
 
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
         if self.refused or not self.lock.acquire(blocking=False):
@@ -113,11 +117,15 @@ class Program:
         for recording in sizes.recordings:
             if recording.inputs.match(inputs):
                 matching += 1
+                sizes.moves = 0
                 if recording.is_free():
                     return self._replay(sizes, recording, inputs)
-        if not self._is_to_record(sizes, inputs, matching):
+        if not self._is_to_record(sizes, inputs, matching) or not one_records.acquire(blocking=False):
             return self._run(sizes, inputs)
-        return self._record(sizes, inputs)
+        try:
+            return self._record(sizes, inputs)
+        finally:
+            one_records.release()
 
     def _may_have(self, key: tuple[Any, ...]) -> bool:
         """May it be recorded with what is given beside tensors? That can be sizes, and not too many of them."""
@@ -139,13 +147,18 @@ class Program:
     # ---- recorded ----
 
     def _is_to_record(self, sizes: Sizes, inputs: Sequence[Any], matching: int) -> bool:
-        if not sizes.is_warm or sizes.is_full or len(sizes.recordings) >= PLACES:
+        if not sizes.is_warm:
             return False
+        has_room = not sizes.is_full and len(sizes.recordings) < PLACES
         if matching:  # its results are held: that may happen once, or at every step
             sizes.times_held += 1
-            return sizes.settled and matching < HELD and sizes.times_held > 1
+            return has_room and sizes.settled and matching < HELD and sizes.times_held > 1
         if sizes.recordings:
-            return sizes.settled and self._has_moved(sizes, inputs)
+            sizes.moves += 1
+            if sizes.moves >= MOVES:
+                self._refuse(sizes, "its inputs move from call to call")
+                return False
+            return has_room and sizes.settled and not self._waits_for_another(sizes, inputs)
         if not self.policy.always:
             if not sizes.calls.is_enough(self.device):
                 return False
@@ -153,16 +166,6 @@ class Program:
                 self._refuse(sizes, reason)
                 return False
         return not self._waits_for_another(sizes, inputs)
-
-    def _has_moved(self, sizes: Sizes, inputs: Sequence[Any]) -> bool:
-        """An input lies elsewhere than in every recording. Is the program to be recorded anew?"""
-        if self._waits_for_another(sizes, inputs):
-            return False
-        sizes.moves += 1
-        if sizes.moves >= PLACES:
-            self._refuse(sizes, "its inputs move from call to call")
-            return False
-        return True
 
     def _waits_for_another(self, sizes: Sizes, inputs: Sequence[Any]) -> bool:
         """Has a backward a large input that a recording of the forward would keep in its place, and none does yet?"""
@@ -202,7 +205,7 @@ class Program:
         return self._replay(sizes, recording, inputs)
 
     def _too_much_memory(self, sizes: Sizes) -> str | None:
-        used = self.device.memory_in_use() + sum(program.idle_memory() for program in programs)
+        used = self.device.memory_in_use() + sum(program.idle_memory() for program in all_programs())
         return too_much_memory(used, sizes.peak, self.policy)
 
     def _stays(self, i: int, x: Tensor) -> bool:
@@ -219,14 +222,14 @@ class Program:
 
     def idle_memory(self) -> int:
         """Bytes that are reserved for its recordings and hold nothing between two replays."""
-        return sum(one.graph.idle_memory for sizes in self.by_sizes.values() for one in sizes.recordings)
+        # lists, as another thread may add to them
+        return sum(one.graph.idle_memory for sizes in list(self.by_sizes.values()) for one in list(sizes.recordings))
 
     # ---- replayed ----
 
     def _replay(self, sizes: Sizes, recording: Recording, inputs: list[Any]) -> Sequence[Any]:
         given = inputs.copy()
         inputs.clear()  # as the program does: the caller's list must not keep them
-        sizes.moves = 0
         if sizes.settled:
             return recording.replay(given)
         if self.policy.always:
@@ -264,8 +267,7 @@ class Program:
 
     def forget(self) -> None:
         """Drop all recordings, and decide anew."""
-        with self.lock:
-            self.by_sizes.clear()
+        self.by_sizes.clear()
 
     def verdict(self) -> str:
         """What has been decided, in words."""
@@ -284,10 +286,18 @@ class Program:
 
 programs: weakref.WeakSet[Program] = weakref.WeakSet()
 """All that may have recordings."""
+programs_lock = threading.RLock()
+one_records = threading.Lock()
+"""Recordings share one stream of each device, and stop the garbage collector of the process meanwhile."""
+
+
+def all_programs() -> list[Program]:
+    with programs_lock:  # other threads may compile
+        return list(programs)
 
 
 def forget_recordings() -> None:
-    for program in list(programs):
+    for program in all_programs():
         program.forget()
 
 

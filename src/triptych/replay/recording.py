@@ -33,7 +33,7 @@ class Recording:
         used = self.inputs.for_recording(given)
         # the program empties the list that it is given
         graph, results = self.device.record(lambda: run(list(used)))
-        return graph, Outputs(results, roles, used, self.inputs.fixed, self.device)
+        return graph, Outputs(results, roles, used, self.inputs.returned, self.device)
 
     def is_free(self) -> bool:
         """May it be replayed: does nobody hold what it wrote the last time?"""
