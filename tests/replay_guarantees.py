@@ -403,7 +403,7 @@ def test_the_program_inside_a_hook_of_its_backward(device, codegen):
 
         def hook(gradient, call=call, log=logs[-1]):
             with torch.enable_grad():
-                x = torch.ones(4, WIDTH, requires_grad=True)
+                x = torch.ones(4, WIDTH, device=gradient.device, requires_grad=True)  # not every thread has a default
                 log.append(torch.autograd.grad(call(x).square().sum(), x)[0])
 
         net.first.bias.register_hook(hook)

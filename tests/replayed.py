@@ -124,6 +124,9 @@ class FakeDevice:
     def memory_in_use(self) -> int:
         return self.in_use
 
+    def total_memory(self) -> int:
+        return 2**32
+
     def peak_memory(self) -> int:
         return self.peak
 

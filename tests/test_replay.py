@@ -20,7 +20,7 @@ from triptych.replay import decision
 from triptych.replay.attach import reason_not_to
 from triptych.replay.handover import compiled_graphs
 from triptych.replay.outputs import Role
-from triptych.replay.program import Program
+from triptych.replay.program import Program, all_programs
 
 
 @pytest.fixture(params=["eager", "inductor"])
@@ -382,3 +382,17 @@ def test_what_is_replaced_in_inductor_is_there():
         assert inspect.isfunction(getattr(_private.output_code, name)), name
     compiled = inspect.getsource(_private.output_code.CompiledFxGraph.post_compile)
     assert compiled.count("maybe_realign_inputs(") == 1
+
+
+def test_a_backward_reads_weights_in_place_where_the_forward_saves_views_of_them(device):
+    """Views of parameters are new tensors at each call, over memory that stays."""
+    model = Net()
+    run = compiled(model, "eager")
+    for x in inputs(8):
+        run(x).sum().backward()
+        model.zero_grad()
+    (backward,) = [one for one in all_programs() if one.name == "backward" and one.by_sizes]
+    ((recording,),) = [sizes.recordings for sizes in backward.by_sizes.values()]
+    weights = {p.data_ptr() for p in model.parameters()}
+    read = {address for i, address in enumerate(recording.inputs.addresses) if i in recording.inputs.fixed}
+    assert read & weights and len(recording.inputs.copied) == 1  # the gradient of the result

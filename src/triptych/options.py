@@ -85,7 +85,8 @@ class Options:
         default="auto",
     )
     cuda_graphs_memory: float = _doc(
-        "cuda_graphs='auto' leaves a program alone that would add more than this part to the process's peak of memory",
+        "cuda_graphs='auto' leaves a program alone that would add more than this part to the process's peak of memory, "
+        "and more than a hundredth of the GPU's",
         default=0.1,
     )
     add_passes: tuple[str, ...] = _doc("optional passes to run as well, by name", default=())

@@ -15,8 +15,8 @@ GAIN = 0.97
 """A replay is worth keeping if it takes at most this part of the time of a call."""
 WAITS = 3.0
 """A program of which the GPU's part takes this many times as long as the host's does not wait for the host."""
-SMALL = 64 * 2**20
-"""Bytes that no program is too small for."""
+OF_DEVICE = 0.01
+"""A program may always take this part of the device's memory."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ def not_faster(calls: Timed, replays: Timed) -> str | None:
     return f"a replay takes {shown(replays.seconds)}, a call {shown(calls.seconds)}"
 
 
-def too_much_memory(used: int, peak: int, policy: Policy) -> str | None:
-    """Why the memory in use is too much, beside the peak without the recording."""
-    if policy.always or used <= max((1 + policy.memory) * peak, peak + SMALL):
+def too_much_memory(used: int, peak: int, there: int, policy: Policy) -> str | None:
+    """Why the memory in use is too much, beside the peak without the recording and the memory that is there."""
+    if policy.always or used - peak <= max(policy.memory * peak, OF_DEVICE * there):
         return None
     allowed = f"{policy.memory:.0%} more than without are allowed"
     return f"it would take {(used - peak) / 2**20:.0f} MB more memory than the peak of {peak / 2**20:.0f} MB; {allowed}"

@@ -64,6 +64,10 @@ class Device(Protocol):
         """The most bytes that tensors have taken in this process."""
         ...
 
+    def total_memory(self) -> int:
+        """Bytes of the device."""
+        ...
+
 
 class RecordedGraph:
     """A CUDA graph and the memory that is reserved for it."""
@@ -153,6 +157,9 @@ class Cuda:
 
     def peak_memory(self) -> int:
         return torch.cuda.max_memory_allocated(self.index)
+
+    def total_memory(self) -> int:
+        return torch.cuda.get_device_properties(self.index).total_memory
 
 
 @functools.cache

@@ -39,6 +39,7 @@ class Inputs:
         with torch.inference_mode(False), torch.no_grad():
             self.memory = {i: room_for(given[i], device) for i in self.copied}
         self.places = [without_repeats(self.memory[i]) for i in self.copied]
+        self.expanded = any(place is not self.memory[i] for place, i in zip(self.places, self.copied))
         self.written = tuple((n, i) for n, i in enumerate(self.copied) if i in written)
         # a later part of the program writes the input that this part returns: it must be the caller's, not our copy
         self.returned = sorted({*self.fixed, *(i for _, i in self.written)})
@@ -54,7 +55,8 @@ class Inputs:
         return self.layouts is None or self.layouts.check(*[given[i] for i in self.tensors])
 
     def copy_in(self, given: Sequence[Any]) -> None:
-        copy_all(self.places, [without_repeats(given[i]) for i in self.copied])
+        copied = [given[i] for i in self.copied]  # of the layouts that were recorded
+        copy_all(self.places, [without_repeats(x) for x in copied] if self.expanded else copied)
 
     def copy_back(self, given: Sequence[Any]) -> None:
         for n, i in self.written:

@@ -120,6 +120,8 @@ class Outputs:
         self.memory = [storage(x) for x in self.lent]
         self.addresses = [x.data_ptr() for x in self.lent]
         self.positions = [*range(len(self.lent))]
+        self.stays = {*self.memory, *(storage(inputs[i]) for _, i, _ in self.of_inputs)}
+        """Memory of results that is in the same place at each replay, for a backward that reads them."""
         self.at_rest: list[int] = []
 
     def nobody_holds_them_now(self) -> None:
@@ -142,9 +144,6 @@ class Outputs:
             counts += (sys.getrefcount(x), _private.use_count(x))
             counts += (sys.getrefcount(python), _private.storage_use_count(memory))
         return counts
-
-    def kept_memory(self) -> set[int]:
-        return set(self.memory)
 
     def take(self, inputs: Sequence[Any]) -> list[Any]:
         """The results of the last replay, which the caller may keep."""

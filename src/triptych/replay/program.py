@@ -28,15 +28,15 @@ PLACES = 64
 with the weights of each."""
 SIZES = 8
 """For so many sizes is a program with dynamic shapes recorded."""
-WAITS = 64
+WAITS = 8
 """So many calls may a backward wait until what it reads is kept in its place."""
 MOVES = 4 * PLACES
 """After so many calls in a row that found their inputs elsewhere than in any recording, the recordings are dropped."""
 LARGE = 2**20
 """Bytes from which on an input is not copied at each call if it may lie in the memory of another recording."""
 
-kept_memory: weakref.WeakValueDictionary[int, Recording] = weakref.WeakValueDictionary()
-"""The memory of values that recordings keep for others to read: it stays where it is as long as the recording does."""
+memory_in_place: weakref.WeakValueDictionary[int, Recording] = weakref.WeakValueDictionary()
+"""The memory of results of recordings, for a backward that reads them: it stays where it is as long as they do."""
 
 
 @dataclass
@@ -195,8 +195,8 @@ class Program:
         except Exception as error:  # what cannot be recorded can still be called
             self._refuse_all(f"recording failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
             return self.run(inputs)
-        for memory in recording.outputs.kept_memory():
-            kept_memory[memory] = recording
+        for memory in recording.outputs.stays:
+            memory_in_place[memory] = recording
         sizes.recordings.append(recording)
         if sizes.settled and (reason := self._too_much_memory(sizes)):
             sizes.recordings.pop()  # the others stay
@@ -206,11 +206,11 @@ class Program:
 
     def _too_much_memory(self, sizes: Sizes) -> str | None:
         used = self.device.memory_in_use() + sum(program.idle_memory() for program in all_programs())
-        return too_much_memory(used, sizes.peak, self.policy)
+        return too_much_memory(used, sizes.peak, self.device.total_memory(), self.policy)
 
     def _stays(self, i: int, x: Tensor) -> bool:
         """Does an input stay in its place: a parameter or a buffer, or a value that a recording keeps?"""
-        if storage(x) in kept_memory:
+        if storage(x) in memory_in_place:
             return True
         # to a backward everything is fixed that the forward saved, also what lies elsewhere at each step
         return i in self.fixed and (Role.HANDED not in self.roles or isinstance(x, Parameter))
