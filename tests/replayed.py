@@ -17,6 +17,7 @@ from torch import Tensor
 
 from triptych.codegen.eager import EagerCodegen, boxed
 from triptych.codegen.inductor import InductorCodegen, results_that_leave
+from triptych.ir.facts import is_tangent
 from triptych.replay.attach import Facts
 from triptych.replay.decision import Policy
 from triptych.replay.program import Program
@@ -164,7 +165,8 @@ def replaying_on_a_cpu(monkeypatch: Any, device: FakeDevice | None = None, alway
             facts = Facts(results_that_leave(gm, graph == "backward", graph == "inference"))
             count = len(gm.graph.output_node().args[0])
             placeholders = gm.graph.find_nodes(op="placeholder")
-            fixed = set(range(len(placeholders))) if graph == "backward" else static_inputs()
+            saved = {i for i, node in enumerate(placeholders) if not is_tangent(node)}
+            fixed = saved if graph == "backward" else static_inputs()
             written = {i for i, node in enumerate(placeholders) if any(writes(user, node) for user in node.users)}
             compiled = emit(self, gm, example_inputs, graph)
             program = Program(

@@ -29,7 +29,7 @@ with the weights of each."""
 SIZES = 8
 """For so many sizes is a program with dynamic shapes recorded."""
 WAITS = 8
-"""So many calls may a backward wait until what it reads is kept in its place."""
+"""So many calls a backward waits until what it reads is kept in its place. Then it is copied, unless it is large."""
 MOVES = 4 * PLACES
 """After so many calls in a row that found their inputs elsewhere than in any recording, the recordings are dropped."""
 LARGE = 2**20
@@ -168,16 +168,19 @@ class Program:
         return not self._waits_for_another(sizes, inputs)
 
     def _waits_for_another(self, sizes: Sizes, inputs: Sequence[Any]) -> bool:
-        """Has a backward a large input that a recording of the forward would keep in its place, and none does yet?"""
-        waits = any(
-            isinstance(x, Tensor) and x.numel() * x.element_size() >= LARGE and not self._stays(i, x)
-            for i, x in enumerate(inputs)
-            if i in self.fixed
-        )
-        sizes.times_waited = sizes.times_waited + 1 if waits else 0
-        if sizes.times_waited > WAITS:
+        """Does a backward read what a recording of its forward would keep in its place, and none does?"""
+        tensors = [(i, x) for i, x in enumerate(inputs) if i in self.fixed and isinstance(x, Tensor)]
+        elsewhere = [x for i, x in tensors if not self._stays(i, x)]
+        if not elsewhere:
+            return False
+        if sizes.recordings:  # the forward of this call was not replayed
+            return True
+        sizes.times_waited += 1
+        if sizes.times_waited <= WAITS:
+            return True
+        if is_large := any(x.numel() * x.element_size() >= LARGE for x in elsewhere):
             self._refuse(sizes, "what the forward saves lies elsewhere at each call")
-        return waits
+        return is_large
 
     def _record(self, sizes: Sizes, inputs: list[Any]) -> Sequence[Any]:
         note_addresses(sizes, inputs)
