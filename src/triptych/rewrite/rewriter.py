@@ -363,9 +363,9 @@ class Rewriter(Checks):
 
     # ---- counting ----
 
-    def counted(self) -> None:
-        """Count a finished rewrite: the edits since the last one belong to it."""
-        self.rewrites += 1
+    def counted(self, rewrites: int = 1) -> None:
+        """Count a finished rewrite, or several that are one step: the edits since the last one belong to it."""
+        self.rewrites += rewrites
 
     def has_room(self, rewrites: int = 1) -> bool:
         """Does the limit allow another rewrite, or several that are one step? Once it does not, it never does again."""
