@@ -23,6 +23,8 @@ from triptych.post_grad.eliminate_dead_code import EliminateDeadCode
 from triptych.post_grad.move_constructors_to_gpu import MoveConstructorsToGpu
 from triptych.post_grad.remove_assert_ops import RemoveAssertOps
 from triptych.post_grad.reorder_for_locality import ReorderForLocality
+from triptych.rewrite.driver import Tally
+from triptych.rewrite.rewriter import Rewriter
 from triptych.rules.stable_topological_sort import StableTopologicalSort
 from triptych.testing import compare_graphs, run_pass
 from triptych.testing.capture import capture_aten, capture_torch
@@ -227,6 +229,32 @@ def test_reordering_is_for_inference():
     gm, _ = capture_aten(program, [torch.randn(4), torch.randn(4)])
     assert not run_pass(ReorderForLocality, gm, is_inference=False).fired
     assert run_pass(ReorderForLocality, gm).fired
+
+
+def test_a_limit_stops_after_any_move():
+    """The moves are one edit of the graph; counts, sites and limits see each of them."""
+
+    def program(x):
+        a, b, c = x + 1, x * 2, x.exp()
+        return x.sum(), a.relu(), b.sin(), c.cos()
+
+    orders = []
+    for limit in range(5):
+        gm, _ = capture_aten(program, [torch.randn(4)])
+        rewriter = Rewriter(Program(gm, is_inference=True), "reorder_for_locality", limit)
+        tally = Tally(sites=[])
+        ReorderForLocality().run(rewriter, tally=tally)
+        made = min(limit, 3)
+        assert tally.fired.total() == rewriter.rewrites == made and rewriter.stopped is (limit < 3)
+        assert [site.node for site in tally.sites] == ["exp", "mul", "add"][:made]
+        orders.append(names(gm))
+    assert orders == [
+        ["add", "mul", "exp", "sum_1", "relu", "sin", "cos"],
+        ["add", "mul", "sum_1", "relu", "sin", "exp", "cos"],
+        ["add", "sum_1", "relu", "mul", "sin", "exp", "cos"],
+        ["sum_1", "add", "relu", "mul", "sin", "exp", "cos"],
+        ["sum_1", "add", "relu", "mul", "sin", "exp", "cos"],
+    ]
 
 
 def test_dead_draws_of_the_backend_go_and_those_of_torch_stay():

@@ -19,14 +19,16 @@ class Shared(Emitter):
         self.earlier = earlier
         """The created nodes by kind, target and arguments; those that were discarded are marked as erased."""
 
-    def node(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
+    def node(
+        self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any = None
+    ) -> Value:
         key = (kind, target, argument_key(args), argument_key(kwargs))
         same = self.earlier.get(key)
         if same is not None and self._usable(same):
             return Value(self.program, same)
-        value = super().node(kind, target, args, kwargs)
-        self.earlier[key] = value.node
-        return value
+        created = super().node(kind, target, args, kwargs, value)
+        self.earlier[key] = created.node
+        return created
 
     def _usable(self, node: Node) -> bool:
         aliasing = self.program.aliasing

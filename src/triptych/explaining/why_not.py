@@ -274,11 +274,12 @@ def _look_at_sites(rule: CompiledRule, program: Program, graph: str) -> tuple[li
     fires: dict[Node, Firing] = {}
     misses = []
     for match in rule.rule.sites(program):
-        node, names = match.node, (rule.name,) if match.names is None else match.names
+        firings = match.firings(rule.name)
         refused = refusal_of(program, rule, match)
-        if refused is None and names:  # without a name it changes the order and is no rewrite
-            fires.setdefault(node, Firing(names[0], node.name, source_line(node), graph))
-        elif refused is not None and not isinstance(refused, NotConcerned):
-            name = next(iter(names), rule.name)
-            misses.append(Decline.of(refused.refusal, name, node, len(match.nodes), graph=graph))
+        if refused is None:  # without a name it changes the order and is no rewrite
+            for name, node in firings:
+                fires.setdefault(node, Firing(name, node.name, source_line(node), graph))
+        elif not isinstance(refused, NotConcerned):
+            name = firings[0][0] if firings else rule.name
+            misses.append(Decline.of(refused.refusal, name, match.node, len(match.nodes), graph=graph))
     return list(fires.values()), misses

@@ -21,8 +21,10 @@ from .schema import overloads, packet_tags, same_constant
 from .traits import is_view
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Effects:
+    """Nobody changes one. It is not declared frozen for the reason that `Call` gives."""
+
     writes: tuple[Node, ...] = ()
     """Operands whose memory is changed."""
     aliases: tuple[Node, ...] = ()

@@ -7,7 +7,7 @@ operations and symbolic sizes are always computed: numbers that depend on data g
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +82,13 @@ class FactMemo:
             return (target, self._known(arguments))
         except _Unlike:
             return None
+
+    def in_shape(self, value: torch.Tensor, shape: Sequence[Any]) -> torch.Tensor | None:
+        """What `value.new_empty(shape)` is, without the cost of computing it; None where the facts do not tell."""
+        if not self._is_plain(value) or not is_static(shape):
+            return None
+        strides = torch.empty(shape, device="meta").stride()
+        return _Fact(tuple(shape), strides, value.dtype, value.device).in_new_memory(self.mode)
 
     def recall(self, key: Hashable | None) -> torch.Tensor | None:
         """The fact of an earlier call with that key, in new memory."""

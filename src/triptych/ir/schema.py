@@ -192,7 +192,8 @@ class Signature:
                 kept[param.name] = value
                 continue
             value = param.plain(value)
-            if not param.may_be_left_out(value):
+            is_required = param.default is REQUIRED and value is not None  # then no default has to be compared
+            if is_required or not param.may_be_left_out(value):
                 kept[param.name] = value
         return kept
 

@@ -8,7 +8,7 @@ import torch
 from torch.fx import Node
 
 from .. import _private
-from ..ir.facts import known, known_equal
+from ..ir.facts import known, known_equal, tensor_fact
 from ..ir.program import Value
 from ..rewrite.edits import Edit, Resize, SetArguments
 from ..rewrite.emit import Emitter
@@ -39,7 +39,10 @@ class Source:
             for tag in CHECKPOINT_TAGS:
                 seeds.meta.pop(tag, None)
             return self.op.call(self.prims.lookup_seed, seeds, 0)
-        seed = self.op.call(self.prims.lookup_seed, seeds, 0)  # the edits below load one more seed and select it
+        # the edits below load one more seed and select it
+        loaded = tensor_fact(seeds)
+        value = None if loaded is None else self.op.program.fact_memo.in_shape(loaded, [])
+        seed = self.op.call_returning(value, self.prims.lookup_seed, seeds, 0)
         count: Any = seeds.args[0]
         more = count + 1
         self.edits += [Resize(seeds, (more, seeds.args[1]), [more]), SetArguments(seed.node, (seeds, count))]

@@ -5,7 +5,6 @@ This shortens the lifetimes of values, and puts operations that the code generat
 
 from __future__ import annotations
 
-import itertools
 import operator
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -14,10 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
+from ..ir.effects import PURE
 from ..ir.facts import fact
 from ..ir.program import Program
 from ..ir.refusal import Refusal
-from ..rewrite.edits import Move, Together
+from ..rewrite.edits import MoveEach
 from ..rewrite.examples import declines, fires
 from ..rewrite.passes import Pass
 from ..rewrite.rule import Match, Rule
@@ -59,8 +59,8 @@ class MoveDown(Rule):
         if program.is_inference:
             yield from _Walk(program).sites()
 
-    def rewrite(self, op, m, anchor):
-        return Together([Move(node, anchor.node) for node in m.nodes])
+    def rewrite(self, op, m):
+        return MoveEach(m.bindings["moves"])
 
     examples = [
         fires(_far, "f32[4]", "f32[4]"),
@@ -84,7 +84,10 @@ class ReorderForLocality(Pass):
 
 
 class _Walk:
-    """Visits nodes from the last to the first; a value can move once the walk has reached the earliest of its users."""
+    """Visits nodes from the last to the first; a value can move once the walk has reached the earliest of its users.
+
+    The moves take effect in `previous` and `next` only. The graph is rearranged once, at the end.
+    """
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -92,11 +95,18 @@ class _Walk:
         self.place = {node: i for i, node in enumerate(self.nodes)}
         """The index of each node in the original order; a node that has moved has the index of its anchor."""
         self.origin = dict(self.place)
+        self.previous: dict[Node, Node | None] = {node: self.nodes[i - 1] for i, node in enumerate(self.nodes)}
+        self.previous[self.nodes[0]] = None
+        self.next = dict(zip(self.nodes, self.nodes[1:]))
+        self.moves: list[tuple[list[Node], Node]] = []
+        """The units that move, each with the node before which it goes."""
         self.borders: list[int] = []
         self.writes: dict[Node, list[int]] = {}
         aliasing = program.aliasing
         for i, node in enumerate(self.nodes):
             seen = aliasing.effects(node)
+            if seen is PURE:
+                continue
             if seen.barrier:
                 self.borders.append(i)
             for memory in {aliasing.memory(n) for n in seen.writes}:
@@ -106,36 +116,58 @@ class _Walk:
         """How many users of each unit the walk has not visited yet."""
 
     def sites(self) -> Iterator[Match]:
-        node = self.nodes[-1]
-        while node.op != "root":
+        """What cannot move, each as a site; then everything that moves, as one site."""
+        node: Node | None = self.nodes[-1]
+        while node is not None:
             yield from self._operands_of(node)
-            node = node.prev
+            node = self.previous[node]
+        if self.moves:
+            covered = [node for unit, _ in self.moves for node in unit]
+            leaders = [unit[0] for unit, _ in self.moves]
+            yield Match.at(self.program, *leaders, covers=covered, one_each=True, moves=self.moves)
 
     def _operands_of(self, user: Node) -> Iterator[Match]:
         """Moves the operands to just before their user, in their present order; the walk visits them next."""
-        leaders = {_leader(operand) for operand in user.all_input_nodes} - {_leader(user)}
+        leaders = {_leader(operand) for operand in user.all_input_nodes}
+        leaders.discard(_leader(user))
         anchor = user
-        for leader in sorted(leaders, reverse=True):
+        for leader in sorted(leaders, key=self.origin.__getitem__, reverse=True):  # none of them has moved so far
             unit = self._unit(leader)
             self.waiting[leader] -= 1
             if user.op == "output":  # moving a value next to the output gains nothing
                 continue
-            if not _line_up(unit, anchor):
+            if not self._line_up(unit, anchor):
                 if self.waiting[leader] != 0 or not self._may_move(leader):
                     continue
-                problem = self._obstacle(unit, anchor)
-                yield Match.at(self.program, leader, covers=unit, problem=problem, anchor=anchor)
-                if not _line_up(unit, anchor):
+                if (problem := self._obstacle(unit, anchor)) is not None:
+                    yield Match.at(self.program, leader, covers=unit, problem=problem)
                     continue
-                self.place.update(dict.fromkeys(unit, self.place[anchor]))
+                self._move(unit, anchor)
             anchor = leader
+
+    def _move(self, unit: list[Node], anchor: Node) -> None:
+        self.moves.append((unit, anchor))
+        for node in unit:
+            before, after = self.previous[node], self.next[node]
+            self.previous[after] = before
+            if before is not None:
+                self.next[before] = after
+            before = self.previous[anchor]
+            assert before is not None  # the node stood before its anchor, and something stood between the two
+            self.next[before], self.previous[node] = node, before
+            self.next[node], self.previous[anchor] = anchor, node
+            self.place[node] = self.place[anchor]
+
+    def _line_up(self, unit: list[Node], anchor: Node) -> bool:
+        """Do the nodes of the unit already stand one after the other, directly before the anchor?"""
+        return all(self.next[node] is after for node, after in zip(unit, [*unit[1:], anchor]))
 
     def _unit(self, leader: Node) -> list[Node]:
         """The nodes that move together: a value, or an operation with several results and its `getitem`s."""
         if leader not in self.units:
             unit = [leader]
             if not isinstance(fact(leader), torch.Tensor):
-                unit += sorted(u for u in leader.users if _takes_apart(u))
+                unit += sorted((u for u in leader.users if _takes_apart(u)), key=self.origin.__getitem__)
             self.units[leader] = unit
             self.waiting[leader] = len({u for n in unit for u in n.users} - set(unit) if unit[1:] else leader.users)
         return self.units[leader]
@@ -167,13 +199,6 @@ def _takes_apart(node: Node) -> bool:
 
 def _leader(node: Node) -> Node:
     return node.all_input_nodes[0] if _takes_apart(node) else node
-
-
-def _line_up(unit: list[Node], anchor: Node) -> bool:
-    """Do the nodes of the unit already stand one after the other, directly before the anchor?"""
-    if unit[-1].next is not anchor:
-        return False
-    return len(unit) == 1 or all(left.next is right for left, right in itertools.pairwise(unit))
 
 
 def _first_between(places: Sequence[int], first: int, last: int) -> int | None:

@@ -142,7 +142,7 @@ def _run_sites(rewriter: Rewriter, rule: CompiledRule, strict: bool, tally: Tall
             break
         if rewriter.stopped and match.names != ():  # an uncounted rewrite may undo a reordering
             continue
-        tally.tried += 1
+        tally.tried += len(match.roots) if match.one_each else 1
         at = match.node
         outcome = _try(rewriter, rule, match, at, tally, strict)
         if isinstance(outcome, Decline):
@@ -261,16 +261,18 @@ def _try(
     rewriter: Rewriter, rule: CompiledRule, match: Match, node: Node, tally: Tally, strict: bool
 ) -> bool | Decline:
     """Check and rewrite one site: True if it was rewritten, False if the rule does not apply, else why it declined."""
-    tally.matched += 1
-    names = (rule.name,) if match.names is None else match.names
-    what = next(iter(names), rule.name)
+    firings = match.firings(rule.name)
+    sites = len(firings) if match.one_each else 1
+    tally.matched += sites
+    what = firings[0][0] if firings else rule.name
+    before = rewriter.rewrites
     checked = False
     try:
         rule.check(match)
         checked = True
         created = _rewrite(rewriter, rule, match)
     except NotConcerned:
-        tally.matched -= 1
+        tally.matched -= sites
         return False
     except Refused as refused:
         if checked and rule.rule.of_user and not isinstance(refused, Declined):
@@ -282,13 +284,16 @@ def _try(
             raise RuleError(f"pass {rewriter.pass_name}, rule {rule.name}: {message}\n  at {line(node)}") from error
         _note_failure(rule, f" at {node.name}", error, tally)
         return Decline.of(Refusal(f"raised {message}"), what, node, len(match.nodes), raised=True)
-    for name in names:
+    if match.one_each:
+        firings = firings[: rewriter.rewrites - before]
+    else:
+        rewriter.counted(len(firings))
+    for name, _ in firings:
         tally.fired[name] += 1
-        rewriter.counted()
     if tally.sites is not None:
         removed = tuple(n.name for n in match.nodes if n._erased)
         added = tuple(n.name for n in created if not n._erased)
-        tally.sites += [Firing(name, node.name, source_line(node), "", removed, added) for name in names]
+        tally.sites += [Firing(name, at.name, source_line(at), "", removed, added) for name, at in firings]
     if match.decision is not None:
         tally.decisions.append(replace(match.decision, rule=what, node=node.name))
     tally.declines.pop((what, node.name), None)

@@ -1,8 +1,8 @@
 """Edits of other kinds that a rewrite may return instead of new values. The rewriter performs all of them.
 
 `Respell` and `SetArguments` write a call another way, `Erase` and `EraseUnused` remove nodes that nobody uses, `Move`,
-`Reorder` and `Arrange` change the order, `WriteInPlace` computes results into existing memory, `ReplaceAll` makes
-several replacements that depend on each other, and `Together` combines several edits into one rewrite.
+`MoveEach`, `Reorder` and `Arrange` change the order, `WriteInPlace` computes results into existing memory, `ReplaceAll`
+makes several replacements that depend on each other, and `Together` combines several edits into one rewrite.
 """
 
 from __future__ import annotations
@@ -212,6 +212,25 @@ class Reorder(SoundByRule):
         rewriter.require_room(len(self.moves))
         for move in self.moves:
             move.make(rewriter, op)
+
+
+@dataclass(frozen=True)
+class MoveEach(SoundByRule):
+    """Several moves, in order, each of which is a rewrite: a limit may stop after any of them (`Match.one_each`).
+
+    A move is some nodes and the node before which they go.
+    """
+
+    moves: Sequence[tuple[Sequence[Node], Node]]
+
+    def make(self, rewriter: Rewriter, op: Emitter) -> None:
+        rewriter.require_room()
+        for nodes, anchor in self.moves:
+            if not rewriter.has_room():
+                return
+            for node in nodes:
+                rewriter.move_before(node, anchor)
+            rewriter.counted()
 
 
 @dataclass(frozen=True)

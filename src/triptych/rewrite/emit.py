@@ -90,6 +90,10 @@ class Emitter:
         """A node that calls one particular function, for operations without a canonical name."""
         return self.node("call_function", target, self._plain(args), self._plain(kwargs))
 
+    def call_returning(self, value: Any, target: Any, *args: Any) -> Value:
+        """Like `call`, for a caller that knows the fact of the result; it is computed if `value` is None."""
+        return self.node("call_function", target, self._plain(args), {}, value)
+
     def attribute(self, path: str) -> Node:
         """A tensor of the graph's module, such as a parameter: an earlier node that reads it, or a new one."""
         for node in self.program.graph.find_nodes(op="get_attr", target=path):
@@ -150,14 +154,18 @@ class Emitter:
             return functools.reduce(lambda a, b: self.node("call_function", combine, (a, b), {}).node, parts)
         raise Refused(f"no node computes the size {expr}")
 
-    def node(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
+    def node(
+        self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any = None
+    ) -> Value:
+        """A new node; its fact is computed unless it is given."""
         graph = self.program.graph
         with graph.inserting_before(self.anchor):
             node = graph.create_node(kind, target, args, kwargs)
         self.made.append(node)
         node.meta = {k: v for k, v in self.anchor.meta.items() if k not in STALE_META}
         node.meta[RULE] = self.rule
-        value = self.program.compute(node)
+        if value is None:
+            value = self.program.compute(node)
         if value is not None:
             set_fact(node, value, self.program.fact_key)
         self.program.added(node)

@@ -329,9 +329,13 @@ class Rewriter(Checks):
 
     def resize(self, node: Node, shape: Sequence[int]) -> None:
         """Give the fact of a result another shape, with the same dtype and device; the operation is not recomputed."""
-        if (known := tensor_fact(node)) is not None:
+        if (known := tensor_fact(node)) is None:
+            return
+        value = self.program.fact_memo.in_shape(known, shape)
+        if value is None:
             with self.program.computing(node):
-                set_fact(node, known.new_empty(shape), self.program.fact_key)
+                value = known.new_empty(shape)
+        set_fact(node, value, self.program.fact_key)
 
     def annotate(self, node: Node, key: str, value: Any) -> None:
         """Set a meta entry of a node that code generation reads."""
@@ -363,9 +367,9 @@ class Rewriter(Checks):
 
     # ---- counting ----
 
-    def counted(self) -> None:
-        """Count a finished rewrite: the edits since the last one belong to it."""
-        self.rewrites += 1
+    def counted(self, rewrites: int = 1) -> None:
+        """Count a finished rewrite, or several that are one step: the edits since the last one belong to it."""
+        self.rewrites += rewrites
 
     def has_room(self, rewrites: int = 1) -> bool:
         """Does the limit allow another rewrite, or several that are one step? Once it does not, it never does again."""

@@ -58,6 +58,8 @@ class Match:
     names: tuple[str, ...] | None = None
     """The names under which the rewrite is counted, once each; None means once, under the rule's own name. A rewrite
     with no names only changes the order and is not counted."""
+    one_each: bool = False
+    """Every root is a rewrite: a limit may stop after any of them, and reports name each. The edit counts them."""
     problem: str | Refusal | None = None
     """Why the site must be refused, if the analysis already knows that."""
     about: Node | None = None
@@ -81,6 +83,7 @@ class Match:
         covers: Iterable[Node] = (),
         before: Node | None = None,
         names: Sequence[str] | None = None,
+        one_each: bool = False,
         problem: str | Refusal | None = None,
         about: Node | None = None,
         emitter: Callable[[Program, Node, str], Emitter] = Emitter,
@@ -93,7 +96,7 @@ class Match:
         """
         match = Match(program, PatternMatch(roots, found, tuple(dict.fromkeys((*roots, *covers)))))
         match.before, match.names, match.problem = before, None if names is None else tuple(names), problem
-        match.about, match.emitter = about, emitter
+        match.about, match.emitter, match.one_each = about, emitter, one_each
         return match
 
     def __repr__(self) -> str:
@@ -108,6 +111,12 @@ class Match:
     def node(self) -> Node:
         """The node that reports name."""
         return self.about or self.roots[0].node
+
+    def firings(self, rule: str) -> list[tuple[str, Node]]:
+        """What the rewrite counts as, for a rule of this name: names, each with the node that reports name."""
+        if self.one_each:
+            return [(rule, root.node) for root in self.roots]
+        return [(name, self.node) for name in ((rule,) if self.names is None else self.names)]
 
     def require(
         self,

@@ -53,7 +53,9 @@ class _Speller(Emitter):
         super().__init__(program, node, rule="")
         self.spelling: Spelling | None = None
 
-    def node(self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Value:
+    def node(
+        self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any = None
+    ) -> Value:
         if target == "size":
             raise Refused("a size would have to be computed first")
         if self.spelling is not None:
