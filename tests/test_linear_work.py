@@ -24,7 +24,10 @@ ONCE_SQUARE = {
 }  # fmt: skip
 """Programs whose compile time was seen to grow with the square of their size; with a size that shows it."""
 
-SIZES = {**dict.fromkeys(set(BIG_GRAPHS) - set(BY_DYNAMO), 16), **ONCE_SQUARE}
+LONG = {"views_all_used": 40}
+"""Programs with chains that are followed up to a length, which fewer links do not reach."""
+
+SIZES = {**dict.fromkeys(set(BIG_GRAPHS) - set(BY_DYNAMO), 16), **ONCE_SQUARE, **LONG}
 
 
 @pytest.mark.parametrize("name", sorted(SIZES))

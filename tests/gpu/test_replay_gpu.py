@@ -15,6 +15,11 @@ from tests.replay_guarantees import WIDTH, Net, compiled, inputs
 from triptych.replay.device import RecordedGraph
 from triptych.replay.program import programs
 
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
 
 class Counted:
     """Counts recordings and replays."""
