@@ -78,15 +78,13 @@ def step(run, x):
 
 
 def test_training_with_gradients_set_to_none(device, codegen):
-    model, want = Net(), Net()
-    want.load_state_dict(model.state_dict())
+    model, want = pair()
     run = compiled(model, codegen)
     optimisers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, want)]
     losses = []
     for x in inputs(8):
         losses.append((step(run, x).detach(), step(want, x).detach()))
-        for mine, theirs in zip(model.parameters(), want.parameters()):
-            torch.testing.assert_close(mine.grad, theirs.grad)
+        same_gradients(model, want)
         for optimiser in optimisers:
             optimiser.step()
             optimiser.zero_grad()
@@ -97,23 +95,20 @@ def test_training_with_gradients_set_to_none(device, codegen):
 
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_gradients_accumulate_over_micro_batches(device, codegen, set_to_none):
-    model, want = Net(), Net()
-    want.load_state_dict(model.state_dict())
+    model, want = pair()
     run, xs = compiled(model, codegen), inputs(12)
     for begin in range(0, 12, 3):
         for x in xs[begin : begin + 3]:
             step(run, x)
             step(want, x)
-        for mine, theirs in zip(model.parameters(), want.parameters()):
-            torch.testing.assert_close(mine.grad, theirs.grad)
+        same_gradients(model, want)
         model.zero_grad(set_to_none=set_to_none)
         want.zero_grad(set_to_none=set_to_none)
     assert device.replays >= 8
 
 
 def test_gradients_that_a_user_holds(device, codegen):
-    model, want = Net(), Net()
-    want.load_state_dict(model.state_dict())
+    model, want = pair()
     run, held = compiled(model, codegen), []
     for x in inputs(8):
         step(run, x)
@@ -129,8 +124,7 @@ def test_gradients_that_a_user_holds(device, codegen):
 
 @pytest.mark.parametrize("order", ["in turn", "reversed"])
 def test_forward_called_several_times_before_its_backwards(device, codegen, order):
-    model, want = Net(), Net()
-    want.load_state_dict(model.state_dict())
+    model, want = pair()
     run = compiled(model, codegen)
     for _ in range(6):
         for net, call in ((model, run), (want, want)):
@@ -138,14 +132,12 @@ def test_forward_called_several_times_before_its_backwards(device, codegen, orde
             losses = [call(x).square().mean() for x in inputs(3)]
             for loss in losses if order == "in turn" else reversed(losses):
                 loss.backward()
-        for mine, theirs in zip(model.parameters(), want.parameters()):
-            torch.testing.assert_close(mine.grad, theirs.grad)
+        same_gradients(model, want)
     assert device.replays >= 6
 
 
 def test_forward_without_backward_and_under_no_grad_in_between(device, codegen):
-    model, want = Net(), Net()
-    want.load_state_dict(model.state_dict())
+    model, want = pair()
     run, xs = compiled(model, codegen), inputs(4)
     for _ in range(5):
         y = run(xs[0])
@@ -155,14 +147,12 @@ def test_forward_without_backward_and_under_no_grad_in_between(device, codegen):
         y.square().mean().backward()
         want(xs[0]).square().mean().backward()
         torch.testing.assert_close(z, want(xs[2]))
-        for mine, theirs in zip(model.parameters(), want.parameters()):
-            torch.testing.assert_close(mine.grad, theirs.grad)
+        same_gradients(model, want)
     assert device.replays >= 4
 
 
 def test_a_graph_that_is_retained(device, codegen):
-    model, want = Net(), Net()
-    want.load_state_dict(model.state_dict())
+    model, want = pair()
     run = compiled(model, codegen)
     for x in inputs(6):
         for call in (run, want):
@@ -176,8 +166,7 @@ def test_a_graph_that_is_retained(device, codegen):
 
 def test_a_graph_that_is_retained_now_and_then(device, codegen):
     """Compiled for one backward, the backward may overwrite what the forward saved."""
-    model, want = Net(), Net()
-    want.load_state_dict(model.state_dict())
+    model, want = pair()
     run = compiled(model, codegen)
     for n, x in enumerate(inputs(9)):
         for call in (run, want):
@@ -208,8 +197,7 @@ def test_hooks_on_saved_tensors_may_keep_them(device, codegen):
 
 
 def test_an_exception_between_forward_and_backward(device, codegen):
-    model, want = Net(), Net()
-    want.load_state_dict(model.state_dict())
+    model, want = pair()
     run = compiled(model, codegen)
     for n, x in enumerate(inputs(9)):
         try:
@@ -220,8 +208,7 @@ def test_an_exception_between_forward_and_backward(device, codegen):
             want(x).sum().backward()
         except KeyError:
             del y
-    for mine, theirs in zip(model.parameters(), want.parameters()):
-        torch.testing.assert_close(mine.grad, theirs.grad)
+    same_gradients(model, want)
 
 
 def test_parameters_that_move_are_noticed(device, codegen):

@@ -66,7 +66,8 @@ def _computed(program: Program, node: Node, value: Any) -> Any:
     except _private.answered_by_graph_break:
         return None
     except (TypeError, ValueError, IndexError, RuntimeError) as error:
-        if isinstance(error, NotImplementedError) or hasattr(error, "cond"):  # a size that depends on data was compared
+        # torch knows no shapes for the operator, or a size that depends on data was compared: no fault of the call
+        if isinstance(error, NotImplementedError) or hasattr(error, "cond"):
             return None
         first = str(error).strip().partition("\n")[0]
         raise VerificationError(f"a call cannot run: {line(node)}: {first}") from error

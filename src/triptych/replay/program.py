@@ -77,13 +77,12 @@ class Program:
         written: Collection[int] = (),
         policy: Policy = BY_THE_CLOCK,
         name: str = "program",
-        reason: str = "",
     ) -> None:
         self.run, self.roles, self.device, self.policy, self.name = run, roles, device, policy, name
         self.fixed, self.written = frozenset(fixed), frozenset(written)
         self.by_sizes: dict[tuple[int, ...], Sizes] = {}
         self.sizes_among_inputs: tuple[int, ...] | None = None
-        self.refused = reason
+        self.refused = ""
         """Why it is never replayed."""
         self.lock = threading.Lock()
         """Held during a call. Whoever calls meanwhile, be it a finalizer in the same thread, gets no replay."""
@@ -259,7 +258,7 @@ class Program:
         self._say(f"is not replayed: {reason}")
 
     def _refuse_all(self, reason: str) -> None:
-        self.refused = reason
+        self.refused = ""
         self.by_sizes.clear()
         self._say(f"is not replayed: {reason}")
 
