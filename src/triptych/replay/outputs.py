@@ -94,8 +94,8 @@ class Outputs:
         """Results that are another one once more, and that one. Autograd must see that: it would make two gradients of
         them that share memory, and add to both."""
         kept: list[Tensor] = []
-        own: dict[int, list[tuple[int, Tensor]]] = {}
-        memory_of = {storage(inputs[i]): i for i in reversed(returned)}
+        own: dict[int | None, list[tuple[int, Tensor]]] = {}
+        memory_of = {_private.storage_id(inputs[i]): i for i in reversed(returned)}
         first_of: dict[tuple[int, Role], int] = {}
         for position, (x, role) in enumerate(zip(results, roles, strict=True)):
             if not isinstance(x, Tensor):
@@ -104,10 +104,10 @@ class Outputs:
                 raise NotRecordable("a result is not a plain tensor")
             if (first := first_of.setdefault((id(x), role), position)) != position:
                 self.repeated.append((position, first))
-            elif (i := memory_of.get(storage(x))) is not None:
+            elif (i := memory_of.get(_private.storage_id(x))) is not None:
                 self.of_inputs.append((position, i, view_of(x, inputs[i])))
             elif role is Role.OWN:
-                own.setdefault(storage(x), []).append((position, x))
+                own.setdefault(_private.storage_id(x), []).append((position, x))
             elif role is Role.HANDED:
                 self.handed.append((position, x))
             else:
@@ -117,10 +117,10 @@ class Outputs:
         self.lent = [*kept, *(x for _, x in self.handed)]
         """Results that leave in the memory of the graph, with what Python has of that memory, and where it is."""
         self.storages = [x.untyped_storage() for x in self.lent]
-        self.memory = [storage(x) for x in self.lent]
+        self.memory = [_private.storage_id(x) for x in self.lent]
         self.addresses = [x.data_ptr() for x in self.lent]
         self.positions = [*range(len(self.lent))]
-        self.stays = {*self.memory, *(storage(inputs[i]) for _, i, _ in self.of_inputs)}
+        self.stays = {*self.memory, *(_private.storage_id(inputs[i]) for _, i, _ in self.of_inputs)}
         """Memory of results that is in the same place at each replay, for a backward that reads them."""
         self.at_rest: list[int] = []
 
@@ -159,11 +159,6 @@ class Outputs:
         for position, first in self.repeated:
             results[position] = results[first]
         return results
-
-
-def storage(x: Tensor) -> int:
-    """What identifies the memory of a tensor."""
-    return x.untyped_storage()._cdata
 
 
 def read_as(x: Tensor) -> tuple[torch.dtype, bool, bool]:

@@ -16,7 +16,7 @@ from .. import _private
 from .decision import BY_THE_CLOCK, Policy, Timed, not_faster, shown, too_long_on_device, too_much_memory
 from .device import Device
 from .inputs import NotRecordable
-from .outputs import Role, Run, storage
+from .outputs import Role, Run
 from .recording import Recording
 
 log = logging.getLogger("triptych")
@@ -35,7 +35,7 @@ MOVES = 4 * PLACES
 LARGE = 2**20
 """Bytes from which on an input is not copied at each call if it may lie in the memory of another recording."""
 
-memory_in_place: weakref.WeakValueDictionary[int, Recording] = weakref.WeakValueDictionary()
+memory_in_place: weakref.WeakValueDictionary[int | None, Recording] = weakref.WeakValueDictionary()
 """The memory of results of recordings, for a backward that reads them: it stays where it is as long as they do."""
 
 
@@ -212,7 +212,7 @@ class Program:
 
     def _stays(self, i: int, x: Tensor) -> bool:
         """Does an input stay in its place: a parameter or a buffer, or a value that a recording keeps?"""
-        if storage(x) in memory_in_place:
+        if _private.storage_id(x) in memory_in_place:
             return True
         # to a backward everything is fixed that the forward saved, also what lies elsewhere at each step
         return i in self.fixed and (Role.HANDED not in self.roles or isinstance(x, Parameter))
